@@ -13,6 +13,7 @@ import pytest
 from streamer.errors import ChannelError, CorruptRecord, TruncatedStream
 from streamer.formats import recordio, tfrecord
 from streamer.readers import PipeModeDatasetException, PipeReader, open_channel
+from streamer.readers.core.position import ReaderPosition
 from tests.readers.feeder import Feeder
 
 RECORDS = [b"record %d " % number * (number % 50) for number in range(2000)]
@@ -80,6 +81,57 @@ def test_a_given_epoch_leaves_the_state_file_alone(feeder: Feeder) -> None:
     with open_channel("train", epoch=6) as stream:
         assert stream.read() == b"six\n"
     assert not os.path.exists(feeder.state_dir)
+
+
+def test_a_reader_is_true_before_its_channel_is_offered(feeder: Feeder) -> None:
+    del feeder
+    assert bool(PipeReader("train", timeout=0)) is True
+
+
+@pytest.mark.parametrize("first", [None, 3])
+def test_the_length_in_mid_epoch_does_not_wait_for_the_next_epoch(feeder: Feeder, first: int | None) -> None:
+    """This job's last epoch may be under way. Another object of the state file gives the same length."""
+    feed = feeder.feed(first or 0, encoded("TFRecord"), records=len(RECORDS), steps=7)
+    reader = PipeReader("train", "TFRecord", epoch=first)
+    records = iter(reader)
+    assert next(records) == RECORDS[0]
+    other = reader if first else PipeReader("train", "TFRecord", timeout=0)
+    assert (len(other), other.steps_per_epoch) == (len(RECORDS), 7)
+    assert list(records) == RECORDS[1:]
+    assert feed.written.is_set()
+    assert len(reader) == len(RECORDS)
+    feeder.withdraw(first or 0)  # the sidecar ended
+    assert len(reader) == len(RECORDS)
+
+
+def test_the_length_in_mid_epoch_of_another_writer_is_unknown_at_once(feeder: Feeder) -> None:
+    feeder.feed(0, encoded("TFRecord"), proof=False)
+    records = iter(PipeReader("train", "TFRecord"))
+    assert next(records) == RECORDS[0]
+    with pytest.raises(TypeError, match="the number of records of channel train is unknown"):
+        len(PipeReader("train", "TFRecord", timeout=0))
+    assert list(records) == RECORDS[1:]
+
+
+def test_the_length_is_not_kept_from_the_trailer_of_an_earlier_run(feeder: Feeder) -> None:
+    """The FIFO and the trailer of the earlier run exist until the sidecar of this run starts."""
+    os.mkfifo(feeder.path("train", 0))
+    feeder.publish(0, "open", records=10, steps=1)
+    reader = PipeReader("train", "TFRecord")
+    assert len(reader) == 10
+    feeder.feed(0, encoded("TFRecord", RECORDS[:20]), records=20, steps=2)
+    assert list(reader) == RECORDS[:20]
+    assert (len(reader), reader.steps_per_epoch) == (20, 2)
+
+
+def test_the_length_after_a_state_was_loaded_is_that_of_the_epoch_to_come(feeder: Feeder) -> None:
+    feeder.feed(0, encoded("TFRecord"), records=len(RECORDS), steps=7)
+    reader = PipeReader("train", "TFRecord")
+    assert len(list(reader)) == len(reader)
+    feeder.publish(1, "complete", records=10, steps=1)
+    reader.load_state_dict(ReaderPosition("train", 2).state())
+    feeder.feed(2, encoded("TFRecord", RECORDS[:20]), records=20, steps=2)
+    assert len(reader) == 20
 
 
 def test_open_channel_takes_the_next_epoch(feeder: Feeder) -> None:

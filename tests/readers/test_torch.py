@@ -61,11 +61,24 @@ def test_the_length_is_known_if_ranks_share_records(feeder: Feeder, workers: int
         loader = load(dataset, workers)
         due = len(loader)
         assert len(list(loader)) == due == len(dataset)
-    dataset = PipeIterableDataset("train", "TFRecord")
-    feeder.feed(feeder.next_epoch(), encoded("TFRecord"))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_length_is_unknown_if_ranks_do_not_share_records(feeder: Feeder, workers: int) -> None:
+    """Before the epoch, in mid-epoch and after it. A worker takes the epoch in another process."""
+    dataset = PipeIterableDataset("train", "TFRecord", timeout=30)
+    assert bool(dataset) is True  # also before the sidecar offers an epoch
+    loader = load(dataset, workers)
+    feed = feeder.feed(0, encoded("TFRecord"), proof=False)
     with pytest.raises(TypeError, match="the number of records of channel train is unknown"):
-        len(dataset)
-    assert list(dataset) == RECORDS
+        len(loader)
+    received: list[bytes] = []
+    for record in loader:
+        if not received or feed.written.is_set():
+            with pytest.raises(TypeError, match="the number of records of channel train is unknown"):
+                len(loader)
+        received.append(record)
+    assert received == RECORDS
 
 
 @pytest.mark.parametrize("record_format", list(ENCODE))

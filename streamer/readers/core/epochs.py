@@ -12,6 +12,7 @@ import threading
 from typing import TYPE_CHECKING, NamedTuple
 
 from streamer.errors import ChannelError
+from streamer.readers.core.proof import Proof
 from streamer.readers.core.state import EpochState
 from streamer.readers.core.stream import STDIN, PipeStream
 from streamer.trailer import fifo_path
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from streamer.readers.core.config import Directories
+    from streamer.trailer import Trailer
 
 TIMEOUT = 120.0
 """Seconds to wait for a FIFO; the incumbent's documented value (contract §6.2)."""
@@ -59,8 +61,10 @@ class ChannelEpochs:
         self._epoch = epoch
         self._timeout = timeout
         self._patience = patience
+        self._first = epoch
+        """Epoch that this object was told to begin with; none before it is known to be of this job."""
         self._counts: EpochCounts | None = None
-        """Equal for all epochs of a job."""
+        """Counts in the trailer that `counts` read last. A sidecar that ends may remove its trailers."""
 
     def peek(self) -> int:
         """Return the next epoch without taking it."""
@@ -68,25 +72,32 @@ class ChannelEpochs:
 
     def seek(self, epoch: int) -> None:
         """Make `epoch` the next one."""
+        self._first = epoch
         if self._epoch is None:
             self._state.put(epoch)
         else:
             self._epoch = epoch
 
     def counts(self) -> EpochCounts:
-        """Wait until the next epoch is offered, and return its counts.
+        """Return the counts, which are equal for all epochs of a job.
 
+        Waits until the first epoch is offered. After an epoch was taken, by any reader of the state file,
+        the counts are in its trailer, and there is no wait: the next epoch may never be offered.
         Raises TypeError, as `len` does, if the sidecar does not know them; ChannelError as `PipeStream.open`.
         """
-        if self._counts is None:
-            epoch = self.peek()
+        epoch = self.peek()
+        if epoch in (0, self._first):
             trailer = self._stream(epoch, hint=self._hint(epoch)).offered()
-            if trailer is None or trailer.records is None or trailer.steps is None:
-                raise TypeError(
-                    f"the number of records of channel {self.channel} is unknown: only a channel whose Ranks "
-                    "have Batch or GlobalBatch has it"
-                )
-            self._counts = EpochCounts(trailer.records, trailer.steps)
+        else:
+            trailer = self._trailer(epoch - 1) or self._trailer(epoch)
+            if trailer is None and self._counts is not None:
+                return self._counts
+        if trailer is None or trailer.records is None or trailer.steps is None:
+            raise TypeError(
+                f"the number of records of channel {self.channel} is unknown: only a channel whose Ranks "
+                "have Batch or GlobalBatch has it"
+            )
+        self._counts = EpochCounts(trailer.records, trailer.steps)
         return self._counts
 
     def next_stream(self) -> PipeStream:
@@ -102,6 +113,12 @@ class ChannelEpochs:
             return self._stream(epoch)
         taken = self._state.take()
         return self._stream(taken, hint=self._hint(taken), unused=lambda: self._state.give_back(taken))
+
+    def _trailer(self, epoch: int) -> Trailer | None:
+        """Return the present trailer of an epoch. Raises StreamError if it cannot be read."""
+        proof = Proof(fifo_path(self._pipe_dir, self.channel, epoch))
+        proof.look()
+        return proof.trailer
 
     def _hint(self, epoch: int) -> str:
         """Return what to do if the epoch does not appear; empty if it is not of the state file."""

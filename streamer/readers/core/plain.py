@@ -109,9 +109,13 @@ class PipeReader:
     def __len__(self) -> int:
         """Return the number of records of an epoch, if ranks share the channel by record.
 
-        Waits until the sidecar offers the epoch. Raises TypeError if the channel has no known length.
+        Waits until the sidecar offers the first epoch. Raises TypeError if the channel has no known length.
         """
         return self._epochs.counts().records
+
+    def __bool__(self) -> bool:
+        """Return True; without this method `bool` would call `len`."""
+        return True
 
     @property
     def steps_per_epoch(self) -> int:

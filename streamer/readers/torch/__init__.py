@@ -150,14 +150,17 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
     def __len__(self) -> int:
         """Return the number of elements of a whole pass, if ranks share the channels by record.
 
-        Waits until the sidecar offers the epoch. Raises TypeError if a channel has no known length.
+        Waits until the sidecar offers the first epoch. Raises TypeError if a channel has no known length.
         """
         elements = 0
         for name in self.channels:
-            epochs = self._counted.setdefault(name, self._epochs(name))
-            whole, rest = divmod(epochs.counts().records, self.unit)
+            whole, rest = divmod(self._counting(name).counts().records, self.unit)
             elements += whole + (rest > 0 and not self._drop_remainder)
         return elements
+
+    def __bool__(self) -> bool:
+        """Return True; without this method `bool` would call `len`."""
+        return True
 
     def with_origins(self) -> Iterator[tuple[Any, ElementOrigin]]:
         """Yield each element with its origin, which the caller adds to its progress."""
@@ -215,11 +218,15 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
         if not (starts.keys() <= channels if get_worker_info() else starts.keys() == channels):
             raise ValueError(f"the state is of channels {', '.join(starts)}, not {', '.join(self.channels)}")
         for name, start in starts.items():
-            self._epochs(name).seek(start.start.position.epoch)
+            self._counting(name).seek(start.start.position.epoch)
         self.starts, self._progress = starts, None
 
     def _epochs(self, channel: str) -> ChannelEpochs:
         return ChannelEpochs(channel, self._paths, timeout=self._timeout, patience=PATIENCE_S)
+
+    def _counting(self, channel: str) -> ChannelEpochs:
+        """Return the object that counts the channel's records; the same in every call."""
+        return self._counted.setdefault(channel, self._epochs(channel))
 
     def _worker_channels(self) -> list[tuple[str, WorkerGroup | None]]:
         """Return the channels of this worker, each with the group of workers that share it."""
