@@ -21,7 +21,7 @@ from sidecar.job.channels import transport_spec
 from sidecar.job.download_paths import common_prefix
 from streamer.errors import ConfigError
 from streamer.formats.record_index import object_name, object_version
-from streamer.plan import ObjectRef
+from streamer.plan.record_table import only_object
 from streamer.relay.once import stream_once
 from streamer.relay.staging.buffers import BufferStage
 from streamer.relay.transport import open_transport
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from sidecar.config.job import Job
     from sidecar.config.request import ChannelConfig
     from streamer.formats.record_index import RecordIndex
-    from streamer.plan import Part, Plan
+    from streamer.plan import ObjectRef, Part, Plan
     from streamer.relay.staging.stage import Stage, Stages
     from streamer.relay.statistics import ChannelCounters
     from streamer.s3.client.session import Clients
@@ -64,7 +64,7 @@ class ChannelObjects(Sequence[IndexedRef]):
         self._entries = plan.entries
         known: dict[int, int] = {}
         for number in range(len(plan.entries)):
-            ref = self._ref(number)
+            ref = only_object(plan.entries, number)
             name = object_name(ref.bucket, ref.key)
             version = object_version(ref.bucket, ref.key, size=ref.size, etag=ref.etag, version=ref.version)
             if known.setdefault(name, version) != version:
@@ -77,13 +77,6 @@ class ChannelObjects(Sequence[IndexedRef]):
                 self._versions.append(version)
                 self._numbers.append(number)
 
-    def _ref(self, number: int) -> ObjectRef:
-        """Return the object of an entry of the plan, which has no other."""
-        (ref,) = self._entries.items(number)
-        if not isinstance(ref, ObjectRef):
-            raise TypeError("an entry without an object")
-        return ref
-
     def __len__(self) -> int:
         return len(self.names)
 
@@ -94,7 +87,8 @@ class ChannelObjects(Sequence[IndexedRef]):
     def __getitem__(self, index: int | slice) -> IndexedRef | list[IndexedRef]:
         if isinstance(index, slice):
             return [self[each] for each in range(*index.indices(len(self)))]
-        return IndexedRef(self._ref(self._numbers[index]), self.names[index], self._versions[index])
+        ref = only_object(self._entries, self._numbers[index])
+        return IndexedRef(ref, self.names[index], self._versions[index])
 
     def without_row(self, index: RecordIndex) -> array[int]:
         """Return the places in this sequence of the objects of whose version the index has no row."""

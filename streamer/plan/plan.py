@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from streamer.formats.recordio import header, padding
 from streamer.plan.digest import Digests, parse_partial, partial_digest
 from streamer.plan.entries import Entries
+from streamer.plan.epoch_cache import EpochCache
 from streamer.plan.segments import Literal, ObjectRef, Segment
 from streamer.plan.shards import Shard, lightest
 from streamer.plan.shuffle import Permutation
@@ -34,9 +35,6 @@ if TYPE_CHECKING:
     from streamer.plan.position import Position
     from streamer.plan.strays import Strays
     from streamer.plan.uris import S3Uri
-
-_CACHED_EPOCHS = 4
-"""Epochs whose totals are cached: the current one, the next one, and their neighbours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +95,7 @@ class Plan:
         """Prefix that the channel's definition gives for all objects; None: it gives none."""
         self.strays: Strays | None = None
         """Objects of a listing that are probably no data; None: nothing looked for them."""
-        self._totals: dict[int, _EpochTotals] = {}
+        self._totals = EpochCache[_EpochTotals]()
         if digests is None:
             digests = Digests(entries, seed=seed, shards=[self.shard], join=join)
             if growth is not None:
@@ -226,9 +224,7 @@ class Plan:
                     number += 1
                     total += sizes[index]
                 totals = _EpochTotals(number, total)
-            # Insertion order is age. A new dict, because another thread may read the totals of a later epoch.
-            kept = list(self._totals.items())[1 - _CACHED_EPOCHS :]
-            self._totals = dict([*kept, (epoch, totals)])
+            self._totals.put(epoch, totals)
         return totals
 
     def total_bytes(self, epoch: int) -> int:

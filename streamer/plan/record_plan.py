@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from streamer.errors import ConfigError
 from streamer.plan.digest import Digests
+from streamer.plan.epoch_cache import EpochCache
 from streamer.plan.plan import Plan
 from streamer.plan.record_order import Deal, Walk, joined
 from streamer.plan.record_table import only_object
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
 MARKS_EVERY = 1 << 13
 """Runs of the order and slices of ranks between two marks: a resume walks over so many in some ten
 milliseconds."""
-_CACHED_EPOCHS = 4
-"""Epochs whose totals are cached: the current one, the next one, and their neighbours."""
 
 
 class _StepMark(NamedTuple):
@@ -77,7 +76,7 @@ class RecordShares:
         self.order = order
         self.deal = deal
         self._marks_every = marks_every
-        self._sums: dict[int, _EpochBytes] = {}
+        self._sums = EpochCache[_EpochBytes]()
         self._digest = ""
         self._lock = threading.Lock()
         """Held by the thread that computes totals or the digest, so that others do not compute them too."""
@@ -96,9 +95,7 @@ class RecordShares:
             with self._lock:
                 sums = self._sums.get(epoch)
                 if sums is None:
-                    sums = self._sum_up(epoch)
-                    kept = list(self._sums.items())[1 - _CACHED_EPOCHS :]
-                    self._sums = dict([*kept, (epoch, sums)])
+                    sums = self._sums.put(epoch, self._sum_up(epoch))
         return sums
 
     def _sum_up(self, epoch: int) -> _EpochBytes:
@@ -158,8 +155,8 @@ class RecordPlan(Plan):
         super().__init__(shares.entries)
         self.shares = shares
         self.deal = deal or shares.deal
-        self._bytes: dict[int, int] = {}
-        """Bytes by epoch; another rank may be many epochs ahead, so `shares` may have forgotten them."""
+        self._bytes = EpochCache[int]()
+        """Bytes of the stream; another rank may be many epochs ahead, so `shares` may have forgotten them."""
 
     def __repr__(self) -> str:
         return f"<RecordPlan {self.entries}, {self.deal}>"
@@ -194,10 +191,7 @@ class RecordPlan(Plan):
             epoch = 0
         total = self._bytes.get(epoch)
         if total is None:
-            total = self._own(self.shares.sums(epoch).totals)
-            # Insertion order is age. A new dict, because another thread may read the total of a later epoch.
-            kept = list(self._bytes.items())[1 - _CACHED_EPOCHS :]
-            self._bytes = dict([*kept, (epoch, total)])
+            total = self._bytes.put(epoch, self._own(self.shares.sums(epoch).totals))
         return total
 
     def _own(self, by_rank: array[int]) -> int:
