@@ -79,13 +79,13 @@ def sample_borders(
     """
     ends = array("Q", accumulate(map(index.indexed_records, names)))
     total = ends[-1] if ends else 0
-    found = []
+    borders = []
     for each in range(total) if total <= most else sorted(random.sample(range(total), most)):
-        place = bisect_right(ends, each)
-        row = index.get(names[place])
+        number = bisect_right(ends, each)
+        row = index.get(names[number])
         if row is not None:
-            found.append(Border(objects[place].ref, row.offsets[each - ends[place]]))
-    return found
+            borders.append(Border(objects[number].ref, row.offsets[each - ends[number]]))
+    return borders
 
 
 async def check_borders(
@@ -104,17 +104,17 @@ async def check_borders(
             on_bad(_misplaced(border, "the object ends before it"))
         elif first < end:
             looks.append((border, Segment(ref, first, end)))
-    at, found = 0, bytearray()
+    at, evidence = 0, bytearray()
 
     def look(_: Part, data: memoryview) -> None:
         nonlocal at
         border, segment = looks[at]
-        found.extend(data)
-        if len(found) == len(segment):
-            if fault := record_format.fault(bytes(found)):
+        evidence.extend(data)
+        if len(evidence) == len(segment):
+            if fault := record_format.fault(bytes(evidence)):
                 on_bad(_misplaced(border, fault))
             at += 1
-            found.clear()
+            evidence.clear()
 
     plan = RangePlan([segment for _, segment in looks])
     await read_plan(

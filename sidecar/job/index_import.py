@@ -43,8 +43,8 @@ def import_rows(
     if not os.path.isdir(folder):
         raise ConfigError(f"--import {folder} is no directory of index files")
     rows = []
-    for place in objects.without_row(index):
-        each = objects[place]
+    for number in objects.without_row(index):
+        each = objects[number]
         ref = each.ref
         text = _index_file(folder, ref.key, objects.prefix)
         if text is None:

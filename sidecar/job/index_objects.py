@@ -91,9 +91,9 @@ class ChannelObjects(Sequence[IndexedRef]):
         return IndexedRef(ref, self.names[index], self._versions[index])
 
     def without_row(self, index: RecordIndex) -> array[int]:
-        """Return the places in this sequence of the objects of whose version the index has no row."""
+        """Return the numbers, in this sequence, of the objects whose version has no row in the index."""
         both = zip(self.names, self._versions, strict=True)
-        return array("Q", [place for place, each in enumerate(both) if not index.has(*each)])
+        return array("Q", [number for number, each in enumerate(both) if not index.has(*each)])
 
     @property
     def bytes(self) -> int:

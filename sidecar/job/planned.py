@@ -34,5 +34,5 @@ def figures_by_record(plan: Plan) -> dict[str, Any]:
         "records": plan.records(0),
         "steps": plan.steps(0),
         "all_ranks": plan.deal.ranks,
-        "order": plan.shares.order_digest[:16],
+        "order": plan.host_ranks.order_digest[:16],
     }

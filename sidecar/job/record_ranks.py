@@ -30,7 +30,7 @@ from streamer.aio import in_thread
 from streamer.errors import ConfigError, CorruptObject
 from streamer.formats.record_index import object_name
 from streamer.plan.record_order import Deal, RecordOrder
-from streamer.plan.record_plan import RecordPlan, RecordShares
+from streamer.plan.record_plan import HostRanks, RecordPlan
 from streamer.plan.record_table import FixedRecords, IndexedRecords, only_object
 from streamer.relay.statistics import ChannelCounters
 
@@ -56,7 +56,7 @@ TAKEN = 2
 
 @dataclass(frozen=True, slots=True)
 class RankSetup:
-    """What is known of a channel's ranks before its objects are listed."""
+    """Settings, deal and record index of a channel's ranks, known before its objects are listed."""
 
     channel: ChannelConfig
     ranks: RanksConfig
@@ -93,7 +93,7 @@ async def plan_by_record(plan: Plan, setup: RankSetup, *, job: Job, clients: Cli
 
     def arrange() -> RecordPlan:
         order = RecordOrder(table.counts, plan.entries.sizes, seed=seed, block=block)
-        return RecordPlan(RecordShares(plan.entries, table, order, setup.deal))
+        return RecordPlan(HostRanks(plan.entries, table, order, setup.deal))
 
     planned = await in_thread(arrange)
     planned.base, planned.strays = plan.base, plan.strays
@@ -109,22 +109,22 @@ def deal_of(ranks: RanksConfig, shard: Shard) -> Deal:
 
 
 async def _checked(index: RecordIndex, plan: Plan, access: Access) -> IndexedRecords:
-    """Return the places of the records of the plan's objects, once the index is compared with these."""
+    """Return the offsets of the records of the plan's objects, once the index is compared with these."""
     objects = await in_thread(ChannelObjects, plan)
     await in_thread(check_rows, index, objects)
     table = await in_thread(IndexedRecords, index, plan.entries, _names(plan.entries, objects))
     if index.format.kind == "fixed":
         return table
     borders = await in_thread(_sample, index, objects)
-    found: list[CorruptObject] = []
-    await check_borders(index.format, borders, access, on_bad=found.append)
-    if not found and index.format.kind == "lines":
+    faults: list[CorruptObject] = []
+    await check_borders(index.format, borders, access, on_bad=faults.append)
+    if not faults and index.format.kind == "lines":
         for first in range(0, len(objects), ENDS_AT_ONCE):
             part = objects[first : first + ENDS_AT_ONCE]
             ends = [Border(each.ref, each.ref.size) for each in part if each.ref.size]
-            await check_borders(index.format, ends, access, on_bad=lambda bad: found.append(_unended(bad)))
-    if found:
-        raise found[0]
+            await check_borders(index.format, ends, access, on_bad=lambda bad: faults.append(_unended(bad)))
+    if faults:
+        raise faults[0]
     return table
 
 
@@ -159,14 +159,14 @@ def _names(entries: Entries, objects: ChannelObjects) -> array[int]:
 
 def _sample(index: RecordIndex, objects: ChannelObjects) -> list[Border]:
     """Return the borders to look at: of objects the last record, and of all records some."""
-    found = set(sample_borders(index, objects, objects.names, MOST_RECORDS))
-    places = range(len(objects))
-    for place in places if len(places) <= MOST_OBJECTS else random.sample(places, MOST_OBJECTS):
-        each = objects[place]
-        first, records, _ = index.place(each.name)
+    borders = set(sample_borders(index, objects, objects.names, MOST_RECORDS))
+    numbers = range(len(objects))
+    for number in numbers if len(numbers) <= MOST_OBJECTS else random.sample(numbers, MOST_OBJECTS):
+        each = objects[number]
+        first, records, _ = index.extent(each.name)
         if records:
-            found.add(Border(each.ref, index.offsets[first + records - 1]))
-    return sorted(found, key=lambda border: (border.ref.bucket, border.ref.key, border.offset))
+            borders.add(Border(each.ref, index.offsets[first + records - 1]))
+    return sorted(borders, key=lambda border: (border.ref.bucket, border.ref.key, border.offset))
 
 
 def _unended(bad: CorruptObject) -> CorruptObject:

@@ -138,11 +138,11 @@ class RecordIndex:
 
     @property
     def offsets(self) -> array[int]:
-        """The offsets of all rows. It must not be changed; `place` has those of one row."""
+        """The offsets of all rows. It must not be changed; `extent` has those of one row."""
         return self._offsets
 
-    def place(self, name: int) -> tuple[int, int, int]:
-        """Return the place in `offsets` of a row's first one, its records, and its end. Raises KeyError."""
+    def extent(self, name: int) -> tuple[int, int, int]:
+        """Return the number in `offsets` of a row's first one, its records, and its end. Raises KeyError."""
         row = self._rows[name]
         return self._first[row], self._records[row], self._ends[row]
 

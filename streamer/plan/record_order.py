@@ -132,7 +132,7 @@ class Deal:
     def deal(self, walk: Walk, first: int = 0) -> Iterator[tuple[int, Run]]:
         """Yield the runs of these ranks, each with its rank: batch by batch, and in a batch rank by rank.
 
-        `first`: the step to begin with, at which or before which `walk` is.
+        `first`: the first step; `walk` must not be after it.
         """
         for step in range(first, self.steps(walk.records)):
             yield from self.step(walk, step)
@@ -140,43 +140,43 @@ class Deal:
     def step(self, walk: Walk, step: int) -> Iterator[tuple[int, Run]]:
         """Yield the same for one step. Steps must not decrease."""
         size = self.slice
-        begin = step * self.global_batch
+        batch_start = step * self.global_batch
         for rank in range(self.first, self.end):
-            start = begin + rank * size
+            start = batch_start + rank * size
             for run in walk.cut(start, start + size):
                 yield rank, run
 
 
-class Place(NamedTuple):
-    """A place in an epoch's order, at which a walk may begin."""
+class WalkPosition(NamedTuple):
+    """Position in an epoch's order at which a walk may start."""
 
     run: int = 0
     """Number of the run."""
-    position: int = 0
-    """Position in the order of its first record."""
+    record: int = 0
+    """Number, in the order, of the run's first record."""
 
 
-BEGIN = Place()
+START = WalkPosition()
 
 
 class Walk:
-    """One walk over an epoch's order, which begins again at its end."""
+    """One walk over an epoch's order, which starts again at its end."""
 
-    def __init__(self, order: RecordOrder, epoch: int, place: Place = BEGIN) -> None:
-        """`place`: where the walk begins; earlier positions cannot be cut."""
+    def __init__(self, order: RecordOrder, epoch: int, position: WalkPosition = START) -> None:
+        """`position`: start of the walk; earlier records cannot be cut."""
         self.records = order.records
-        self.taken = place.run
+        self.taken = position.run
         """Number of runs that the walk has come to, or passed."""
         again = chain.from_iterable(order.runs(epoch) for _ in count())
-        self._runs = chain(order.runs(epoch, place.run), again)
+        self._runs = chain(order.runs(epoch, position.run), again)
         self._run = Run(0, 0, 0)
-        self._start = place.position
+        self._start = position.record
         """Position in the order of the current run's first record."""
 
     @property
-    def place(self) -> Place:
-        """Place of the current run. A walk may begin there until the order begins again."""
-        return Place(self.taken - 1, self._start) if self.taken else BEGIN
+    def position(self) -> WalkPosition:
+        """Position of the current run. A walk may start there until the order starts again."""
+        return WalkPosition(self.taken - 1, self._start) if self.taken else START
 
     def cut(self, start: int, end: int) -> Iterator[Run]:
         """Yield the runs of the positions from `start` up to `end`. Positions must not decrease."""

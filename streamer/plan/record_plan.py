@@ -2,7 +2,7 @@
 
     record order ─ deal ─▶ runs of records ─ RecordTable ─▶ byte ranges ─▶ parts, as of any plan
 
-`RecordTable` has the places of all records. Of tar each run of adjacent samples is an archive, with its end
+`RecordTable` has the offsets of all records. Of tar each run of adjacent samples is an archive, with its end
 mark. The plans of one host's ranks share the order, and one walk over it computes the bytes of all of them.
 Digests (docs/explanation/record-order.md): `order_digest` is the same on all hosts and at any number of
 ranks, `digest` also covers the ranks.
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
 
     from streamer.plan.entries import Entries
     from streamer.plan.position import Position
-    from streamer.plan.record_order import Place, RecordOrder
+    from streamer.plan.record_order import RecordOrder, WalkPosition
     from streamer.plan.record_table import RecordTable
     from streamer.plan.segments import ObjectRef
 
-MARKS_EVERY = 1 << 13
-"""Runs of the order and slices of ranks between two marks: a resume walks over so many in some ten
+POSITIONS_EVERY = 1 << 13
+"""Runs of the order and slices of ranks between two stored positions: a resume walks over so many in some ten
 milliseconds."""
 
 
-class _StepMark(NamedTuple):
-    """A step at which a walk over the order may begin."""
+class _StepPosition(NamedTuple):
+    """Start of a step, at which a walk over the order may start."""
 
     step: int
-    place: Place
+    walk: WalkPosition
     sums: array[int]
     """Bytes of each rank of this host before the step; without the end mark of a run that goes on in it."""
 
@@ -54,12 +54,12 @@ class _EpochBytes(NamedTuple):
 
     totals: array[int]
     """Bytes of each rank of this host."""
-    marks: list[_StepMark]
-    """Steps from which a resume may walk."""
+    positions: list[_StepPosition]
+    """Steps at which the walk of a resume may start."""
 
 
-class RecordShares:
-    """What the plans of one channel's ranks have in common: objects, order, and the totals of every rank."""
+class HostRanks:
+    """The ranks of one channel on this host: objects, order, deal, and the totals of every rank."""
 
     def __init__(
         self,
@@ -68,14 +68,14 @@ class RecordShares:
         order: RecordOrder,
         deal: Deal,
         *,
-        marks_every: int = MARKS_EVERY,
+        positions_every: int = POSITIONS_EVERY,
     ) -> None:
         """`deal`: of all ranks of this host. Raises ConfigError if no rank would have a step."""
         self.entries = entries
         self.table = table
         self.order = order
         self.deal = deal
-        self._marks_every = marks_every
+        self._positions_every = positions_every
         self._sums = EpochCache[_EpochBytes]()
         self._digest = ""
         self._lock = threading.Lock()
@@ -99,29 +99,29 @@ class RecordShares:
         return sums
 
     def _sum_up(self, epoch: int) -> _EpochBytes:
-        deal, border, mark = self.deal, self.table.border, len(self.table.mark)
+        deal, border, end_mark_bytes = self.deal, self.table.border, len(self.table.end_mark)
         totals = array("Q", bytes(8 * (deal.end - deal.first)))
-        marks: list[_StepMark] = []
-        walk, due, ranks = Walk(self.order, epoch), self._marks_every, deal.end - deal.first
+        positions: list[_StepPosition] = []
+        walk, due, ranks = Walk(self.order, epoch), self._positions_every, deal.end - deal.first
         last: dict[int, tuple[int, int]] = {}
-        """By rank, where its last run ends."""
+        """Entry and end of the last run of each rank."""
         unseen: set[int] = set()
-        """Ranks without a run since the last mark."""
+        """Ranks without a run since the last stored position."""
         for step in range(deal.steps(self.order.records)):
             if walk.taken + step * ranks >= due:
-                due = walk.taken + step * ranks + self._marks_every
-                marks.append(_StepMark(step, walk.place, totals[:]))
+                due = walk.taken + step * ranks + self._positions_every
+                positions.append(_StepPosition(step, walk.position, totals[:]))
                 unseen.update(last)
             for rank, (entry, first, end) in deal.step(walk, step):
                 totals[rank - deal.first] += border(entry, end) - border(entry, first)
-                if mark:
+                if end_mark_bytes:
                     if last.get(rank) != (entry, first):
-                        totals[rank - deal.first] += mark
+                        totals[rank - deal.first] += end_mark_bytes
                     elif rank in unseen:
-                        marks[-1].sums[rank - deal.first] -= mark
+                        positions[-1].sums[rank - deal.first] -= end_mark_bytes
                     unseen.discard(rank)
                     last[rank] = entry, end
-        return _EpochBytes(totals, marks)
+        return _EpochBytes(totals, positions)
 
     @property
     def order_digest(self) -> str:
@@ -142,21 +142,21 @@ class RecordShares:
         }
         if self.order.seed is not None:
             arranged |= {"seed": self.order.seed, "block": self.order.block}
-        found = hashlib.sha256(b"penstock records 1\n" + json.dumps(arranged).encode() + b"\n")
-        found.update(b"".join(b"%d\n" % records for records in self.table.counts if records))
-        return found.hexdigest()
+        digest = hashlib.sha256(b"penstock records 1\n" + json.dumps(arranged).encode() + b"\n")
+        digest.update(b"".join(b"%d\n" % records for records in self.table.counts if records))
+        return digest.hexdigest()
 
 
 class RecordPlan(Plan):
     """Streams the records of some ranks: those of one rank FIFO, or of all of this host."""
 
-    def __init__(self, shares: RecordShares, deal: Deal | None = None) -> None:
+    def __init__(self, host_ranks: HostRanks, deal: Deal | None = None) -> None:
         """`deal`: of some of this host's ranks; default: all of them."""
-        super().__init__(shares.entries)
-        self.shares = shares
-        self.deal = deal or shares.deal
+        super().__init__(host_ranks.entries)
+        self.host_ranks = host_ranks
+        self.deal = deal or host_ranks.deal
         self._bytes = EpochCache[int]()
-        """Bytes of the stream; another rank may be many epochs ahead, so `shares` may have forgotten them."""
+        """Bytes of the stream. `host_ranks` may not cache them: another rank may be many epochs ahead."""
 
     def __repr__(self) -> str:
         return f"<RecordPlan {self.entries}, {self.deal}>"
@@ -168,14 +168,14 @@ class RecordPlan(Plan):
             raise ValueError(f"the plan has {deal.end - deal.first} ranks, not {count}")
         ranks = range(deal.first, deal.end)
         return tuple(
-            RecordPlan(self.shares, Deal(deal.global_batch, deal.ranks, rank, rank + 1, deal.remainder))
+            RecordPlan(self.host_ranks, Deal(deal.global_batch, deal.ranks, rank, rank + 1, deal.remainder))
             for rank in ranks
         )
 
     @property
     def varies(self) -> bool:
         """Whether a rank's records differ from epoch to epoch, so that each epoch needs its own totals."""
-        return self.shares.order.seed is not None
+        return self.host_ranks.order.seed is not None
 
     @property
     def streams(self) -> bool:
@@ -191,12 +191,12 @@ class RecordPlan(Plan):
             epoch = 0
         total = self._bytes.get(epoch)
         if total is None:
-            total = self._bytes.put(epoch, self._own(self.shares.sums(epoch).totals))
+            total = self._bytes.put(epoch, self._own(self.host_ranks.sums(epoch).totals))
         return total
 
     def _own(self, by_rank: array[int]) -> int:
         """Return the sum of these ranks' numbers. `by_rank`: of all ranks of this host."""
-        first = self.deal.first - self.shares.deal.first
+        first = self.deal.first - self.host_ranks.deal.first
         return sum(by_rank[first : first + self.deal.end - self.deal.first])
 
     def objects(self, epoch: int) -> int:  # noqa: ARG002 - every epoch has all
@@ -210,44 +210,44 @@ class RecordPlan(Plan):
 
     def records(self, epoch: int) -> int:  # noqa: ARG002 - every epoch has as many
         """Return the number of records of these ranks in the epoch, repeated ones included."""
-        return self.deal.records(self.shares.order.records)
+        return self.deal.records(self.host_ranks.order.records)
 
     def steps(self, epoch: int) -> int:  # noqa: ARG002 - likewise
         """Return the number of global batches of the epoch."""
-        return self.deal.steps(self.shares.order.records)
+        return self.deal.steps(self.host_ranks.order.records)
 
     def segments(self, epoch: int, first: int = 0, end: int | None = None) -> Iterator[Segment | Literal]:
         """Yield the epoch's byte ranges, in stream order. Raises ValueError for a part of the entries."""
         if first or end not in (None, self.known):
             raise ValueError("an order of records has no order of entries")
-        return self._segments(Walk(self.shares.order, epoch), 0)
+        return self._segments(Walk(self.host_ranks.order, epoch), 0)
 
     def segments_near(self, epoch: int, offset: int) -> tuple[int, Iterator[Segment | Literal]]:
         """See `Plan.segments_near`. Takes some ten milliseconds, once the plan knows the epoch's length."""
-        marks = self.shares.sums(epoch).marks
-        after = bisect_right(marks, offset, key=lambda mark: self._own(mark.sums))
+        positions = self.host_ranks.sums(epoch).positions
+        after = bisect_right(positions, offset, key=lambda position: self._own(position.sums))
         if not after:
             return 0, self.segments(epoch)
-        step, place, sums = marks[after - 1]
-        return self._own(sums), self._segments(Walk(self.shares.order, epoch, place), step)
+        step, start, sums = positions[after - 1]
+        return self._own(sums), self._segments(Walk(self.host_ranks.order, epoch, start), step)
 
     def _segments(self, walk: Walk, step: int) -> Iterator[Segment | Literal]:
         """Yield the byte ranges of these ranks from a step on."""
-        border, mark = self.shares.table.border, self.shares.table.mark
+        border, end_mark = self.host_ranks.table.border, self.host_ranks.table.end_mark
         runs = (run for _, run in self.deal.deal(walk, step))
-        held: tuple[int, ObjectRef] | None = None
+        current: tuple[int, ObjectRef] | None = None
         for entry, start, stop in joined(runs):
-            if held is None or held[0] != entry:
-                held = entry, only_object(self.entries, entry)
-            yield Segment(held[1], border(entry, start), border(entry, stop))
-            if mark:
-                yield Literal(mark)
+            if current is None or current[0] != entry:
+                current = entry, only_object(self.entries, entry)
+            yield Segment(current[1], border(entry, start), border(entry, stop))
+            if end_mark:
+                yield Literal(end_mark)
 
     @property
     def digest(self) -> str:
         """SHA-256, in hex, of all inputs that determine the streams of these ranks."""
         deal = self.deal
-        text = f"penstock ranks 1\n{self.shares.order_digest} {deal.first} {deal.end} {deal.ranks}\n"
+        text = f"penstock ranks 1\n{self.host_ranks.order_digest} {deal.first} {deal.end} {deal.ranks}\n"
         return hashlib.sha256(text.encode()).hexdigest()
 
     def covers(self, digest: str, position: Position) -> bool:  # noqa: ARG002 - no digest is partial

@@ -38,7 +38,7 @@ class RecordTable(Protocol):
         ...
 
     @property
-    def mark(self) -> bytes:
+    def end_mark(self) -> bytes:
         """Bytes that end each run of adjacent records in a stream; empty for most formats."""
         ...
 
@@ -48,11 +48,11 @@ class RecordTable(Protocol):
 
 
 class FixedRecords:
-    """Records of one size: their places need no index."""
+    """Records of one size: their offsets need no index."""
 
     def __init__(self, entries: Entries, size: int) -> None:
         """Raises ConfigError for an object that is no multiple of `size` bytes."""
-        self.record_format, self.mark = f"fixed:{size}", b""
+        self.record_format, self.end_mark = f"fixed:{size}", b""
         self._size = size
         self.counts = array("Q", [each // size for each in entries.sizes])
         for entry, each in enumerate(entries.sizes):
@@ -69,7 +69,7 @@ class FixedRecords:
 
 
 class IndexedRecords:
-    """Records whose places an index has."""
+    """Records whose offsets an index has."""
 
     def __init__(self, index: RecordIndex, entries: Entries, names: Sequence[int]) -> None:
         """`names`: of the objects, by entry; the index has rows of their versions.
@@ -80,11 +80,11 @@ class IndexedRecords:
         if index.stride != 1:
             raise ValueError(f"the index has 1 record of {index.stride}")
         self.record_format = str(index.format)
-        self.mark = END_MARK if index.format.kind == "tar" else b""
+        self.end_mark = END_MARK if index.format.kind == "tar" else b""
         self.counts, self._first, self._ends = array("Q"), array("Q"), array("Q")
         self._offsets = index.offsets
         for entry, name in enumerate(names):
-            first, records, end = index.place(name)
+            first, records, end = index.extent(name)
             offsets = self._offsets[first : first + records]
             if records and not (
                 offsets[-1] < end <= entries.sizes[entry] and all(map(lt, offsets, islice(offsets, 1, None)))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from streamer.errors import ConfigError
 from streamer.plan import Entries, Literal, ObjectRef, Part, Position, Segment, cut
 from streamer.plan.record_order import Deal, RecordOrder, Remainder, Run, Walk, joined
-from streamer.plan.record_plan import RecordPlan, RecordShares
+from streamer.plan.record_plan import HostRanks, RecordPlan
 from streamer.plan.record_table import FixedRecords
 from tests.unit import reference
 from tests.unit.reference import Record
@@ -33,8 +33,8 @@ class Table:
 
     record_format = "TFRecord"
 
-    def __init__(self, sizes: list[list[int]], mark: bytes = b"") -> None:
-        self.mark = mark
+    def __init__(self, sizes: list[list[int]], end_mark: bytes = b"") -> None:
+        self.end_mark = end_mark
         self.counts = array("Q", map(len, sizes))
         self.sizes = array("Q", map(sum, sizes))
         self._borders = [list(accumulate(each, initial=0)) for each in sizes]
@@ -59,11 +59,11 @@ def plan_of(
     *,
     seed: int | None = None,
     block: int = 500,
-    mark: bytes = b"",
+    end_mark: bytes = b"",
 ) -> RecordPlan:
-    table = Table(sizes, mark)
+    table = Table(sizes, end_mark)
     order = RecordOrder(table.counts, table.sizes, seed=seed, block=block)
-    return RecordPlan(RecordShares(table.entries(), table, order, deal))
+    return RecordPlan(HostRanks(table.entries(), table, order, deal))
 
 
 @given(objects, seeds, st.integers(0, 3), st.integers(1, 5000))
@@ -119,12 +119,12 @@ def test_the_plans_of_ranks_stream_the_bytes_of_their_records(
     sizes: list[list[int]], seed: int | None, epoch: int, ranks: int, form: tuple[Remainder, bytes]
 ) -> None:
     """`form`: remainder, and what ends each run of adjacent records."""
-    remainder, mark = form
+    remainder, end_mark = form
     number = sum(map(len, sizes))
     size = ranks * max(1, number // (3 * ranks))
     if number < size:
         remainder = "repeat"
-    whole = plan_of(sizes, Deal(size, ranks, 0, ranks, remainder), seed=seed, mark=mark)
+    whole = plan_of(sizes, Deal(size, ranks, 0, ranks, remainder), seed=seed, end_mark=end_mark)
     table = Table(sizes)
     order = reference.record_order(table.counts, table.sizes, seed=seed, epoch=epoch, block=500)
     batches = reference.global_batches(order, size, remainder)
@@ -133,12 +133,12 @@ def test_the_plans_of_ranks_stream_the_bytes_of_their_records(
         due = [record for batch in batches for record in batch[rank * width : (rank + 1) * width]]
         segments = list(plan.segments(epoch))
         found = ranges(each for each in segments if isinstance(each, Segment))
-        assert segments[1::2] == [Literal(mark)] * len(found) or not mark
+        assert segments[1::2] == [Literal(end_mark)] * len(found) or not end_mark
         assert merged(found) == merged(
             [(each, table.border(each, n), table.border(each, n + 1)) for each, n in due]
         )
         assert found == merged(found), "ranges that follow each other are one segment"
-        total = sum(len(mark) + end - start for _, start, end in found)
+        total = sum(len(end_mark) + end - start for _, start, end in found)
         assert plan.total_bytes(epoch) == plan.known_bytes(epoch) == total
         assert (plan.records(epoch), plan.steps(epoch)) == (len(due), len(batches))
         assert plan.streams == bool(due)
@@ -210,10 +210,10 @@ def test_the_digest_covers_the_order_and_the_rank() -> None:
         plan_of([[5, 6, 7], [8] * 8 + [4, 4]], Deal(4, 2, 0, 2), seed=1),
         plan_of([[5, 6, 7], [8] * 9, [1]], Deal(4, 2, 0, 2), seed=1),
     ]
-    orders = [plan.shares.order_digest for plan in (shuffled, *others)]
+    orders = [plan.host_ranks.order_digest for plan in (shuffled, *others)]
     assert len(set(orders)) == len(orders)
     same = [plan_of(sizes, Deal(4, 1, 0, 1), seed=1), plan_of(sizes, Deal(4, 4, 2, 4), seed=1)]
-    assert {plan.shares.order_digest for plan in same} == {orders[0]}
+    assert {plan.host_ranks.order_digest for plan in same} == {orders[0]}
     plans = [shuffled, *others, *same, *shuffled.ranks(2)]
     assert len({plan.digest for plan in plans}) == len(plans)
     assert shuffled.covers(plan_of(sizes, Deal(4, 2, 0, 2), seed=1).digest, Position(3, 7))
@@ -222,14 +222,14 @@ def test_the_digest_covers_the_order_and_the_rank() -> None:
 
 @given(objects.filter(any), seeds, st.integers(1, 3), st.integers(0, 20_000), remainders)
 def test_a_resume_begins_near_its_offset(
-    sizes: list[list[int]], seed: int | None, marks_every: int, offset: int, remainder: Remainder
+    sizes: list[list[int]], seed: int | None, positions_every: int, offset: int, remainder: Remainder
 ) -> None:
     """The bytes from the offset on are those of the whole walk, and few are walked over."""
     table = Table(sizes)
     order = RecordOrder(table.counts, table.sizes, seed=seed, block=200)
     deal = Deal(2, 2, 0, 2, "repeat" if order.records < 2 else remainder)
-    shares = RecordShares(table.entries(), table, order, deal, marks_every=marks_every)
-    for plan in (RecordPlan(shares), *RecordPlan(shares).ranks(2)):
+    host_ranks = HostRanks(table.entries(), table, order, deal, positions_every=positions_every)
+    for plan in (RecordPlan(host_ranks), *RecordPlan(host_ranks).ranks(2)):
         near, segments = plan.segments_near(1, offset)
         assert near <= offset
         rest = [
@@ -241,14 +241,14 @@ def test_a_resume_begins_near_its_offset(
 
 @given(small_objects, seeds, st.integers(1, 3), st.integers(1, 3), remainders)
 def test_a_resume_of_archives_begins_near_its_offset(
-    sizes: list[list[int]], seed: int | None, ranks: int, marks_every: int, remainder: Remainder
+    sizes: list[list[int]], seed: int | None, ranks: int, positions_every: int, remainder: Remainder
 ) -> None:
     """With an end mark after each run, also where a run goes on in the step at which a resume begins."""
     table = Table(sizes, b"end")
     order = RecordOrder(table.counts, table.sizes, seed=seed, block=20)
     deal = Deal(2 * ranks, ranks, 0, ranks, "repeat" if order.records < 2 * ranks else remainder)
-    shares = RecordShares(table.entries(), table, order, deal, marks_every=marks_every)
-    for plan in RecordPlan(shares).ranks(ranks):
+    host_ranks = HostRanks(table.entries(), table, order, deal, positions_every=positions_every)
+    for plan in RecordPlan(host_ranks).ranks(ranks):
         whole = contents(plan.segments(1))
         for offset in range(0, len(whole), 7):
             near, segments = plan.segments_near(1, offset)
@@ -265,13 +265,13 @@ def contents(segments: Iterable[Segment | Literal]) -> list[tuple[str, int]]:
     ]
 
 
-@pytest.mark.parametrize("mark", [b"", b"end"])
+@pytest.mark.parametrize("end_mark", [b"", b"end"])
 @pytest.mark.parametrize("seed", [None, 3])
-def test_a_resume_in_one_large_object_walks_over_few_slices(seed: int | None, mark: bytes) -> None:
-    table = Table([[1] * 3000], mark)
+def test_a_resume_in_one_large_object_walks_over_few_slices(seed: int | None, end_mark: bytes) -> None:
+    table = Table([[1] * 3000], end_mark)
     order = RecordOrder(table.counts, table.sizes, seed=seed, block=10)
-    shares = RecordShares(table.entries(), table, order, Deal(6, 2, 0, 2), marks_every=20)
-    for plan in RecordPlan(shares).ranks(2):
+    host_ranks = HostRanks(table.entries(), table, order, Deal(6, 2, 0, 2), positions_every=20)
+    for plan in RecordPlan(host_ranks).ranks(2):
         total = plan.total_bytes(0)
         near, _ = plan.segments_near(0, total)
         assert near > total * 0.9
@@ -315,8 +315,8 @@ def test_the_example_of_the_documentation() -> None:
     blocks = [run for number in range(8) for run in order.runs(0) if numbered(order, run) == number]
     lines = ["blocks           " + " | ".join(map(shown, blocks))]
     for epoch in (0, 1):
-        places = " ".join(str(numbered(order, run)) for run in order.runs(epoch))
-        lines.append(f"epoch {epoch}, places  {places}")
+        numbers = " ".join(str(numbered(order, run)) for run in order.runs(epoch))
+        lines.append(f"epoch {epoch}, blocks  {numbers}")
         lines.append(f"epoch {epoch}, order   {' '.join(map(shown, order.runs(epoch)))}")
     for rank, ranks in ((0, 1), (0, 2), (1, 2)):
         found = [
@@ -331,8 +331,8 @@ def test_the_example_of_the_documentation() -> None:
     entries = Entries()
     for name, size in zip("abc", sizes, strict=True):
         entries.add(ObjectRef("bucket", name, size, f"e{name}"))
-    plan = RecordPlan(RecordShares(entries, Counts(counts), order, Deal(4, 2, 1, 2)))
-    digests = [f"order        {plan.shares.order_digest}", f"rank 1 of 2  {plan.digest}"]
+    plan = RecordPlan(HostRanks(entries, Counts(counts), order, Deal(4, 2, 1, 2)))
+    digests = [f"order        {plan.host_ranks.order_digest}", f"rank 1 of 2  {plan.digest}"]
     page = PAGE.read_text()
     for block in (lines, digests):
         assert "```text\n" + "\n".join(block) + "\n```\n" in page
@@ -342,7 +342,7 @@ class Counts:
     """Records of unknown sizes."""
 
     record_format = "TFRecord"
-    mark = b""
+    end_mark = b""
 
     def __init__(self, counts: list[int]) -> None:
         self.counts = counts
@@ -356,5 +356,5 @@ def shown(run: Run) -> str:
 
 
 def numbered(order: RecordOrder, run: Run) -> int:
-    """The number of a block in the example: that of its place among all, sorted."""
+    """The number of a block in the example: its position among all, sorted."""
     return sorted(order.runs(0)).index(run)

@@ -32,7 +32,7 @@ reader can be pickled."""
 
 
 class EpochCounts(NamedTuple):
-    """What every epoch of a channel has, where ranks share the channel by record."""
+    """Records and steps of every epoch, for a channel whose ranks share it by record."""
 
     records: int
     """Records of this rank."""
