@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from sidecar.job import rehearsal
-from sidecar.job.record_ranks import index_of
+from sidecar.job.record_ranks import load_index
 from sidecar.process.exits import exit_code
 from sidecar.process.memory import memory_limit
-from streamer.aio import in_thread
 from streamer.errors import PenstockError, SinkError
 from streamer.linux import PIPE_SIZE, largest_pipe, pipe_allowance
 from streamer.s3.catalog.validation import PlanMemory
@@ -121,9 +120,9 @@ async def record_index(channel: ChannelConfig, folder: str) -> Finding:
     """Check that this folder has the index that the channel's ranks need; only `run` looks at the objects."""
     check = f"index {channel.channel_name}"
     try:
-        index = await in_thread(index_of, channel, folder, PlanMemory(memory_limit() // 2))
+        index = await load_index(channel, folder, PlanMemory(memory_limit() // 2))
     except PenstockError as error:
-        return refused(check, error, "Build the index with --every 1, or correct Ranks.Index.")
+        return refused(check, error, "Do what the error says, or correct Ranks.Index.")
     totals = index.totals()
     return Finding(check, "ok", f"{totals.records} records of {index.format} in {totals.objects} objects")
 

@@ -15,7 +15,6 @@ An index is in memory while the job runs: 8 bytes a record.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import shlex
@@ -73,7 +72,7 @@ async def set_up(channel: ChannelConfig, ranks: RanksConfig, shard: Shard, memor
     """
     deal, index = deal_of(ranks, shard), None
     if ranks.index is not None:
-        index = await in_thread(index_of, channel, ranks.index, memory)
+        index = await load_index(channel, ranks.index, memory)
     return RankSetup(channel, ranks, deal, index)
 
 
@@ -128,13 +127,29 @@ async def _checked(index: RecordIndex, plan: Plan, access: Access) -> IndexedRec
     return table
 
 
-def index_of(channel: ChannelConfig, folder: str, memory: PlanMemory) -> RecordIndex:
-    """Return the channel's index of every record, from this folder. Raises ConfigError, SinkError."""
+async def load_index(channel: ChannelConfig, folder: str, memory: PlanMemory) -> RecordIndex:
+    """Return the channel's index of every record, from this folder. Raises ConfigError, SinkError.
+
+    `memory`: counts the index, on the event loop.
+    """
+    path = index_path(folder, channel.channel_name)
+    memory.count_index(path, TAKEN * await in_thread(_size_of, path))
+    return await in_thread(_read_index, channel, folder)
+
+
+def _size_of(path: str) -> int:
+    """Return the size of a file; 0 if it cannot be looked at, which the error of its reading explains."""
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
+
+
+def _read_index(channel: ChannelConfig, folder: str) -> RecordIndex:
+    """Return the index of `load_index`."""
     name, framing = channel.channel_name, channel.penstock.framing
     path = index_path(folder, name)
     build = f"penstock index build -c JOB --to {shlex.quote(folder)} --channel {name} --every 1 --format"
-    with contextlib.suppress(OSError):
-        memory.count_index(path, TAKEN * os.stat(path).st_size)
     index = read_index(path, named_by="Ranks.Index", build=f"{build} {framing or 'FORMAT'}")
     if framing is not None and framing != str(index.format):
         raise ConfigError(

@@ -75,7 +75,10 @@ def short(value: object) -> str:
 
 
 class PlanMemory:
-    """Counts the memory that all plans of the process take while they are made, against a limit."""
+    """Counts the memory that all plans of the process take while they are made, against a limit.
+
+    It has no lock: the event loop alone counts.
+    """
 
     def __init__(self, limit: int = sys.maxsize) -> None:
         """`limit`: bytes for all plans."""
