@@ -157,7 +157,8 @@ class KeeperClient:
 
         FIFOs that the keeper does not have end with this process. Raises SinkError.
         """
-        await self._idle.wait()
+        if not self._dead:
+            await self._idle.wait()
         if self._dead:
             raise self._death()
 

@@ -14,6 +14,7 @@ import itertools
 import os
 import random
 import resource
+import select
 import shutil
 import signal
 import sys
@@ -25,8 +26,9 @@ from pathlib import Path
 import pytest
 
 import streamer
+from streamer.errors import KeeperLost
 from streamer.helpers.keeper_client import connected
-from streamer.plan import Position
+from streamer.plan import Position, ResumePoint
 from tests.kit.harness import fill
 from tests.kit.keeping import KeeperProcess, Talk, injected, keeper_process
 from tests.kit.processes import job, sidecar, write_job
@@ -252,6 +254,27 @@ def many_descriptors() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("first", ["settle", "mark"])
+async def test_a_request_that_finds_the_keeper_dead_ends_the_wait_of_flush(
+    tmp_path: Path, first: str
+) -> None:
+    """The request fails before the event loop reports the end of the connection."""
+    with keeper_process(tmp_path / "keeper") as keeper:
+        client = await connected(str(tmp_path / "keeper"))
+        pid_fd = os.pidfd_open(keeper.pid)
+        keeper.signal(signal.SIGKILL)
+        assert select.select([pid_fd], [], []) == ([pid_fd], [], [])  # blocks the event loop until the death
+        os.close(pid_fd)
+        if first == "settle":
+            with pytest.raises(KeeperLost):
+                await client.settle("train")
+        else:
+            client.mark("train", ResumePoint())
+        with pytest.raises(KeeperLost):
+            await client.flush()
+        client.close()
 
 
 @pytest.mark.timeout(120)
