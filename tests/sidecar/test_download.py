@@ -24,6 +24,7 @@ from streamer.aio import first_of
 from streamer.errors import ConfigError, Denied, Missing, SinkError, SourceChanged
 from streamer.plan import ObjectRef, Plan, S3Uri
 from streamer.relay.files import outlet
+from streamer.relay.files.pieces import TargetFile
 from streamer.relay.transport import TransportSpec, Wish
 from streamer.s3.catalog.pages import AiobotocorePages
 from streamer.units import MIB, decimal_bytes
@@ -87,10 +88,7 @@ async def interrupted(stub: S3Stub, directory: Path, *, least: int = 2, **option
     async def is_far() -> bool:
         return await proven(directory) >= least
 
-    with pytest.MonkeyPatch.context() as patch:
-        # A batch's proof is written with the next batch: with one writer, at most one has none.
-        patch.setattr(outlet, "WRITERS", 1)
-        await first_of(fetch(stub, directory, **options), eventually(is_far))
+    await first_of(fetch(stub, directory, **options), eventually(is_far))
     stub.faults.clear()
     stub.release()
     assert not (directory / "c").exists()
@@ -233,6 +231,34 @@ async def test_a_journal_of_another_boot_proves_nothing(stub: S3Stub, tmp_path: 
     assert await fetch(stub, tmp_path)
     assert len(requested(stub)) == 6
     assert b"".join(data for _, data in sorted(tree(tmp_path / "c").items())) == due
+
+
+class Zeros:
+    """As many bytes as a pipe takes, up to `count`."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def drain_into(self, fd: int) -> int:
+        return os.write(fd, bytes(self.count))
+
+
+async def test_a_file_is_proven_while_no_further_byte_comes(tmp_path: Path) -> None:
+    """Storage stalls after the file's last byte: a kill of the sidecar must not fetch it again."""
+    size, journal = outlet.SMALLEST_BATCH, str(tmp_path / "journal")
+    files = [TargetFile(str(tmp_path / name), size, note=name * 32) for name in "ab"]
+    notes = await asyncio.to_thread(download_journal.DownloadJournal, journal, b"")
+    writing = outlet.FilesOutlet(iter(files), journal=notes, batch=size)
+    try:
+        assert writing.push(Zeros(size)) == size
+
+        async def is_proven() -> bool:
+            return await proofs(Path(journal)) == {"a" * 32: size}
+
+        await eventually(is_proven)
+        assert (tmp_path / "a").stat().st_size == size
+    finally:
+        await writing.end()
 
 
 def test_a_line_that_is_cut_off_proves_nothing(tmp_path: Path) -> None:

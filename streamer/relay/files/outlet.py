@@ -12,7 +12,8 @@ The pipes belong to the outlet, and a batch's pipe is its thread's until the thr
 all threads and then closes the pipes. A file descriptor belongs to the thread that opened it.
 
 The first error of a thread is raised by the next `push`, or by `finish`. The journal's text is written by the
-threads too, each time before a batch; it never names bytes that are not written.
+threads too: before a batch, or alone if no batch is being written, since the next one may come late. It never
+names bytes that are not written.
 """
 
 from __future__ import annotations
@@ -107,6 +108,8 @@ class FilesOutlet:
         self._filling: _Pipe | None = None
         self._writing = 0
         """Number of batches that threads have or will have."""
+        self._ending = False
+        """Whether `end` has begun, which writes the journal's last text."""
         self._waiter: asyncio.Future[None] | None = None
         self._error: BaseException | None = None
 
@@ -136,7 +139,7 @@ class FilesOutlet:
 
     async def writable(self) -> None:
         """Wait until a pipe is free, or a file cannot be written."""
-        if not self._free and self._error is None:
+        while not self._free and self._error is None:
             await self._news()
 
     async def finish(self) -> None:
@@ -158,6 +161,7 @@ class FilesOutlet:
 
     async def end(self) -> None:
         """Wait for all threads, even if cancelled, and close the pipes; write the journal's last text."""
+        self._ending = True
         try:
             await in_thread(partial(self._threads.shutdown, cancel_futures=True))
         finally:
@@ -194,15 +198,22 @@ class FilesOutlet:
 
     def _ended(self, pipe: _Pipe, batch: Batch, writing: asyncio.Future[None]) -> None:
         self._writing -= 1
-        if writing.cancelled():
-            return
-        error = writing.exception()
-        if error is None:
+        if not writing.cancelled() and writing.exception() is None:
             pipe.count = 0
             self._free.append(pipe)
             for piece in self.written.ended(batch):
                 self._journal.note(piece.file, piece.end)
-        elif self._error is None:
+            if not (self._writing or self._ending) and (text := self._journal.take()):
+                appending = self._loop.run_in_executor(self._threads, self._journal.append, text)
+                appending.add_done_callback(self._report)
+        self._report(writing)
+
+    def _report(self, ended: asyncio.Future[None]) -> None:
+        """Keep the error of a thread's task, if it is the first, and wake `_news`."""
+        if ended.cancelled():
+            return
+        error = ended.exception()
+        if error is not None and self._error is None:
             self._error = error
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
