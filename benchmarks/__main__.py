@@ -7,7 +7,6 @@ end. Clients need up to 3 GB in addition. Results are written after every scenar
 from __future__ import annotations
 
 import argparse
-import datetime as dt
 import os
 import platform
 import signal
@@ -23,7 +22,7 @@ from benchmarks.clients import Client
 from benchmarks.dataset import directory_in_memory
 from benchmarks.matrix import Matrix
 from benchmarks.netns import NetworkUnavailable
-from benchmarks.report import keep
+from benchmarks.report import circumstances, keep
 from benchmarks.scenarios import Scenario
 
 
@@ -122,17 +121,15 @@ def _document(chosen: Sequence[Client], arguments: argparse.Namespace) -> dict[s
     with open("/proc/cpuinfo", encoding="utf-8") as file:
         models = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
     asked = subprocess.run([origin.nginx_path() or "nginx", "-v"], capture_output=True, text=True, check=True)
-    return {
-        "date": dt.datetime.now(dt.UTC).strftime("%Y-%m-%d"),
+    told = circumstances()
+    return told | {
         "note": arguments.note,
         "rounds": arguments.rounds,
         "scale": arguments.scale,
-        "machine": {
+        "machine": told["machine"]
+        | {
             "cpu": models[0] if models else platform.machine(),
-            "cores": len(os.sched_getaffinity(0)),
             "memory_gib": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30,
-            "kernel": ".".join(platform.release().split(".")[:2]),
-            "python": platform.python_version(),
             "load": os.getloadavg()[0],
             "nginx": asked.stderr.strip().rpartition(": ")[2],
         },

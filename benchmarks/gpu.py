@@ -15,12 +15,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime as dt
 import importlib.metadata
 import importlib.util
 import json
 import os
-import platform
 import shutil
 import sys
 import time
@@ -33,8 +31,8 @@ from benchmarks.dataset import DataSet, Shape, directory_in_memory, nginx_etag
 from benchmarks.gpu_task import IMAGE, LOADS, MARK, RECORD, Order
 from benchmarks.origin import Origin, OriginFailed, missing, running_origin
 from benchmarks.ours import Penstock, Sidecar
-from benchmarks.process import Child, ProcessFailed
-from benchmarks.report import insert_into, keep
+from benchmarks.process import Child, ProcessFailed, on_cores
+from benchmarks.report import circumstances, insert_into, keep
 from benchmarks.stats import in_turns, spread
 from benchmarks.task import Stream, Task
 
@@ -80,16 +78,6 @@ class Cores:
 
     job: list[int]
     origin: list[int]
-
-    @contextlib.contextmanager
-    def on(self, cores: list[int]) -> Iterator[None]:
-        """Make processes that are started within the block run on these cores."""
-        before = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, cores)
-        try:
-            yield
-        finally:
-            os.sched_setaffinity(0, before)
 
     def busy(self) -> float:
         """Return the busy seconds of the job's cores so far, including interrupts (proc_stat(5))."""
@@ -211,7 +199,7 @@ def measure(load: str, feeds: Sequence[str], setup: Setup) -> Document:
     command = [sys.executable, "-m", "benchmarks.gpu_trainer", load, setup.device, str(max(setup.workers))]
     entries: dict[str, Document] = {}
     cores, seconds = setup.cores, setup.seconds
-    with cores.on(cores.job):
+    with on_cores(cores.job):
         trainer = Child(f"the trainer of {load}", command, env=env, cwd=ROOT)
         try:
             name = trainer.line(deadline=time.monotonic() + _PATIENCE)
@@ -355,7 +343,7 @@ def _measure(
         data = Shards(os.path.join(made, "data"))
         data.create()
         with contextlib.ExitStack() as stack:
-            with divided.on(divided.origin):
+            with on_cores(divided.origin):
                 origin = stack.enter_context(running_origin(data, os.path.join(made, "origin")))
             setup = Setup(
                 directory=made,
@@ -371,17 +359,16 @@ def _measure(
             for load in loads:
                 found = measure(load, feeds, setup)
                 results["loads"][load] = found
-                results |= {
-                    "date": dt.datetime.now(dt.UTC).strftime("%Y-%m-%d"),
+                told = circumstances()
+                results |= told | {
                     "device": found["device"],
                     "server": chosen.server,
                     "rounds": chosen.rounds,
                     "seconds": chosen.seconds,
-                    "machine": {
+                    "machine": told["machine"]
+                    | {
                         "job": len(divided.job),
                         "origin": len(divided.origin),
-                        "kernel": ".".join(platform.release().split(".")[:2]),
-                        "python": platform.python_version(),
                         "torch": importlib.metadata.version("torch"),
                     },
                 }

@@ -29,7 +29,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from benchmarks.report import insert_into
-from benchmarks.stats import in_turns, spread
+from benchmarks.stats import in_turns, percentile, spread
 from streamer.plan import S3Uri
 from streamer.s3.catalog.listing import list_prefix
 from streamer.s3.catalog.pages import open_pages
@@ -152,11 +152,6 @@ async def measure(url: str, *, by_aiobotocore: bool) -> dict[str, float]:
         "busy p50": percentile(turns, 0.5),
         "busy p99": percentile(turns, 0.99),
     }
-
-
-def percentile(values: Sequence[float], part: float) -> float:
-    """Return the value that `part` of the values do not exceed."""
-    return sorted(values)[min(len(values) - 1, int(part * len(values)))]
 
 
 def _keys(entries: Any, start: int) -> list[bytes]:

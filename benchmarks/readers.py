@@ -15,10 +15,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime as dt
 import json
 import os
-import platform
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +25,7 @@ from typing import Any
 
 from benchmarks.dataset import directory_in_memory
 from benchmarks.process import Child
-from benchmarks.report import insert_into, keep
+from benchmarks.report import circumstances, insert_into, keep
 from benchmarks.stats import in_turns, spread
 from streamer.formats import recordio, tfrecord
 from streamer.trailer import Trailer, trailer_path, write_trailer
@@ -221,18 +219,6 @@ def markdown(results: Document) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _circumstances(rounds: int) -> Document:
-    return {
-        "date": dt.datetime.now(dt.UTC).strftime("%Y-%m-%d"),
-        "rounds": rounds,
-        "machine": {
-            "cores": len(os.sched_getaffinity(0)),
-            "kernel": ".".join(platform.release().split(".")[:2]),
-            "python": platform.python_version(),
-        },
-    }
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.readers", description=__doc__.splitlines()[0])
     parser.add_argument(
@@ -257,7 +243,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         results = json.load(file)
 
     def add(found: Document) -> None:
-        results.update(found | {"cases": results["cases"] | found["cases"]} | _circumstances(chosen.rounds))
+        cases = {"cases": results["cases"] | found["cases"]}
+        results.update(found | cases | circumstances() | {"rounds": chosen.rounds})
         keep(results, chosen.out)
 
     if names:

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import argparse
+import datetime as dt
 import json
 import os
+import platform
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -134,6 +136,18 @@ def _summary(results: Document) -> Iterator[str]:
     )
     yield ""
     yield f"Penstock loses on {told}." if told else "Penstock loses nowhere in this run."
+
+
+def circumstances() -> Document:
+    """Return the date, and what of this machine every results document tells."""
+    return {
+        "date": dt.datetime.now(dt.UTC).strftime("%Y-%m-%d"),
+        "machine": {
+            "cores": len(os.sched_getaffinity(0)),
+            "kernel": ".".join(platform.release().split(".")[:2]),
+            "python": platform.python_version(),
+        },
+    }
 
 
 def insert(text: str, results: str, *, begin: str = BEGIN, end: str = END) -> str:

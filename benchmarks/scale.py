@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime as dt
 import itertools
 import os
-import platform
 import statistics
 import sys
 import threading
@@ -31,8 +29,8 @@ from benchmarks.dataset import MIB, DataSet, Shape, directory_in_memory
 from benchmarks.measure import Run, WrongBytes, run_once
 from benchmarks.origin import Origin, OriginFailed, missing, running_origin
 from benchmarks.ours import Penstock, Sidecar
-from benchmarks.process import ProcessFailed
-from benchmarks.report import insert_into, keep
+from benchmarks.process import ProcessFailed, on_cores
+from benchmarks.report import circumstances, insert_into, keep
 from benchmarks.scenarios import Scenario
 from benchmarks.stats import in_turns, spread
 from benchmarks.task import Task
@@ -128,13 +126,11 @@ def cores_of_origin() -> list[int]:
 def apart(data: DataSet, directory: str) -> Iterator[Origin]:
     """Run the origin on its own cores, and let this process and its later children run on the others."""
     allowed, theirs = os.sched_getaffinity(0), cores_of_origin()
-    prefix = ["taskset", "-c", ",".join(map(str, theirs))] if theirs else []
-    with running_origin(data, directory, prefix=prefix) as origin:
-        os.sched_setaffinity(0, allowed - set(theirs))
-        try:
-            yield origin
-        finally:
-            os.sched_setaffinity(0, allowed)
+    with contextlib.ExitStack() as stack:
+        with on_cores(theirs or allowed):
+            origin = stack.enter_context(running_origin(data, directory))
+        stack.enter_context(on_cores(allowed - set(theirs)))
+        yield origin
 
 
 def measure(load: str, fifos: int, engines: Sequence[int], *, rounds: int, total: float) -> Document:
@@ -256,20 +252,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if reason := missing():
         print(f"bench: {reason}", file=sys.stderr)
         return 2
-    results: Document = {
-        "date": dt.datetime.now(dt.UTC).strftime("%Y-%m-%d"),
+    results = circumstances() | {
         "version": Scaled.by(0).version(),
         "rounds": chosen.rounds,
         "gigabytes": chosen.gigabytes,
-        "machine": {
-            "cores": cores,
-            "origin": len(cores_of_origin()),
-            "kernel": ".".join(platform.release().split(".")[:2]),
-            "python": platform.python_version(),
-            "load": os.getloadavg()[0],
-        },
         "loads": {},
     }
+    results["machine"] |= {"origin": len(cores_of_origin()), "load": os.getloadavg()[0]}
     try:
         for load in loads:
             results["loads"][load] = {

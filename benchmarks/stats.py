@@ -26,6 +26,11 @@ def in_turns(rounds: int, contestants: Sequence[T]) -> Iterator[tuple[int, T]]:
             yield number, each
 
 
+def percentile(values: Sequence[float], part: float) -> float:
+    """Return the smallest value that so many are not above."""
+    return sorted(values)[min(len(values) - 1, int(part * len(values)))]
+
+
 @dataclass(frozen=True, slots=True)
 class Spread:
     """A median and the range around it."""

@@ -18,12 +18,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime as dt
 import importlib.metadata
 import json
 import math
 import os
-import platform
 import sys
 from collections.abc import Iterator, Sequence
 
@@ -34,7 +32,7 @@ from benchmarks.mlperf.loads import LOADS
 from benchmarks.mlperf.runs import AHEAD, DISTRIBUTIONS, Bench, Document, measure, unavailable
 from benchmarks.mlperf.samples import DISTINCT_BYTES, Samples
 from benchmarks.origin import SERVERS, OriginFailed, missing, running_origin
-from benchmarks.report import insert_into, keep
+from benchmarks.report import circumstances, insert_into, keep
 from benchmarks.stats import spread
 
 BEGIN = "<!-- mlperf: begin; written by python -m benchmarks.mlperf -->"
@@ -138,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 "seconds": chosen.seconds,
                 "feeds": entries,
             }
-            results |= _circumstances(feeds)
+            results |= circumstances() | {"versions": _versions(feeds)}
             keep(results, chosen.out)
     except OriginFailed as error:
         print(f"bench: {error}", file=sys.stderr)
@@ -174,17 +172,10 @@ def _of_load(name: str, feeds: Sequence[str], chosen: argparse.Namespace) -> Doc
             return measure(bench, feeds, chosen.rounds, defaults=chosen.defaults)
 
 
-def _circumstances(feeds: Sequence[str]) -> Document:
+def _versions(feeds: Sequence[str]) -> dict[str, str]:
     names = [name for feed in feeds if not unavailable(feed) for name in DISTRIBUTIONS.get(feed, ())]
-    return {
-        "date": dt.datetime.now(dt.UTC).strftime("%Y-%m-%d"),
-        "versions": {"penstock": CLIENTS["penstock"].version()}
-        | {name: importlib.metadata.version(name) for name in names},
-        "machine": {
-            "cores": len(os.sched_getaffinity(0)),
-            "kernel": ".".join(platform.release().split(".")[:2]),
-            "python": platform.python_version(),
-        },
+    return {"penstock": CLIENTS["penstock"].version()} | {
+        name: importlib.metadata.version(name) for name in names
     }
 
 

@@ -31,6 +31,7 @@ import uvloop
 from aiohttp import web
 
 from benchmarks.report import insert_into
+from benchmarks.stats import percentile
 from streamer.errors import StreamError
 from streamer.plan import S3Uri
 from streamer.readers.core.stream import PipeStream
@@ -259,12 +260,6 @@ async def measure(kind: Kind, seed: int, stub: S3Stub, truth: bytes, into: Measu
     over = striker.withheld
     into.recovered += [max(0.0, found.arrival(each.at) - each.ended) for each in over]
     into.recovered += [0.0] * (striker.struck - len(over))  # outlasted by the epoch, which had its bytes
-
-
-def percentile(values: list[float], part: float) -> float:
-    """The smallest value that so many are not above."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(part * len(ordered)))]
 
 
 def kept(rows: list[Measured], row: Measured) -> float:
