@@ -145,7 +145,8 @@ def _measure(
     lines = wait_for_all(readers, beside=running.child, deadline=started + limit + 30)
     cpu = cpu_seconds(pid) - cpu
     beside = sum(cpu_seconds(each.pid) for each in inflaters) - beside
-    peak_rss = memory(pid)[1] + sum(memory(each.pid)[1] for each in inflaters)
+    peak_rss = memory(pid)[1]
+    peak_beside = sum(memory(each.pid)[1] for each in inflaters)
     report = running.after()
     answers = [json.loads(line) for line in lines]
     cut = any(answer["cut"] for answer in answers)
@@ -157,7 +158,7 @@ def _measure(
         seconds=max(answer["ended"] for answer in answers) - started,
         bytes=sum(answer["bytes"] for answer in answers),
         cpu_seconds=beside + (report["cpu"] if running.whole_process else cpu),
-        peak_rss=report["peak_rss"] if running.whole_process else peak_rss,
+        peak_rss=peak_beside + (report["peak_rss"] if running.whole_process else peak_rss),
         idle_rss=None if running.whole_process else idle_rss,
         cut=cut,
         verified=all(answer["sha256"] for answer in answers),
