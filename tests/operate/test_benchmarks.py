@@ -579,7 +579,7 @@ def test_engine_processes_are_measured_by_load_and_fifos(tmp_path: Path) -> None
     assert scale.main([*command, "--out", str(out), "--into", str(page)]) == 0
     entries = json.loads(out.read_text())["loads"]["small"]["2"]
     (alone,), (by_one,) = entries["0"]["runs"], entries["1"]["runs"]
-    assert alone["own_share"] == 1 > by_one["own_share"] > 0
+    assert alone["own_share"] == 1 > by_one["own_share"]  # 0 where it took less than a tick of the clock
     assert all(run["gb_per_second"] > 0 and run["cpu_per_gb"] > 0 for run in (alone, by_one))
     text = page.read_text()
     assert "old" not in text
