@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -61,10 +62,11 @@ url_option = click.option(
 
 
 def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that select objects: include, exclude, limit, sample."""
+    """Add the options that select objects: include, exclude, split, limit, sample."""
     for option in (
         click.option("--sample", type=int, metavar="SEED", help=_SAMPLE),
         click.option("--limit", type=Limit(), metavar="NUMBER|SIZE", help=_LIMIT),
+        click.option("--split", type=Split(), metavar="FOLDS/OF", help=_SPLIT),
         click.option("--exclude", multiple=True, metavar="GLOB", help="Leave out the keys that match."),
         click.option("--include", multiple=True, metavar="GLOB", help=_INCLUDE),
     ):
@@ -73,6 +75,7 @@ def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _INCLUDE = "Select only keys that match: '*.tar', '2024/*.tar', 'logs/'. May be given several times."
+_SPLIT = "Select some folds of the keys, as for a holdout set: 0-98/100, and 99/100 for the rest."
 _LIMIT = "Select the first objects: so many (1000), or whole ones of at most so many bytes (10GB)."
 _SAMPLE = "Select a random sample up to --limit instead of the first objects; equal for equal seeds."
 
@@ -93,13 +96,37 @@ class Limit(click.ParamType[dict[str, int]]):
         return limit
 
 
+class Split(click.ParamType[dict[str, Any]]):
+    """A split as a channel has it, with the seed 0: folds, a slash, and the number of all folds."""
+
+    name = "split"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, Any]:
+        from streamer.plan.split import MOST_FOLDS, parse_folds
+
+        match = re.fullmatch(r"([^/]+)/([0-9]{1,7})", str(value))
+        if match is None or not 2 <= int(match[2]) <= MOST_FOLDS:
+            self.fail(f"{value!r} is no split; write folds and their number, as in 0-98/100", param, ctx)
+        take, of = match[1], int(match[2])
+        try:
+            parse_folds(take, of)
+        except ConfigError as error:
+            self.fail(str(error), param, ctx)
+        return {"Of": of, "Take": take}
+
+
 def selection_section(options: dict[str, Any]) -> dict[str, Any]:
     """Return the options of `selection_options` as keys of a channel, without those not given.
 
     Raises ConfigError.
     """
     limit = _limit_section(options["limit"], options["sample"])
-    section = {"Include": options["include"], "Exclude": options["exclude"], "Limit": limit}
+    section = {
+        "Include": options["include"],
+        "Exclude": options["exclude"],
+        "Split": options["split"],
+        "Limit": limit,
+    }
     return {key: value for key, value in section.items() if value}
 
 
@@ -107,12 +134,17 @@ def take_selection(options: dict[str, Any]) -> Selection:
     """Remove the options of `selection_options`; return what they select. Raises ConfigError."""
     from streamer.plan.selection import Limit as SelectionLimit
     from streamer.plan.selection import Selection
+    from streamer.plan.split import Split as SelectionSplit
+    from streamer.plan.split import parse_folds
 
     section = _limit_section(options.pop("limit"), options.pop("sample"))
     limit = None
     if section is not None:
         limit = SelectionLimit(section.get("Objects"), section.get("Bytes"), section.get("Seed"))
-    return Selection(options.pop("include"), options.pop("exclude"), limit)
+    split = None
+    if (given := options.pop("split")) is not None:
+        split = SelectionSplit(given["Of"], parse_folds(given["Take"], given["Of"]))
+    return Selection(options.pop("include"), options.pop("exclude"), limit, split)
 
 
 def _limit_section(limit: dict[str, int] | None, sample: int | None) -> dict[str, int] | None:

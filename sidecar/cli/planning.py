@@ -71,8 +71,8 @@ def plan(
 ) -> None:
     """List what each channel will stream: objects, bytes, parts, digest of the order.
 
-    --include, --exclude and --limit stand in the place of Include, Exclude and Limit of every channel, to try
-    them before they are written into the job file.
+    --include, --exclude, --split and --limit stand in the place of Include, Exclude, Split and Limit of every
+    channel, to try them before they are written into the job file.
     """
     from sidecar.commands import plan as command
     from sidecar.config.job import with_extras

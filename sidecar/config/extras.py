@@ -16,6 +16,7 @@ from streamer.plan import Join
 from streamer.plan.globs import compile_globs
 from streamer.plan.record_order import BLOCK, Remainder
 from streamer.plan.selection import Limit, Selection
+from streamer.plan.split import MOST_FOLDS, Split, parse_folds
 from streamer.relay.deliver.frame_aligner import Framing, WhenFailed
 from streamer.relay.deliver.object_changes import WhenChanged
 
@@ -29,7 +30,7 @@ LARGEST_BATCH = 1 << 20
 """Most records of one rank in a batch; a higher number is a mistake, and takes minutes to repeat records."""
 LARGEST_BLOCK = 1 << 40
 """Most bytes of a block: 1 TiB."""
-SELECTING_FILES = ("Include", "Exclude", "Limit")
+SELECTING_FILES = ("Include", "Exclude", "Split", "Limit")
 """Keys that select objects in File mode too."""
 SELECTING = (*SELECTING_FILES, "AlsoFrom")
 """Keys that select objects."""
@@ -45,6 +46,30 @@ def _glob(value: str) -> str:
 
 Glob = Annotated[StrictStr, AfterValidator(_glob)]
 """A glob on keys (`streamer.plan.globs`)."""
+
+
+class SplitConfig(Model):
+    """The part of a channel's objects that is streamed, drawn by key: some folds of all."""
+
+    of: Annotated[StrictInt, Field(ge=2, le=MOST_FOLDS)]
+    """Number of folds."""
+    take: Annotated[StrictStr, Field(min_length=1)] | Annotated[StrictInt, Field(ge=0)]
+    """The folds to stream, numbered from 0: a number, a range such as `0-98`, or several with commas."""
+    seed: Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)] = 0
+    """Divides the keys into folds in another way."""
+
+    @model_validator(mode="after")
+    def _folds(self) -> Self:
+        _ = self.split
+        return self
+
+    @property
+    def split(self) -> Split:
+        """The folds that are taken. Raises ValueError for folds that do not exist."""
+        try:
+            return Split(self.of, parse_folds(str(self.take), self.of), self.seed)
+        except ConfigError as error:
+            raise ValueError(f"Take: {error}") from None
 
 
 class LimitConfig(Model):
@@ -178,6 +203,8 @@ class ChannelExtras(Model):
     """Globs on keys, one of which must match. Unset: every key."""
     exclude: Annotated[tuple[Glob, ...], Field(max_length=MOST_GLOBS)] = ()
     """Globs on keys, none of which may match."""
+    split: SplitConfig | None = None
+    """Some folds of the keys, as for a holdout set. Unset: all objects."""
     limit: LimitConfig | None = None
     """The first objects, or a sample. Unset: no limit."""
     also_from: Annotated[tuple[SourceUri, ...], Field(max_length=MOST_SOURCES)] = ()
@@ -204,4 +231,6 @@ class ChannelExtras(Model):
     @property
     def selection(self) -> Selection:
         """What the channel streams of the objects that its source names."""
-        return Selection(self.include or (), self.exclude, None if self.limit is None else self.limit.limit)
+        limit = None if self.limit is None else self.limit.limit
+        split = None if self.split is None else self.split.split
+        return Selection(self.include or (), self.exclude, limit, split)

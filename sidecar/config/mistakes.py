@@ -33,6 +33,7 @@ _ADVICE = {
     "Include": 'write globs in quotes, such as ["*.tar"]',
     "Exclude": 'write globs in quotes, such as ["*.crc"]',
     "Limit": "write {Objects: 1000} or {Bytes: 10GB}",
+    "Split": 'write {Of: 100, Take: "0-98"}',
     "Block": "write a size from 1 B to 1 TiB, such as 4MiB",
     "HedgeBudget": "write a share between 0 and 1, such as 0.05",
 }
@@ -43,6 +44,7 @@ _OF_A_CHANNEL = {
     "Include": 'Include: ["*.tar"]',
     "Exclude": 'Exclude: ["*.crc"]',
     "Limit": "Limit: {Objects: 1000}",
+    "Split": 'Split: {Of: 100, Take: "0-98"}',
     "AlsoFrom": 'AlsoFrom: ["s3://BUCKET/PREFIX"]',
 }
 """By key that a user may expect in the `Penstock` section of the job, the setting of a channel."""

@@ -1,10 +1,10 @@
-"""Selects which of the listed entries a channel streams: by globs on keys, and by a limit.
+"""Selects which of the listed entries a channel streams: by globs and folds of keys, and by a limit.
 
-    listing or manifest, in plan order ─ Include, Exclude ─ Limit ─ entries of the plan ─ shuffle, shard …
+    listing or manifest, in plan order ─ Include, Exclude, Split ─ Limit ─ entries ─ shuffle, shard …
 
 `Selection` is what the job file says. `KeyFilter` decides about one key, before the entry is made, so that
-keys that are left out take no memory (`streamer.plan.globs` has the rules of globs). `Selector` applies the
-limit to runs of entries while they are listed:
+keys that are left out take no memory (`streamer.plan.globs` has the rules of globs, `streamer.plan.split`
+those of folds). `Selector` applies the limit to runs of entries while they are listed:
 
     the first     entries pass as they come until the limit is reached; then `full`, and the listing may end
     a sample      every entry draws a number from the seed and its name; those with the smallest numbers stay.
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from streamer.plan.entries import Entries
+    from streamer.plan.split import Split
 
 _MARGIN = 10_000
 """Entries beyond twice the sample that are kept before the sample is cut again."""
@@ -76,6 +77,8 @@ class Selection:
     exclude: tuple[str, ...] = ()
     """Globs of which none may match."""
     limit: Limit | None = None
+    split: Split | None = None
+    """Folds of keys that are taken; None: all."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for an invalid glob."""
@@ -84,8 +87,8 @@ class Selection:
 
     @property
     def by_key(self) -> bool:
-        """Whether globs decide about keys."""
-        return bool(self.include or self.exclude)
+        """Whether globs or folds decide about keys."""
+        return bool(self.include or self.exclude) or self.split is not None
 
     def strays(self, *, records: bool) -> Strays | None:
         """Return a collector of selected keys that are probably no data; None if Include asks for them.
@@ -100,7 +103,7 @@ class Selection:
         `alone`: if an object has the prefix as its key, no other object is data of this prefix.
         """
         globs = compile_globs(self.include), compile_globs(self.exclude)
-        return KeyFilter(*globs, prefix, strays, alone=alone)
+        return KeyFilter(*globs, prefix, strays, split=self.split, alone=alone)
 
 
 class KeyFilter:
@@ -113,10 +116,12 @@ class KeyFilter:
         prefix: str,
         strays: Strays | None = None,
         *,
+        split: Split | None = None,
         alone: bool = False,
     ) -> None:
         self._include = include
         self._exclude = exclude
+        self._split = split
         self._prefix = prefix
         self._start = prefix.rfind("/") + 1
         """Characters of a key before the part that globs are compared with."""
@@ -126,6 +131,8 @@ class KeyFilter:
         """Whether an object has the prefix as its key."""
         self.left_out = 0
         """Keys that were not selected, those of a page that was listed twice counted twice."""
+        self.other_folds = 0
+        """Those of them that the globs selected, and that are in no fold of the split."""
         self.example = ""
         """The part of the last such key that the globs were compared with."""
 
@@ -135,7 +142,9 @@ class KeyFilter:
         if (include is None or include.fullmatch(key, start)) and (
             exclude is None or not exclude.fullmatch(key, start)
         ):
-            return True
+            if self._split is None or self._split.takes(key):
+                return True
+            self.other_folds += 1
         self.left_out += 1
         self.example = key[start:]
         return False
@@ -143,6 +152,11 @@ class KeyFilter:
     @property
     def nothing_left(self) -> str:
         """The text of the error that every key was left out."""
+        if self.other_folds and self._split is not None:
+            return (
+                f"Split leaves out every object: {self.other_folds} keys are in other folds of the "
+                f"{self._split.of}; take more folds, or fewer and larger ones by a smaller Of"
+            )
         return (
             "Include and Exclude leave out every object; globs are compared with texts such as "
             f"{self.example!r}, or without a slash with the part after its last slash"
@@ -152,7 +166,7 @@ class KeyFilter:
         """Return which objects of a page of a listing are selected; None if all are. `keys`: in UTF-8."""
         self.exact = self.exact or self._prefix.encode() in keys
         selected = None
-        if self._include is not None or self._exclude is not None:
+        if (self._include, self._exclude, self._split) != (None, None, None):
             selected = [self(key.decode()) for key in keys]
             keys, sizes = list(compress(keys, selected)), list(compress(sizes, selected))
         if self.strays is not None and not (self._alone and self.exact):

@@ -116,6 +116,55 @@ def test_cat_streams_what_its_options_select(stub: S3Stub) -> None:
     assert "add --exclude '*.crc' to leave them out" in done.stderr
 
 
+def test_two_channels_divide_a_prefix_by_key(stub: S3Stub, tmp_path: Path) -> None:
+    """Pipe and File mode, several prefixes, a manifest, `plan` and `cat` agree on the folds."""
+    stub.objects |= {f"b/train/{number:03}": b"%03d\n" % number for number in range(40)}
+    stub.objects |= {f"b/more/{number:03}": b"m%02d\n" % number for number in range(40)}
+    every = sorted(stub.objects.values())
+
+    def split(take: str, mode: str = "Pipe") -> str:
+        return selecting(
+            stub, tmp_path, mode=mode, AlsoFrom=["s3://b/more/"], Split={"Of": 4, "Take": take, "Seed": 0}
+        )
+
+    with sidecar(split("0-2")) as running:
+        running.wait_for("ready")
+        train = (tmp_path / "ml/input/data/train_0").read_bytes().splitlines(keepends=True)
+        assert running.end() == 0
+    rest = planned_keys(split("3"))
+    assert 0 < len(rest) < 40
+    assert sorted(train + [stub.objects["b/" + key] for key in rest]) == every
+
+    endpoint = ("--endpoint-url", stub.url, "--path-style")
+    done = penstock("cat", "s3://b/train/", "s3://b/more/", *endpoint, "--split", "0-2/4")
+    assert done.stdout.encode() == b"".join(train)
+    assert planned_keys(selecting(stub, tmp_path, AlsoFrom=["s3://b/more/"]), "--split", "3/4") == rest
+
+    document = job(stub.url, tmp_path / "ml", "b/train/")
+    document["InputDataConfig"][0] |= {"Penstock": {"Split": {"Of": 4, "Take": 3}}, "InputMode": "File"}
+    with sidecar(write_job(tmp_path / "job.yaml", document)) as running:
+        running.wait_for("ready")
+        files = sorted(file.name for file in (tmp_path / "ml/input/data/train").iterdir())
+        assert files == [key.removeprefix("train/") for key in rest if key.startswith("train/")]
+        assert running.end() == 0
+
+    names = [f"{number:03}" for number in reversed(range(40))]
+    stub.objects["b/manifest"] = json.dumps([{"prefix": "s3://b/train/"}, *names]).encode()
+    document["InputDataConfig"][0]["DataSource"]["S3DataSource"] |= {
+        "S3DataType": "ManifestFile", "S3Uri": "s3://b/manifest"
+    }  # fmt: skip
+    by_manifest = planned_keys(write_job(tmp_path / "job.yaml", document))
+    assert sorted(by_manifest) == [key for key in rest if key.startswith("train/")]
+
+
+def test_a_split_that_leaves_nothing_is_an_error_that_says_so(stub: S3Stub, tmp_path: Path) -> None:
+    stub.objects["b/train/a"] = b"a"
+    path = selecting(stub, tmp_path, Split={"Of": 1000, "Take": "0-1"})
+    done = penstock("plan", "-c", path)
+    assert "Split leaves out every object: 1 keys are in other folds of the 1000" in done.stderr
+    assert done.returncode == 4
+
+
 def test_files_of_a_channel_are_selected_too(stub: S3Stub, tmp_path: Path) -> None:
     fill_folders(stub)
     with sidecar(selecting(stub, tmp_path, mode="File", Include=["*.txt"], Exclude=["/b/"])) as running:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from streamer.errors import ConfigError
 from streamer.plan import Entries, ObjectRef, listed
 from streamer.plan.selection import Limit, Selection, Selector
+from streamer.plan.split import Split, parse_folds
 
 
 def selects(glob: str, key: str, *, prefix: str = "") -> bool:
@@ -254,3 +255,76 @@ def test_a_large_object_does_not_end_a_sample_before_a_later_one_is_drawn() -> N
     assert run([*refs, last], limit, [10_500]) == [last]
     with pytest.raises(ConfigError, match="no object is cut"):
         run(refs, limit, [10_500])
+
+
+keys = st.lists(st.text(max_size=12), unique=True, max_size=60)
+
+
+@given(keys, st.integers(2, 12), st.data(), seeds)
+def test_complementary_folds_are_disjoint_and_together_whole(
+    found: list[str], of: int, data: st.DataObject, seed: int
+) -> None:
+    """Also below several prefixes, whose filters are apart."""
+    taken = data.draw(st.sets(st.integers(0, of - 1)))
+    selections = [
+        Selection(split=Split(of, tuple(range(fold, fold + 1) for fold in sorted(folds)), seed))
+        for folds in (taken, {*range(of)} - taken)
+    ]
+    for prefix in ("", "a/"):
+        one, other = ({key for key in found if each.keys(prefix)(prefix + key)} for each in selections)
+        assert one & other == set()
+        assert one | other == set(found)
+
+
+@given(st.text(max_size=20), st.integers(2, 1000), seeds)
+def test_a_fold_depends_on_key_seed_and_number_alone(key: str, of: int, seed: int) -> None:
+    """As docs/explanation/semantics.md specifies it; so no other key can move an object."""
+    hashed = hashlib.blake2b(
+        f"split {key}".encode(), digest_size=8, key=seed.to_bytes(8, "little", signed=True)
+    )
+    fold = int.from_bytes(hashed.digest(), "big") * of // 2**64
+    assert Split(of, (range(of),), seed).fold(key) == fold
+    assert Split(of, (range(fold, fold + 1),), seed).takes(key)
+    assert not Split(of, (range(fold), range(fold + 1, of)), seed).takes(key)
+
+
+def test_the_example_of_the_page_is_what_a_split_computes() -> None:
+    split = Split(100, (range(99),))
+    assert [split.fold(key) for key in ("train/a.tar", "train/b.tar", "train/c.tar")] == [39, 43, 34]
+    assert Split(100, (range(99),), 7).fold("train/a.tar") == 95
+
+
+def test_folds_have_equal_shares_of_many_keys() -> None:
+    split, counts = Split(10, (range(10),)), [0] * 10
+    for number in range(20_000):
+        counts[split.fold(f"train/{number:06}.jpg")] += 1
+    assert 1800 < min(counts) <= max(counts) < 2200
+
+
+def test_folds_of_a_multiple_divide_each_fold() -> None:
+    """So a holdout set can be taken from a fold, and `Of` be refined."""
+    coarse, fine = Split(10, (range(10),)), Split(100, (range(100),))
+    for number in range(500):
+        assert fine.fold(str(number)) // 10 == coarse.fold(str(number))
+
+
+@pytest.mark.parametrize(
+    ("text", "folds"),
+    [("0-98", [range(99)]), ("7", [range(7, 8)]), ("5-6 , 0 - 2,9", [range(3), range(5, 7), range(9, 10)])],
+)
+def test_folds_are_numbers_and_ranges(text: str, folds: list[range]) -> None:
+    assert [*parse_folds(text, 100)] == folds
+
+
+@pytest.mark.parametrize("text", ["", ",", "-1", "1-", "1-2-3", "a", "0,,1", "\u0661", "9999999999", "0x1"])
+def test_other_texts_are_no_folds(text: str) -> None:
+    with pytest.raises(ConfigError, match="names no folds"):
+        parse_folds(text, 100)
+
+
+def test_a_split_that_leaves_nothing_says_so() -> None:
+    keys = Selection(include=("*.tar",), split=Split(100, (range(1),))).keys("")
+    assert not keys("x.jpg")
+    assert "Include and Exclude leave out" in keys.nothing_left
+    assert not keys("y.tar")
+    assert "1 keys are in other folds of the 100" in keys.nothing_left
