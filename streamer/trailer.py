@@ -128,7 +128,7 @@ def write_trailer(directory: str, trailer: Trailer, *, mode: int = 0o644) -> Non
     replace_file(path, (json.dumps(document) + "\n").encode(), mode=mode)
 
 
-def replace_file(path: str, data: bytes, *, mode: int = 0o644) -> None:
+def replace_file(path: str, data: bytes | bytearray, *, mode: int = 0o644) -> None:
     """Replace the file at `path` atomically by a new file with `data`. Raises OSError.
 
     `mode` is reduced by the umask. An existing file or link at `path` or at the temporary path is neither
@@ -142,7 +142,7 @@ def replace_file(path: str, data: bytes, *, mode: int = 0o644) -> None:
         with open(fd, "wb") as file:
             file.write(data)
         os.rename(temporary, path)
-    except OSError:
+    except BaseException:
         os.unlink(temporary)
         raise
 

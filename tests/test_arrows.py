@@ -388,7 +388,16 @@ def test_cat_loads_what_it_uses() -> None:
         *("sidecar.cli", "sidecar.commands", "sidecar.commands.cat"),
         *(
             f"sidecar.cli.{name}"
-            for name in ("help", "indexing", "options", "planning", "running", "streaming", "watching")
+            for name in (
+                "help",
+                "indexing",
+                "listing",
+                "options",
+                "planning",
+                "running",
+                "streaming",
+                "watching",
+            )
         ),
         *(
             f"sidecar.process{name}"

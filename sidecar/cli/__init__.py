@@ -2,7 +2,7 @@
 
     help        the texts of `--help`, and the class of every command
     options     options that several commands share, and what they stand for
-    planning, indexing, running, watching, streaming    the commands, by the groups of `--help`
+    planning, listing, indexing, running, watching, streaming    the commands, by the groups of `--help`
 
 These modules import click and little else, because every command imports all of them. A command imports the
 modules that it needs in its function, so that `penstock probe`, which health checks run every few seconds,
@@ -18,6 +18,7 @@ import click
 
 from sidecar.cli.help import Group, color
 from sidecar.cli.indexing import index
+from sidecar.cli.listing import manifest
 from sidecar.cli.planning import check, doctor, plan
 from sidecar.cli.running import execute, keeper, restart, run
 from sidecar.cli.streaming import cat
@@ -39,7 +40,7 @@ def cli(ctx: click.Context) -> None:
     color(ctx)
 
 
-for command in (run, restart, keeper, execute, cat, check, plan, doctor, index, top, change, probe):
+for command in (run, restart, keeper, execute, cat, check, plan, doctor, manifest, index, top, change, probe):
     cli.add_command(command)
 
 

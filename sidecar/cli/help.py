@@ -33,7 +33,8 @@ ENVIRONMENT = {
     "AWS_*": "Credentials, region and endpoint, as for every AWS client.",
 }
 GROUPS = {
-    "Look before a job runs": ("check", "plan", "doctor", "index"),
+    "Prepare the data of a job": ("manifest", "index"),
+    "Look before a job runs": ("check", "plan", "doctor"),
     "Run a job": ("run", "exec", "restart", "keeper"),
     "Watch a running sidecar": ("probe", "top", "set"),
     "Stream without a job file": ("cat",),

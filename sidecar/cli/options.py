@@ -59,6 +59,32 @@ url_option = click.option(
     show_default=True,
     help="The admin address of the sidecar; its log event `ready` has it.",
 )
+give_up_option = click.option(
+    "--give-up-after",
+    type=click.FloatRange(min=0, min_open=True),
+    default=300.0,
+    show_default=True,
+    help="Seconds without a byte of progress before it fails.",
+)
+
+
+def endpoint_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of the endpoint that every command without a job file has."""
+    for option in (
+        click.option(
+            "--requester-pays", is_flag=True, help="Agree to pay for reading a Requester Pays bucket."
+        ),
+        click.option("--ca-bundle", metavar="FILE", help="Certificates to trust, PEM."),
+        click.option("--anonymous", is_flag=True, help="Do not sign requests."),
+        click.option(
+            "--path-style", is_flag=True, help="Put the bucket into the path, not into the host name."
+        ),
+        click.option("--profile", help="A profile of the AWS configuration files."),
+        click.option("--region", help="The region of the bucket. Default: that of the environment."),
+        click.option("--endpoint-url", metavar="URL", help="The URL of an S3-compatible endpoint."),
+    ):
+        command = option(command)
+    return command
 
 
 def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -66,6 +92,14 @@ def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option("--sample", type=int, metavar="SEED", help=_SAMPLE),
         click.option("--limit", type=Limit(), metavar="NUMBER|SIZE", help=_LIMIT),
+    ):
+        command = option(command)
+    return key_options(command)
+
+
+def key_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that select objects by their keys: include, exclude, split."""
+    for option in (
         click.option("--split", type=Split(), metavar="FOLDS/OF", help=_SPLIT),
         click.option("--exclude", multiple=True, metavar="GLOB", help="Leave out the keys that match."),
         click.option("--include", multiple=True, metavar="GLOB", help=_INCLUDE),
@@ -134,17 +168,25 @@ def take_selection(options: dict[str, Any]) -> Selection:
     """Remove the options of `selection_options`; return what they select. Raises ConfigError."""
     from streamer.plan.selection import Limit as SelectionLimit
     from streamer.plan.selection import Selection
-    from streamer.plan.split import Split as SelectionSplit
-    from streamer.plan.split import parse_folds
 
     section = _limit_section(options.pop("limit"), options.pop("sample"))
     limit = None
     if section is not None:
         limit = SelectionLimit(section.get("Objects"), section.get("Bytes"), section.get("Seed"))
+    keys = take_keys(options)
+    return Selection(keys.include, keys.exclude, limit, keys.split)
+
+
+def take_keys(options: dict[str, Any]) -> Selection:
+    """Remove the options of `key_options`; return what they select. Raises ConfigError."""
+    from streamer.plan.selection import Selection
+    from streamer.plan.split import Split as SelectionSplit
+    from streamer.plan.split import parse_folds
+
     split = None
     if (given := options.pop("split")) is not None:
         split = SelectionSplit(given["Of"], parse_folds(given["Take"], given["Of"]))
-    return Selection(options.pop("include"), options.pop("exclude"), limit, split)
+    return Selection(options.pop("include"), options.pop("exclude"), split=split)
 
 
 def _limit_section(limit: dict[str, int] | None, sample: int | None) -> dict[str, int] | None:

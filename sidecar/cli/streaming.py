@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sidecar.cli.help import Command
-from sidecar.cli.options import Size, selection_options, set_up_log, take_selection
+from sidecar.cli.options import (
+    Size,
+    endpoint_options,
+    give_up_option,
+    selection_options,
+    set_up_log,
+    take_selection,
+)
 from streamer.errors import ConfigError
 from streamer.units import KIB, human_bytes
 
@@ -26,12 +33,7 @@ if TYPE_CHECKING:
     ],
 )
 @click.argument("uris", nargs=-1, required=True, metavar="S3URI...")
-@click.option("--endpoint-url", metavar="URL", help="The URL of an S3-compatible endpoint.")
-@click.option("--region", help="The region of the bucket. Default: that of the environment.")
-@click.option("--profile", help="A profile of the AWS configuration files.")
-@click.option("--path-style", is_flag=True, help="Put the bucket into the path, not into the host name.")
-@click.option("--anonymous", is_flag=True, help="Do not sign requests.")
-@click.option("--ca-bundle", metavar="FILE", help="Certificates to trust, PEM.")
+@endpoint_options
 @click.option(
     "--if-match",
     type=click.Choice(["send", "omit"]),
@@ -39,7 +41,6 @@ if TYPE_CHECKING:
     show_default=True,
     help="Name the listed ETag in If-Match; omit: for servers that refuse the header.",
 )
-@click.option("--requester-pays", is_flag=True, help="Agree to pay for reading a Requester Pays bucket.")
 @click.option(
     "--sse-customer-key-file", metavar="FILE", help="A file with the key of objects encrypted with SSE-C."
 )
@@ -59,13 +60,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="How bodies travel: splice (to pipes only), buffered or aiobotocore.",
 )
-@click.option(
-    "--give-up-after",
-    type=click.FloatRange(min=0, min_open=True),
-    default=300.0,
-    show_default=True,
-    help="Seconds without a byte of progress before it fails.",
-)
+@give_up_option
 @selection_options
 @click.option("--join", type=click.Choice(["tar", "arrow"]), help="Join the objects into one of this format.")
 @click.option(
