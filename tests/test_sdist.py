@@ -60,9 +60,7 @@ def run(unpacked: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command += ["--basetemp", str(unpacked.parent / "temporary")]
     # Without the variables of the pytest that runs this test.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    return subprocess.run(
-        command, cwd=unpacked, env=environment, capture_output=True, text=True, check=False, timeout=240
-    )
+    return subprocess.run(command, cwd=unpacked, env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="the repository is not here to compare with")

@@ -76,3 +76,15 @@ async def eventually(condition: Callable[[], object] | Callable[[], Awaitable[ob
     except asyncio.CancelledError as error:
         error.add_note(f"never true: {condition}")
         raise
+
+
+async def until_equal(expected: object, value: Callable[[], object]) -> None:
+    """Wait until `value()` equals `expected`, or the test's deadline.
+
+    The messages in which an engine process counts its requests may arrive after the FIFO's last byte.
+    """
+    try:
+        await eventually(lambda: value() == expected)
+    except asyncio.CancelledError as error:
+        error.add_note(f"expected {expected}, and it is {value()}")
+        raise

@@ -240,13 +240,15 @@ def test_the_page_says_who_is_slow(stub: S3Stub, tmp_path: Path, chromium: Any, 
                 page.wait_for_selector(f'[data-bottleneck][data-kind="{condition}"]')
                 if PICTURES:
                     page.wait_for_timeout(35_000)
-                assert words in kind.text_content()
+                expect(kind).to_contain_text(words, timeout=SECONDS)
                 assert page.locator("h2[data-name]").text_content() == "train"
                 page.wait_for_selector("polyline", state="attached")
                 assert page.locator("#phase").text_content() == "ready"
-                assert title in page.title()
+                expect(page).to_have_title(re.compile(title), timeout=SECONDS)
                 assert re.search(r"updated \d\d:\d\d:\d\d", page.locator("#updated").text_content())
-                assert page.locator("[data-errors]").is_visible() == (condition == "faults")
+                expect(page.locator("[data-errors]")).to_be_visible(
+                    visible=condition == "faults", timeout=SECONDS
+                )
                 if condition == "faults":
                     page.locator("[data-errors] summary").click()
                     page.wait_for_selector(".failure", state="attached")

