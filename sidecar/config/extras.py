@@ -10,13 +10,14 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, StrictInt, StrictStr, model_validator
 
 from sidecar.config.model import Model
+from sidecar.config.selecting import LimitConfig, SplitConfig
 from sidecar.config.uris import SourceUri
 from streamer.errors import ConfigError
 from streamer.plan import Join
 from streamer.plan.globs import compile_globs
 from streamer.plan.record_order import BLOCK, Remainder
-from streamer.plan.selection import Limit, Selection
-from streamer.plan.split import MOST_FOLDS, Split, parse_folds
+from streamer.plan.record_selection import RecordSelection
+from streamer.plan.selection import Selection
 from streamer.relay.deliver.frame_aligner import Framing, WhenFailed
 from streamer.relay.deliver.object_changes import WhenChanged
 
@@ -46,53 +47,6 @@ def _glob(value: str) -> str:
 
 Glob = Annotated[StrictStr, AfterValidator(_glob)]
 """A glob on keys (`streamer.plan.globs`)."""
-
-
-class SplitConfig(Model):
-    """The part of a channel's objects that is streamed, drawn by key: some folds of all."""
-
-    of: Annotated[StrictInt, Field(ge=2, le=MOST_FOLDS)]
-    """Number of folds."""
-    take: Annotated[StrictStr, Field(min_length=1)] | Annotated[StrictInt, Field(ge=0)]
-    """The folds to stream, numbered from 0: a number, a range such as `0-98`, or several with commas."""
-    seed: Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)] = 0
-    """Divides the keys into folds in another way."""
-
-    @model_validator(mode="after")
-    def _folds(self) -> Self:
-        _ = self.split
-        return self
-
-    @property
-    def split(self) -> Split:
-        """The folds that are taken. Raises ValueError for folds that do not exist."""
-        try:
-            return Split(self.of, parse_folds(str(self.take), self.of), self.seed)
-        except ConfigError as error:
-            raise ValueError(f"Take: {error}") from None
-
-
-class LimitConfig(Model):
-    """How much of a channel is streamed: so many objects, or so many bytes."""
-
-    objects: Annotated[StrictInt, Field(ge=1)] | None = None
-    """Objects; lines of an augmented manifest."""
-    bytes: Annotated[ByteSize, Field(gt=0)] | None = None
-    """Bytes of whole objects."""
-    seed: Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)] | None = None
-    """Draw a sample with this seed. Unset: take the first."""
-
-    @model_validator(mode="after")
-    def _one(self) -> Self:
-        if (self.objects is None) == (self.bytes is None):
-            raise ValueError(
-                "must have either Objects or Bytes, such as {Objects: 1000}; Seed makes it a sample"
-            )
-        return self
-
-    @property
-    def limit(self) -> Limit:
-        return Limit(self.objects, None if self.bytes is None else int(self.bytes), self.seed)
 
 
 def _no_padding(value: Any) -> Any:
@@ -204,9 +158,9 @@ class ChannelExtras(Model):
     exclude: Annotated[tuple[Glob, ...], Field(max_length=MOST_GLOBS)] = ()
     """Globs on keys, none of which may match."""
     split: SplitConfig | None = None
-    """Some folds of the keys, as for a holdout set. Unset: all objects."""
+    """Some folds of the keys or blocks, as for a holdout set. Unset: all objects."""
     limit: LimitConfig | None = None
-    """The first objects, or a sample. Unset: no limit."""
+    """The first objects or records, or a sample. Unset: no limit."""
     also_from: Annotated[tuple[SourceUri, ...], Field(max_length=MOST_SOURCES)] = ()
     """Further prefixes, whose objects follow those of S3Uri."""
 
@@ -232,5 +186,12 @@ class ChannelExtras(Model):
     def selection(self) -> Selection:
         """What the channel streams of the objects that its source names."""
         limit = None if self.limit is None else self.limit.limit
-        split = None if self.split is None else self.split.split
+        split = None if self.split is None or self.split.by != "key" else self.split.split
         return Selection(self.include or (), self.exclude, limit, split)
+
+    @property
+    def record_selection(self) -> RecordSelection:
+        """Which records of these objects the channel's ranks share."""
+        limit = None if self.limit is None else self.limit.record_limit
+        split = None if self.split is None or self.split.by != "block" else self.split.split
+        return RecordSelection(split, limit)

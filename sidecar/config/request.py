@@ -206,9 +206,15 @@ class ChannelConfig(Model):
 
     @model_validator(mode="after")
     def _addressable(self) -> Self:
-        if (ranks := self.penstock.by_record) is None:
+        extras, selected = self.penstock, self.penstock.record_selection
+        if (ranks := extras.by_record) is None:
+            by_record = {"Limit: {Records: …}": selected.limit, "Split: {By: block}": selected.split}
+            if given := [key for key, each in by_record.items() if each is not None]:
+                raise ValueError(
+                    f"{given[0]} needs to know where records are; add Ranks: {{Count: 1, Batch: 1, Index: "
+                    "FOLDER}, or select whole objects"
+                )
             return self
-        extras = self.penstock
         why = {
             f"CompressionType: {self.compression_type}": self.compression_type != "None"
             and "has no records at fixed offsets; store the objects inflated",
@@ -222,8 +228,14 @@ class ChannelConfig(Model):
             "Integrity: checksum": extras.integrity == "checksum"
             and "compares whole objects, which no rank reads; remove it",
             "Block": ranks.block is not None
-            and self.shuffle_config is None
-            and "has no meaning without ShuffleConfig; remove it",
+            and (
+                (self.shuffle_config is None and "has no meaning without ShuffleConfig; remove it")
+                or (
+                    selected.split is not None
+                    and "contradicts Split: {By: block}, whose blocks have 1 MiB on all hosts and in all "
+                    "channels; remove it"
+                )
+            ),
         }
         if found := next((f"{key} {text}" for key, text in why.items() if text), None):
             raise ValueError(f"Ranks with a batch divide a channel by record, and {found}")

@@ -19,14 +19,16 @@ from array import array
 from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import accumulate, chain, count, islice
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from streamer.errors import ConfigError
 from streamer.plan.shuffle import Permutation
 from streamer.units import MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from streamer.plan.record_selection import SelectedRecords
 
 BLOCK = 1 * MIB
 """Default bytes of a block."""
@@ -56,42 +58,79 @@ class RecordOrder:
     """The order of all records of a channel, for every epoch."""
 
     def __init__(
-        self, counts: Sequence[int], sizes: Sequence[int], *, seed: int | None = None, block: int = BLOCK
+        self,
+        counts: Sequence[int],
+        sizes: Sequence[int],
+        *,
+        seed: int | None = None,
+        block: int = BLOCK,
+        select: Callable[[Sequence[int]], SelectedRecords] | None = None,
     ) -> None:
         """`counts`, `sizes`: records and bytes of every object, in plan order. `seed`: None keeps that order.
 
-        Both sequences must not change. Raises ValueError for a block of less than a byte.
+        Both sequences must not change. `select` returns the selected records, and gets the records of each
+        block by object; None: all are selected. Raises ValueError for a block of less than a byte.
         """
         if block < 1:
             raise ValueError(f"a block has at least one byte, not {block}")
         self.seed = seed
         self.block = block
-        self.records = sum(counts)
-        """Number of records of an epoch."""
-        self._counts = counts
+        self._counts = self._bounds = counts
+        self._selected: SelectedRecords | None = None
+        self._blocks: array[int] | None = None
+        """Numbers of the blocks of the order; None: all that `_bounds` allow."""
         self._each = array("Q")
         """Records of each block, by object."""
         self._ends = array("Q")
         """Number of the last block of each object, and one."""
-        if seed is not None:
+        if seed is not None or select is not None:
             both = zip(counts, sizes, strict=True)
             self._each.extend(records_per_block(records, size, block) for records, size in both)
-            blocks = (-(-records // each) for records, each in zip(counts, self._each, strict=True))
+        if select is not None:
+            self._selected = select(self._each)
+            self._bounds, self._blocks = self._selected.bounds, self._selected.blocks
+        if seed is not None or self._blocks is not None:
+            cut = self._bounds if self._blocks is None else counts
+            blocks = (-(-records // each) for records, each in zip(cut, self._each, strict=True))
             self._ends.extend(accumulate(blocks))
+        self.records = (
+            sum(self._bounds)
+            if self._blocks is None
+            else sum(run.end - run.first for run in map(self._block, self._blocks))
+        )
+        """Number of records of an epoch."""
+
+    @property
+    def arranged(self) -> dict[str, Any]:
+        """The inputs of the digest that the order adds."""
+        arranged = {} if self.seed is None else {"seed": self.seed, "block": self.block}
+        return arranged if self._selected is None else arranged | self._selected.arranged
+
+    def lines(self) -> Iterable[bytes]:
+        """Yield the lines of the digest."""
+        if self._selected is not None:
+            return self._selected.lines()
+        return (b"%d\n" % records for records in self._counts if records)
+
+    def _block(self, number: int) -> Run:
+        """Return the records of a block."""
+        entry = bisect_right(self._ends, number)
+        size = self._each[entry]
+        first = (number - (self._ends[entry - 1] if entry else 0)) * size
+        return Run(entry, first, min(first + size, self._bounds[entry]))
 
     def runs(self, epoch: int, first: int = 0) -> Iterator[Run]:
         """Yield the epoch's order as runs, from number `first` on; none is empty."""
-        counts, ends, each = self._counts, self._ends, self._each
-        if self.seed is None:
-            whole = (Run(entry, 0, records) for entry, records in enumerate(counts) if records)
-            yield from islice(whole, first, None)
-            return
-        blocks = ends[-1] if ends else 0
-        for number in Permutation(blocks, seed=self.seed, epoch=epoch).over(range(first, blocks)):
-            entry = bisect_right(ends, number)
-            size = each[entry]
-            first = (number - (ends[entry - 1] if entry else 0)) * size
-            yield Run(entry, first, min(first + size, counts[entry]))
+        if self.seed is None and self._blocks is None:
+            whole = (Run(entry, 0, records) for entry, records in enumerate(self._bounds) if records)
+            return islice(whole, first, None)
+        blocks = (self._ends[-1] if self._ends else 0) if self._blocks is None else len(self._blocks)
+        numbers: Iterable[int] = range(first, blocks)
+        if self.seed is not None:
+            numbers = Permutation(blocks, seed=self.seed, epoch=epoch).over(numbers)
+        if self._blocks is not None:
+            numbers = map(self._blocks.__getitem__, numbers)
+        return map(self._block, numbers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,11 +139,9 @@ class HostRanks:
             "format": self.table.record_format,
             "global_batch": self.deal.global_batch,
             "remainder": self.deal.remainder,
-        }
-        if self.order.seed is not None:
-            arranged |= {"seed": self.order.seed, "block": self.order.block}
+        } | self.order.arranged
         digest = hashlib.sha256(b"penstock records 1\n" + json.dumps(arranged).encode() + b"\n")
-        digest.update(b"".join(b"%d\n" % records for records in self.table.counts if records))
+        digest.update(b"".join(self.order.lines()))
         return digest.hexdigest()
 
 

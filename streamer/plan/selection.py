@@ -189,7 +189,7 @@ class Selector:
         self._sample = (
             None
             if limit is None or limit.seed is None
-            else _Sample(limit, _Draw(limit.seed, by_number=by_number), empty)
+            else _Sample(limit, Draw(limit.seed, by_number=by_number), empty)
         )
         self.full = False
         """Whether no further entry can be selected."""
@@ -226,13 +226,13 @@ class Selector:
         return self._empty() if self._sample is None else self._sample.finish()
 
 
-class _Draw:
+class Draw:
     """The number that an entry draws: 64 bits of BLAKE2b, keyed with the seed, of its name.
 
     docs/explanation/semantics.md specifies it for other languages.
     """
 
-    def __init__(self, seed: int, *, by_number: bool) -> None:
+    def __init__(self, seed: int, *, by_number: bool = False) -> None:
         self._key = seed.to_bytes(8, "little", signed=True)
         self._by_number = by_number
         self._number = 0
@@ -257,7 +257,7 @@ class _Sample:
     take more of the limit.
     """
 
-    def __init__(self, limit: Limit, draw: _Draw, empty: Callable[[], Entries]) -> None:
+    def __init__(self, limit: Limit, draw: Draw, empty: Callable[[], Entries]) -> None:
         self._limit = limit
         self._draw = draw
         self._empty = empty

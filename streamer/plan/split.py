@@ -1,5 +1,7 @@
 """Divides objects into folds by their keys, for holdout sets and cross-validation. Pure.
 
+`streamer.plan.record_selection` divides blocks of records instead.
+
     key ─ BLAKE2b, keyed with the seed ─▶ a number of 64 bits ─▶ fold 0 … of-1 ─▶ taken or left out
 
 The fold depends on the key, the seed and the number of folds alone. So an object stays in its fold when
@@ -52,7 +54,11 @@ class Split:
 
     def takes(self, key: str) -> bool:
         """Return whether the object of this key is taken."""
-        return bool(self._taken[self.fold(key)])
+        return self.has(self.fold(key))
+
+    def has(self, fold: int) -> bool:
+        """Return whether a fold is taken."""
+        return bool(self._taken[fold])
 
 
 def parse_folds(text: str, of: int) -> tuple[range, ...]:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from array import array
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -254,6 +255,51 @@ def test_plan_shows_what_each_rank_gets(stub: S3Stub, tmp_path: Path) -> None:
     assert sum(each["bytes"] for each in ranks) == document["bytes"]
     assert len({each["digest"] for each in [document, *ranks]}) == 5
     assert "train-3  18 records, 6 steps, " in penstock("plan", "-c", path).stdout
+
+
+def test_a_limit_of_records_is_exact(stub: S3Stub, tmp_path: Path) -> None:
+    """It cuts an object, and the digest of the order differs."""
+    records = uneven(stub)
+    document = divided(stub, tmp_path, Count=1, Batch=1)
+    orders = set()
+    for most in (None, 13):
+        if most is not None:
+            document["InputDataConfig"][0]["Penstock"]["Limit"] = {"Records": most}
+        path = write_job(tmp_path / "job.yaml", document)
+        index(path, tmp_path)
+        with sidecar(path) as running:
+            planned = running.wait_for("planned")
+            orders.add(planned["order"])
+            assert planned["records"] == (most or 72)
+            running.wait_for("ready")
+            order = [record for each in records for record in each]
+            assert read_all(tmp_path / "ml/input/data/train-0_0") == b"".join(order[:most])
+            assert running.end() == 0
+    assert len(orders) == 2
+
+
+def test_two_channels_divide_an_object_by_block(stub: S3Stub, tmp_path: Path) -> None:
+    """One large object, which a split by key would leave whole; shuffled over two ranks, and as it is."""
+    stub.objects["b/train/0"] = b"".join(b"%08d" % number for number in range(1_000_000))
+    found: list[set[bytes]] = []
+    for take, count, seed in (("0-2", 2, 7), ("3", 1, None)):
+        document = divided(stub, tmp_path, Count=count, Batch=1 << 14, RecordSize=8, Remainder="repeat")
+        channel = document["InputDataConfig"][0]
+        channel["Penstock"]["Split"] = {"Of": 4, "Take": take, "By": "block"}
+        if seed is not None:
+            channel["ShuffleConfig"] = {"Seed": seed}
+        path = write_job(tmp_path / "job.yaml", document)
+        planned = json.loads(penstock("plan", "-c", path, "--json").stdout)["channels"]["train"]
+        with sidecar(path) as running, ThreadPoolExecutor() as threads:
+            running.wait_for("ready")
+            ranks = [tmp_path / f"ml/input/data/train-{rank}_0" for rank in range(count)]
+            data = b"".join(threads.map(read_all, ranks))
+            assert running.end() == 0
+        assert len(data) == planned["bytes"] == 8 * planned["records"]
+        found.append({data[first : first + 8] for first in range(0, len(data), 8)})
+    assert min(map(len, found)) > 100_000
+    assert found[0] & found[1] == set()
+    assert found[0] | found[1] == {b"%08d" % number for number in range(1_000_000)}
 
 
 def test_a_rank_resumes_at_its_byte(stub: S3Stub, tmp_path: Path) -> None:

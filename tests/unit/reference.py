@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from math import ceil, isqrt
 from typing import Any
 
@@ -95,7 +95,13 @@ Record = tuple[int, int]
 
 
 def record_order(
-    counts: Sequence[int], sizes: Sequence[int], *, seed: int | None, epoch: int, block: int
+    counts: Sequence[int],
+    sizes: Sequence[int],
+    *,
+    seed: int | None,
+    epoch: int,
+    block: int,
+    selected: Collection[Record] | None = None,
 ) -> list[Record]:
     """docs/explanation/record-order.md: all records of an epoch, in the global order."""
     blocks: list[list[Record]] = []
@@ -103,8 +109,31 @@ def record_order(
         each = max(1, block * count // size) if count else 1
         found = [(entry, number) for number in range(count)]
         blocks += [found[first : first + each] for first in range(0, count, each)]
+    if selected is not None:
+        blocks = [kept for each in blocks if (kept := [record for record in each if record in selected])]
     turns = range(len(blocks)) if seed is None else permutation(len(blocks), seed, epoch)
     return [each for turn in turns for each in blocks[turn]]
+
+
+def split_records(
+    counts: Sequence[int],
+    each: Sequence[int],
+    keys: Sequence[str],
+    *,
+    of: int,
+    take: Collection[int],
+    seed: int,
+) -> list[Record]:
+    """docs/explanation/record-order.md: the records of some folds of blocks, in plan order."""
+    found: list[Record] = []
+    for entry, count in enumerate(counts):
+        drawn = hashlib.shake_256(f"split blocks {seed} {keys[entry]}".encode()).digest(8 * count + 8)
+        for number in range(count):
+            block = number // each[entry]
+            word = int.from_bytes(drawn[8 * block : 8 * block + 8], "little")
+            if word * of // 2**64 in take:
+                found.append((entry, number))
+    return found
 
 
 def global_batches(order: list[Record], size: int, remainder: str) -> list[list[Record]]:

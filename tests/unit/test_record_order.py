@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Iterable
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
@@ -16,7 +17,9 @@ from streamer.errors import ConfigError
 from streamer.plan import Entries, Literal, ObjectRef, Part, Position, Segment, cut
 from streamer.plan.record_order import Deal, RecordOrder, Remainder, Run, Walk, joined
 from streamer.plan.record_plan import HostRanks, RecordPlan
+from streamer.plan.record_selection import RecordLimit, RecordSelection, select_records, taken_blocks
 from streamer.plan.record_table import FixedRecords
+from streamer.plan.split import Split
 from tests.unit import reference
 from tests.unit.reference import Record
 
@@ -333,8 +336,23 @@ def test_the_example_of_the_documentation() -> None:
         entries.add(ObjectRef("bucket", name, size, f"e{name}"))
     plan = RecordPlan(HostRanks(entries, Counts(counts), order, Deal(4, 2, 1, 2)))
     digests = [f"order        {plan.host_ranks.order_digest}", f"rank 1 of 2  {plan.digest}"]
+
+    split = Split(3, (range(2),))
+    taken = [
+        [next(fold for fold in range(3) if block in taken_blocks(Split(3, (range(fold, fold + 1),)), key, 3))
+         for block in range(blocks)]
+        for key, blocks in (("a", 3), ("b", 3), ("c", 2))
+    ]  # fmt: skip
+    selections = ["folds            " + " | ".join(" ".join(map(str, folds)) for folds in taken)]
+    for name, limit in (("split", None), ("limit", RecordLimit(7))):
+        select = partial(select_records, entries, counts, RecordSelection(split, limit))
+        cut, order = (RecordOrder(counts, sizes, seed=seed, block=25, select=select) for seed in (None, 7))
+        selections.append(f"{name}, blocks    {' | '.join(map(shown, cut.runs(0)))}")
+        selections.append(f"{name}, epoch 0   {' '.join(map(shown, order.runs(0)))}")
+        host_ranks = HostRanks(entries, Counts(counts), order, Deal(4, 2, 1, 2))
+        digests.append(f"{name} order  {host_ranks.order_digest}")
     page = PAGE.read_text()
-    for block in (lines, digests):
+    for block in (lines, selections, digests):
         assert "```text\n" + "\n".join(block) + "\n```\n" in page
 
 
