@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,6 +20,9 @@ from sidecar.cli.options import (
     set_up_log,
 )
 from streamer.units import human_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _COLORS = {"ok": "green", "warning": "yellow", "failure": "red"}
 """Colours of the findings of `doctor`."""
@@ -52,12 +55,18 @@ def check(path: str | None, *, as_json: bool) -> None:
         "penstock plan -c job.yaml",
         "penstock plan -c job.yaml --json | jq .channels",
         "penstock plan --include '*.tar' --limit 1000",
+        "penstock plan -c job.yaml --steps",
     ],
 )
 @job_file_option
 @host_index_option
 @host_count_option
 @selection_options
+@click.option(
+    "--steps",
+    is_flag=True,
+    help="Print a table of each rank's records, steps, bytes, requests; --json always has them.",
+)
 @click.option("-q", "--quiet", is_flag=True, help="Show no progress in a terminal.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON, with the key of every object.")
 def plan(
@@ -65,6 +74,7 @@ def plan(
     *,
     host_index: int | None,
     host_count: int | None,
+    steps: bool,
     quiet: bool,
     as_json: bool,
     **selecting: Any,
@@ -99,13 +109,33 @@ def plan(
             f"  digest   {channel['digest']}"
         )
         if "steps" in channel:
-            steps = f"{channel['steps']} steps of {channel['all_ranks']} ranks"
-            click.echo(f"  records  {channel['records']}, in {steps}")
-        for rank, each in channel.get("ranks", {}).items():
-            of = f"{each['objects']} objects"
-            if "steps" in each:
-                of = f"{each['records']} records, {each['steps']} steps"
-            click.echo(f"  {rank}  {of}, {each['bytes']} bytes, digest {each['digest'][:16]}")
+            all_steps = f"{channel['steps']} steps of {channel['all_ranks']} ranks"
+            click.echo(f"  records  {channel['records']}, in {all_steps}")
+        for line in (_steps if steps else _ranks)(name, channel):
+            click.echo(line)
+        if (unequal := channel.get("unequal_steps")) is not None:
+            click.echo(f"  steps    unequal: {unequal['why']}; {unequal['do']}")
+
+
+def _ranks(_: str, channel: dict[str, Any]) -> Iterator[str]:
+    """Yield a line for each rank FIFO of a channel."""
+    for rank, each in channel.get("ranks", {}).items():
+        of = f"{each['objects']} objects"
+        if "steps" in each:
+            of = f"{each['records']} records, {each['steps']} steps"
+        yield f"  {rank}  {of}, {each['bytes']} bytes, digest {each['digest'][:16]}"
+
+
+def _steps(name: str, channel: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines of the table of --steps: a row for each rank FIFO, or for the channel without any."""
+    rows = [("", "records", "steps", "bytes", "requests", "bytes a request")]
+    for rank, each in channel.get("ranks", {name: channel}).items():
+        figures = (each.get("records", "-"), each.get("steps", "-"), each["bytes"], each["parts"])
+        rows.append((rank, *map(str, figures), str(each["bytes"] // max(each["parts"], 1))))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for first, *others in rows:
+        numbers = (text.rjust(width) for text, width in zip(others, widths[1:], strict=True))
+        yield f"  {first:<{widths[0]}}  {'  '.join(numbers)}"
 
 
 @click.command(cls=Command, examples=["penstock doctor -c job.yaml"], page="docs/how-to/doctor.md")

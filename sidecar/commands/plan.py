@@ -9,6 +9,7 @@ from sidecar.job.layout import DEFAULT_BASE, Flags, Layout, resolve_host
 from sidecar.job.listings import open_listings
 from sidecar.job.planned import figures_by_record
 from sidecar.job.planning import plan_job
+from sidecar.job.unequal_steps import unequal_steps
 from sidecar.observe.state import JobState
 from sidecar.process.progress import progress_line
 from streamer.aio import in_thread
@@ -47,13 +48,18 @@ async def plan(job: Job, flags: Flags, *, quiet: bool = False) -> dict[str, Any]
                     "open_files": transport.few_files,
                     "budget": transport.memory_budget.budget,
                     "memory": footprint(job, transport, streams).needed(transport.memory_budget.budget),
-                    "channels": await in_thread(_channels, job, plans, part_size),
+                    "channels": await in_thread(_channels, job, plans, part_size, len(hosts.names)),
                 }
 
 
-def _channels(job: Job, plans: dict[str, Planned], part_size: int) -> dict[str, Any]:
+def _channels(job: Job, plans: dict[str, Planned], part_size: int, hosts: int) -> dict[str, Any]:
     """Return the part of the document for the channels; takes seconds for a million objects."""
     modes = {channel.channel_name: job.mode(channel) for channel in job.input_data_config}
+    unequal = {
+        channel.channel_name: found._asdict()
+        for channel in job.channels("Pipe")
+        if (found := unequal_steps(channel, hosts=hosts)) is not None
+    }
     return {
         name: {"mode": modes[name]}
         | _summary(planned.whole, part_size)
@@ -63,6 +69,7 @@ def _channels(job: Job, plans: dict[str, Planned], part_size: int) -> dict[str, 
             if name in job.ranks
             else {}
         )
+        | ({"unequal_steps": unequal[name]} if name in unequal else {})
         for name, planned in plans.items()
     }
 

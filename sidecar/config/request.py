@@ -215,6 +215,23 @@ class ChannelConfig(Model):
                     "FOLDER}, or select whole objects"
                 )
             return self
+        found = self.not_by_record
+        if found is None and ranks.block is not None:
+            if self.shuffle_config is None:
+                found = "Block has no meaning without ShuffleConfig; remove it"
+            elif selected.split is not None:
+                found = (
+                    "Block contradicts Split: {By: block}, whose blocks have 1 MiB on all hosts and in all "
+                    "channels; remove it"
+                )
+        if found is not None:
+            raise ValueError(f"Ranks with a batch divide a channel by record, and {found}")
+        return self
+
+    @property
+    def not_by_record(self) -> str | None:
+        """Why ranks cannot share the channel by record, and what to do; None if they can."""
+        extras = self.penstock
         why = {
             f"CompressionType: {self.compression_type}": self.compression_type != "None"
             and "has no records at fixed offsets; store the objects inflated",
@@ -227,19 +244,8 @@ class ChannelConfig(Model):
             and "would change where records are; use fail",
             "Integrity: checksum": extras.integrity == "checksum"
             and "compares whole objects, which no rank reads; remove it",
-            "Block": ranks.block is not None
-            and (
-                (self.shuffle_config is None and "has no meaning without ShuffleConfig; remove it")
-                or (
-                    selected.split is not None
-                    and "contradicts Split: {By: block}, whose blocks have 1 MiB on all hosts and in all "
-                    "channels; remove it"
-                )
-            ),
         }
-        if found := next((f"{key} {text}" for key, text in why.items() if text), None):
-            raise ValueError(f"Ranks with a batch divide a channel by record, and {found}")
-        return self
+        return next((f"{key} {text}" for key, text in why.items() if text), None)
 
     @property
     def failure_policy(self) -> FailurePolicy:

@@ -47,6 +47,8 @@ async def examine(job: Job, flags: Flags) -> AsyncIterator[Finding]:
     for channel in job.channels("Pipe"):
         if (ranks := channel.penstock.by_record) is not None and ranks.index is not None:
             yield await machine.record_index(channel, ranks.index)
+        if (unequal := machine.steps(channel, hosts)) is not None:
+            yield unequal
     directory = machine.fifo_directory(job, layout)
     yield directory
     yield await machine.admin_port(job)

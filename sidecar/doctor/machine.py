@@ -1,4 +1,4 @@
-"""Checks of `penstock doctor` on this machine: memory, pipes, open files, indexes, directory, port, disk.
+"""Checks of `penstock doctor` on this machine: memory, pipes, files, indexes, steps, directory, port, disk.
 
 Each check is a function that returns one `Finding` and leaves the machine as it was.
 """
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from sidecar.job import rehearsal
 from sidecar.job.record_ranks import load_index
+from sidecar.job.unequal_steps import unequal_steps
 from sidecar.process.exits import exit_code
 from sidecar.process.memory import memory_limit
 from streamer.errors import PenstockError, SinkError
@@ -22,6 +23,7 @@ from streamer.units import human_bytes
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from sidecar.config.hosts import Hosts
     from sidecar.config.job import Job
     from sidecar.config.request import ChannelConfig
     from sidecar.job.layout import Layout
@@ -125,6 +127,12 @@ async def record_index(channel: ChannelConfig, folder: str) -> Finding:
         return refused(check, error, "Do what the error says, or correct Ranks.Index.")
     totals = index.totals()
     return Finding(check, "ok", f"{totals.records} records of {index.format} in {totals.objects} objects")
+
+
+def steps(channel: ChannelConfig, hosts: Hosts) -> Finding | None:
+    """Say that the ranks of a channel have unequal numbers of steps, if they have."""
+    unequal = unequal_steps(channel, hosts=len(hosts.names))
+    return None if unequal is None else Finding(f"steps {channel.channel_name}", "ok", *unequal)
 
 
 def disk(layout: Layout, plans: Mapping[str, Plan]) -> Finding:

@@ -1,0 +1,92 @@
+"""What `plan` and `doctor` say of the steps of ranks: equal by record, unequal by object, and what helps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kit.processes import job, penstock, write_job
+from tests.kit.stub import S3Stub
+
+
+def job_file(stub: S3Stub, tmp_path: Path, *, hosts: int = 1, **channel: Any) -> str:
+    """A channel of three objects of 100, 300 and 1,100 bytes."""
+    stub.objects |= {f"b/train/{number}": bytes(size) for number, size in enumerate((100, 300, 1100))}
+    document = job(stub.url, None, "b/train/")
+    if hosts > 1:
+        document["ResourceConfig"] = {"InstanceCount": hosts}
+        source = document["InputDataConfig"][0]["DataSource"]["S3DataSource"]
+        source["S3DataDistributionType"] = "ShardedByS3Key"
+    document["InputDataConfig"][0] |= channel
+    return write_job(tmp_path / "job.yaml", document)
+
+
+def plan(path: str, *options: str) -> list[str]:
+    """The lines of the channel."""
+    done = penstock("plan", "-c", path, *options)
+    assert done.returncode == 0, done.stderr
+    lines: list[str] = done.stdout.splitlines()
+    assert "" not in lines
+    return lines[lines.index("train") + 1 :]
+
+
+def test_the_table_has_a_row_for_each_rank(stub: S3Stub, tmp_path: Path) -> None:
+    ranks = {"Count": 2, "Batch": 3, "RecordSize": 100}
+    path = job_file(stub, tmp_path, Penstock={"Ranks": ranks})
+    assert plan(path, "--steps")[-4:] == [
+        "  records  12, in 2 steps of 2 ranks",
+        "           records  steps  bytes  requests  bytes a request",
+        "  train-0        6      2    600         3              200",
+        "  train-1        6      2    600         3              200",
+    ]
+    found = json.loads(penstock("plan", "-c", path, "--json").stdout)["channels"]["train"]
+    assert "unequal_steps" not in found
+    assert [(each["steps"], each["parts"]) for each in found["ranks"].values()] == [(2, 3), (2, 3)]
+
+
+def test_a_channel_without_ranks_is_a_row(stub: S3Stub, tmp_path: Path) -> None:
+    path = job_file(stub, tmp_path)
+    assert plan(path, "--steps")[-2:] == [
+        "         records  steps  bytes  requests  bytes a request",
+        "  train        -      -   1500         3              500",
+    ]
+    assert plan(path)[-1].startswith("  digest ")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "channel", "words"),
+    [
+        (1, {"Penstock": {"Ranks": 2, "Framing": "TFRecord", "WhenFailed": "poison"}}, [
+            "each rank has whole objects, so their numbers of steps differ",
+            "penstock index build -c JOB --to index --channel train --every 1 --format TFRecord",
+            "Ranks: {Count: 2, Batch: RECORDS, Index: index}",
+        ]),
+        (2, {}, ["each host has whole objects", "--format FORMAT", "Ranks: {Count: 1, Batch"]),
+        (1, {"Penstock": {"Ranks": 2}, "RecordWrapperType": "RecordIO"}, [
+            "Ranks can have no batch, which would make them equal: RecordWrapperType: RecordIO makes",
+        ]),
+    ],
+)  # fmt: skip
+def test_unequal_steps_are_named_with_what_helps(
+    stub: S3Stub, tmp_path: Path, hosts: int, channel: dict[str, Any], words: list[str]
+) -> None:
+    path = job_file(stub, tmp_path, hosts=hosts, **channel)
+    host = ["--host-index", "0"] if hosts > 1 else []
+    planned = plan(path, *host)[-1]
+    assert planned.startswith("  steps    unequal: ")
+    examined = json.loads(penstock("doctor", "-c", path, *host, "--json").stdout)["findings"]
+    (finding,) = [each for each in examined if each["check"] == "steps train"]
+    assert finding["state"] == "ok"
+    for each in words:
+        assert each in planned
+        assert each in finding["text"] + finding["fix"]
+
+
+def test_equal_steps_and_single_streams_are_not_mentioned(stub: S3Stub, tmp_path: Path) -> None:
+    for ranks in ({}, {"Ranks": {"Count": 2, "Batch": 3, "RecordSize": 100}}):
+        path = job_file(stub, tmp_path, Penstock=ranks)
+        assert "unequal" not in "".join(plan(path))
+        assert "steps train" not in penstock("doctor", "-c", path, "--json").stdout
