@@ -59,3 +59,20 @@ def test_batches_of_each_keras_epoch(
         model.fit(dataset, epochs=3, steps_per_epoch=steps, callbacks=[seen], verbose=0, shuffle=False)
     assert seen.counts == batches
     assert sum(feed.opened.is_set() for feed in feeds) == opened
+
+
+def test_keras_knows_the_batches_of_a_channel_shared_by_record(
+    feeder: Feeder, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Keras reads no further than the last batch, and each of its epochs is one of the channel."""
+    records = [b"%d" % number for number in range(BATCHES * SIZE)]
+    feeds = [feeder.feed(n, encoded(records=records), records=len(records), steps=BATCHES) for n in range(4)]
+    dataset = PipeModeDataset("train", "TFRecord", batch_size=SIZE, cardinality=True).map(parse).prefetch(2)
+    model = tf.keras.Sequential([tf.keras.Input([1]), tf.keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    seen = Batches()
+    model.fit(dataset, epochs=3, callbacks=[seen], verbose=0, shuffle=False)
+    assert seen.counts == [BATCHES] * 3
+    assert seen.params["steps"] == BATCHES
+    assert sum(feed.opened.is_set() for feed in feeds) == 3
+    assert not [warning for warning in recwarn if "ran out of data" in str(warning.message)]

@@ -10,6 +10,7 @@ import re
 import signal
 import struct
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,88 @@ def test_is_a_dataset_of_strings(feeder: Feeder) -> None:
     assert isinstance(dataset, tf.data.Dataset)
     assert dataset.element_spec == tf.TensorSpec([], tf.string)
     assert dataset.cardinality() == tf.data.UNKNOWN_CARDINALITY
+
+
+@pytest.mark.parametrize(
+    ("options", "elements"),
+    [
+        ({}, 3000),
+        ({"batch_size": 128}, 24),
+        ({"batch_size": 128, "drop_remainder": True}, 23),
+        ({"batch_size": 128, "positions": True}, 24),
+    ],
+)
+def test_the_cardinality_of_a_channel_shared_by_record(
+    feeder: Feeder, options: dict[str, Any], elements: int
+) -> None:
+    for epoch in range(2):
+        feeder.feed(epoch, encoded(), records=len(RECORDS), steps=7)
+    dataset = PipeModeDataset("train", "TFRecord", cardinality=True, **options)
+    assert len(dataset) == elements
+    assert len(dataset.prefetch(1)) == elements
+    assert dataset.steps_per_epoch == 7
+    assert [len(contents(dataset)), len(contents(dataset))] == [elements, elements]
+    assert feeder.next_epoch() == 2
+
+
+def test_the_cardinality_waits_for_the_sidecar(feeder: Feeder) -> None:
+    made: list[PipeModeDataset] = []
+    making = threading.Thread(
+        target=lambda: made.append(PipeModeDataset("train", "TFRecord", cardinality=True))
+    )
+    making.start()
+    feeder.feed(0, encoded(), records=len(RECORDS), steps=7)
+    making.join()
+    assert len(made[0]) == len(RECORDS)
+    assert contents(made[0]) == RECORDS
+
+
+def test_a_channel_without_counts_has_no_cardinality(feeder: Feeder) -> None:
+    feeder.feed(0, encoded())
+    with pytest.raises(PipeModeDatasetException, match="the number of records of channel train is unknown"):
+        PipeModeDataset("train", "TFRecord", cardinality=True)
+    dataset = PipeModeDataset("train", "TFRecord")
+    with pytest.raises(PipeModeDatasetException, match="the number of records of channel train is unknown"):
+        _ = dataset.steps_per_epoch
+    assert contents(dataset) == RECORDS
+    with pytest.raises(PipeModeDatasetException, match="steps of a path"):
+        _ = PipeModeDataset.from_path("/nowhere").steps_per_epoch
+
+
+def test_a_cardinality_from_the_trailer_of_an_earlier_run_is_refused(feeder: Feeder) -> None:
+    os.mkfifo(feeder.path("train", 0))
+    feeder.publish(0, "open", records=10, steps=1)
+    dataset = PipeModeDataset("train", "TFRecord", cardinality=True)
+    feeder.feed(0, encoded(), records=len(RECORDS), steps=7)
+    with pytest.raises(tf.errors.NotFoundError, match="has 3000 records; when .* the trailer stated 10"):
+        contents(dataset)
+
+
+@pytest.mark.parametrize(
+    "options", [{"max_corrupted_records_to_skip": 1}, {"start": ReaderPosition("train", 0).state()}]
+)
+def test_an_epoch_that_may_be_shorter_has_no_cardinality(feeder: Feeder, options: dict[str, Any]) -> None:
+    with pytest.raises(PipeModeDatasetException, match="has no known cardinality"):
+        PipeModeDataset("train", "TFRecord", cardinality=True, **options)
+
+
+def test_the_steps_after_a_start_are_those_of_the_epoch_to_come(feeder: Feeder) -> None:
+    dataset = PipeModeDataset("train", "TFRecord", start=ReaderPosition("train", 2).state())
+    feeder.feed(2, encoded(), records=len(RECORDS), steps=7)
+    assert dataset.steps_per_epoch == 7
+    assert contents(dataset) == RECORDS
+
+
+def test_a_rank_is_the_channel_of_its_fifo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    feeder = Feeder(tmp_path / "ranks", ("train-0", "train-1"))
+    monkeypatch.setenv("SAGEMAKER_BASE_DIR", feeder.base)
+    feeder.feed(0, encoded(), channel="train-1")
+    dataset = PipeModeDataset("train", "TFRecord", rank=1)
+    assert dataset.channel == "train-1"
+    assert contents(dataset) == RECORDS
+    with pytest.raises(PipeModeDatasetException, match="train-2"):
+        PipeModeDataset("train", "TFRecord", rank=2)
+    feeder.close()
 
 
 @pytest.mark.parametrize("record_format", list(ENCODE))

@@ -30,6 +30,7 @@ moved to another process (tf.data service), as with every dataset made of Python
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -37,9 +38,11 @@ from tensorflow.python.eager import core, executor
 from tensorflow.python.framework import tensor_shape
 from tensorflow.python.ops import script_ops
 
+from streamer.errors import ChannelError
 from streamer.formats.tfrecord import Skipped
 from streamer.readers.core.config import PipeModeDatasetException, check_channel, directories
 from streamer.readers.core.epochs import TIMEOUT, ChannelEpochs, path_streams
+from streamer.readers.core.interleave import rank_channel
 from streamer.readers.core.plain import check_format, record_reader
 from streamer.readers.core.position import StartPosition
 from streamer.readers.core.state import EpochState
@@ -53,9 +56,10 @@ from streamer.readers.tensorflow.steps import PATIENCE_S
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from streamer.formats.window import RecordReader
+    from streamer.readers.core.epochs import EpochCounts
     from streamer.readers.core.stream import PipeStream
     from streamer.readers.tensorflow.steps import Steps
 
@@ -85,13 +89,17 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
     elements are pairs of a record and the position after it, a scalar string for a `tf.Variable` that
     `tf.train.Checkpoint` saves. `start`: such a position, or the state of a PipeReader; the first iterator
     returns the rest of that epoch. An empty string, the variable's value before the first step, is ignored.
-    `anyway`: use the position even if the plan's digest has changed.
+    `anyway`: use the position even if the plan's digest has changed. `rank`: read the channel's rank FIFO of
+    this index, from 0 on. `cardinality`: wait until the sidecar offers the first epoch, and take the number
+    of its elements from the trailer, for a channel whose ranks share it by record; `len(dataset)`,
+    `dataset.cardinality()` and Keras then know it. An epoch whose trailer has another number raises
+    `tf.errors.NotFoundError`.
 
-    Raises PipeModeDatasetException (a ChannelError) if the channel is unknown or is not a Pipe channel, or
-    if arguments exclude each other; `tf.errors.InvalidArgumentError` for an unknown format; ChannelError
-    if the state directory cannot be made. Iterating raises `tf.errors.InternalError` for CorruptRecord and
-    CutRecord, `tf.errors.DataLossError` for any other StreamError, `tf.errors.NotFoundError` for
-    ChannelError.
+    Raises PipeModeDatasetException (a ChannelError) if the channel is unknown or is not a Pipe channel, if
+    arguments exclude each other, or if the trailer has no number of records for `cardinality`;
+    `tf.errors.InvalidArgumentError` for an unknown format; ChannelError if the state directory cannot be
+    made. Iterating raises `tf.errors.InternalError` for CorruptRecord and CutRecord,
+    `tf.errors.DataLossError` for any other StreamError, `tf.errors.NotFoundError` for ChannelError.
 
     Every host reads its own FIFO, so auto-sharding is off: tf.distribute must not divide the data again.
     """
@@ -114,20 +122,32 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
         start: Mapping[str, Any] | str | bytes | tf.Tensor | tf.Variable | None = None,
         anyway: bool = False,
         positions: bool = False,
+        rank: int | None = None,
+        cardinality: bool = False,
     ) -> None:
+        if rank is not None:
+            channel = rank_channel(channel, rank)
         if epoch is not None and epoch < 0:
             raise PipeModeDatasetException(f"epoch is {epoch}; it cannot be negative")
         saved = parse_start(start, channel)
         if saved is not None and epoch is not None:
             raise PipeModeDatasetException("start names the first epoch, so leave epoch out")
+        if cardinality and (saved is not None or max_corrupted_records_to_skip):
+            raise PipeModeDatasetException(
+                "an epoch that begins at start, or that may skip records, has no known cardinality: leave "
+                "start and max_corrupted_records_to_skip out, or cardinality"
+            )
         paths = directories(pipe_dir, config_dir, state_dir)
         self.channel: str | None = channel
         self.pipe_dir: str | None = paths.pipe
         self.config_dir: str | None = paths.config
         self.state_dir: str | None = paths.state
-        self._prepare(
+        epochs = ChannelEpochs(channel, paths, epoch=epoch, timeout=timeout, patience=PATIENCE_S)
+        self._epochs: ChannelEpochs | None = epochs
+        records: list[int] = []  # filled once the options and the channel are checked
+        dataset = self._elements(
             record_format,
-            ChannelEpochs(channel, paths, epoch=epoch, timeout=timeout, patience=PATIENCE_S).next_stream,
+            epochs.next_stream,
             benchmark=benchmark,
             benchmark_records_interval=benchmark_records_interval,
             max_corrupted_records_to_skip=max_corrupted_records_to_skip,
@@ -135,12 +155,18 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
             drop_remainder=drop_remainder,
             start=None if saved is None else StartPosition(saved, anyway),
             positions=positions,
+            records=records,
         )
         check_channel(channel, paths.config)
         if saved is not None:
-            EpochState(paths.state, channel).put(saved.epoch)
+            epochs.seek(saved.epoch)
         elif epoch is None:
             EpochState(paths.state, channel).prepare()
+        if cardinality:
+            records.append(_counts(epochs).records)
+            number = _elements_of(records[0], batch_size, drop_remainder=drop_remainder)
+            dataset = dataset.apply(tf.data.experimental.assert_cardinality(number))
+        self._wrap(dataset)
 
     @classmethod
     def from_path(
@@ -163,16 +189,29 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
         dataset: PipeModeDataset = cls.__new__(cls)
         dataset.channel = None
         dataset.pipe_dir = dataset.config_dir = dataset.state_dir = None
-        dataset._prepare(
+        dataset._epochs = None
+        records = dataset._elements(
             record_format,
             path_streams(path, timeout=timeout, patience=PATIENCE_S, proof=proof),
             max_corrupted_records_to_skip=max_corrupted_records_to_skip,
             batch_size=batch_size,
             drop_remainder=drop_remainder,
         )
+        dataset._wrap(records)
         return dataset
 
-    def _prepare(  # noqa: PLR0913 - the options of the constructor
+    @property
+    def steps_per_epoch(self) -> int:
+        """Number of global batches of an epoch, the same on all ranks, if ranks share the channel by record.
+
+        Waits until the sidecar offers the first epoch. Raises PipeModeDatasetException if the number is
+        unknown.
+        """
+        if self._epochs is None:
+            raise PipeModeDatasetException("the number of steps of a path is unknown; read a channel")
+        return _counts(self._epochs).steps
+
+    def _elements(  # noqa: PLR0913 - the options of the constructor
         self,
         record_format: str,
         streams: Callable[[], PipeStream],
@@ -184,7 +223,12 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
         drop_remainder: bool,
         start: StartPosition | None = None,
         positions: bool = False,
-    ) -> None:
+        records: Sequence[int] = (),
+    ) -> tf.data.Dataset:
+        """Check the options and return the dataset of elements.
+
+        `records`: the number that every epoch must have, or nothing.
+        """
         try:
             check_format(record_format, max_corrupted_records_to_skip)
         except ValueError as error:
@@ -224,9 +268,13 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
                 drop_remainder=drop_remainder,
                 cursor=cursor,
                 positions=positions,
+                records=records,
             )
 
-        dataset = elements(steps, batch_size, drop_remainder=drop_remainder, positions=positions)
+        return elements(steps, batch_size, drop_remainder=drop_remainder, positions=positions)
+
+    def _wrap(self, dataset: tf.data.Dataset) -> None:
+        """Become `dataset`."""
         self._dataset = dataset.with_options(_options())
         super().__init__(self._dataset._variant_tensor)  # noqa: SLF001 - how datasets wrap each other
 
@@ -251,6 +299,32 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
         return tf.nest.map_structure(lambda spec: spec.dtype, self.element_spec)
 
 
+def _check_records(stream: PipeStream, records: int) -> Iterator[list[bytes]]:
+    """Raise ChannelError unless the epoch has `records` records; yield empty lists while no bytes come."""
+    while not stream.begin(stream.patience):
+        yield []
+    found = stream.trailer.records if stream.trailer else None
+    if found != records:
+        number = "an unknown number of" if found is None else found
+        raise ChannelError(
+            f"{stream.name} has {number} records; when this dataset was made with cardinality, the trailer "
+            f"stated {records}: make the dataset after the sidecar has started"
+        )
+
+
+def _counts(epochs: ChannelEpochs) -> EpochCounts:
+    try:
+        return epochs.counts()
+    except TypeError as error:
+        raise PipeModeDatasetException(str(error)) from error
+
+
+def _elements_of(records: int, batch_size: int | None, *, drop_remainder: bool) -> int:
+    """Return the number of elements of an epoch."""
+    whole, rest = divmod(records, batch_size or 1)
+    return whole + (rest > 0 and not drop_remainder)
+
+
 def _options() -> tf.data.Options:
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
@@ -272,10 +346,13 @@ def _epoch(
     drop_remainder: bool,
     cursor: EpochCursor | None,
     positions: bool,
+    records: Sequence[int],
 ) -> Steps:
     """Yield the steps of one epoch; they have no records while no bytes come."""
     with streams() as stream:
         blocks = reader(stream).batches() if cursor is None else cursor.batches(stream, reader)
+        if records:
+            blocks = itertools.chain(_check_records(stream, records[0]), blocks)
         measured = blocks if meter is None else meter.measure(blocks)
         after = cursor if positions else None
         if batch_size is None:
