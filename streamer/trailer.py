@@ -35,8 +35,10 @@ import stat
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
+from streamer.step_state import is_order
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 TrailerState = Literal["open", "complete", "abandoned", "failed", "stopped"]
 
@@ -69,6 +71,10 @@ class Trailer:
     """Records of the epoch, if ranks share the channel by record; else None."""
     steps: int | None = None
     """Global batches of the epoch, if ranks share the channel by record; else None."""
+    records_skipped: int = 0
+    """Records of the epoch before the FIFO's first byte, if ranks share the channel by record; else 0."""
+    order: Mapping[str, Any] | None = None
+    """Order of the records (`streamer.step_state`), if ranks share the channel by record; else None."""
     digest: str = ""
     """Digest of the plan (`streamer.plan.digest`): object versions, bytes and order.
 
@@ -110,6 +116,11 @@ def rank_channel_name(channel: str, index: int) -> str:
     return f"{channel}-{index}"
 
 
+def channel_of_rank(name: str) -> str:
+    """Return the channel whose rank FIFO is called `name`."""
+    return name.rpartition("-")[0]
+
+
 def write_trailer(directory: str, trailer: Trailer, *, mode: int = 0o644) -> None:
     """Publish `trailer`; it replaces the epoch's trailer atomically. Raises OSError."""
     path = trailer_path(directory, trailer.channel, trailer.epoch)
@@ -121,6 +132,10 @@ def write_trailer(directory: str, trailer: Trailer, *, mode: int = 0o644) -> Non
         del document["bytes_skipped"]
     if trailer.steps is None:
         del document["records"], document["steps"]
+    if trailer.order is None:
+        del document["order"]
+    if not trailer.records_skipped:
+        del document["records_skipped"]
     if not trailer.poison:
         del document["poison"]
     if not trailer.resumed:
@@ -213,6 +228,8 @@ _IS_VALID: dict[str, Callable[[object], bool]] = {
     "objects": _is_count,
     "records": _is_count,
     "steps": _is_count,
+    "records_skipped": _is_count,
+    "order": is_order,
     "digest": _is_text,
     "error": lambda value: value is None or _is_text(value),
     "changed": _is_count,

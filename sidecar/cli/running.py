@@ -20,6 +20,16 @@ from sidecar.cli.options import (
     print_json,
 )
 
+_resume_option = click.option(
+    "--resume",
+    metavar="STATE",
+    help="Begin at the position in a reader's state_dict(): a file, a directory, s3://BUCKET/KEY, or JSON. "
+    "Without a file there, at the beginning.",
+)
+_resume_anyway_option = click.option(
+    "--resume-anyway", is_flag=True, help="Resume even if the objects or their order have changed."
+)
+
 
 @click.command(
     cls=Command,
@@ -37,10 +47,8 @@ from sidecar.cli.options import (
     metavar="SOCKET|auto",
     help="The socket of the keeper that holds the FIFOs, so that the sidecar can restart; auto starts one.",
 )
-@click.option(
-    "--resume", metavar="STATE", help="Begin at the position in a reader's state_dict(): a file, or JSON."
-)
-@click.option("--resume-anyway", is_flag=True, help="Resume even if the objects have changed.")
+@_resume_option
+@_resume_anyway_option
 @log_level_option
 @log_json_option
 def run(
@@ -79,12 +87,17 @@ def run(
     "exec",
     cls=Command,
     context_settings={"allow_interspersed_args": False},
-    examples=["penstock exec -c job.yaml python train.py --epochs 3"],
+    examples=[
+        "penstock exec -c job.yaml python train.py --epochs 3",
+        "penstock exec -c job.yaml --resume /checkpoints torchrun --nproc-per-node 4 train.py",
+    ],
     page="docs/reference/configuration.md#command-line",
 )
 @job_file_option
 @host_index_option
 @host_count_option
+@_resume_option
+@_resume_anyway_option
 @log_level_option
 @log_json_option
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -93,6 +106,8 @@ def execute(
     *,
     host_index: int | None,
     host_count: int | None,
+    resume: str | None,
+    resume_anyway: bool,
     log_level: str,
     as_json: bool,
     command: tuple[str, ...],
@@ -105,7 +120,14 @@ def execute(
         from sidecar.commands import execute as command_module
         from sidecar.process.runner import run as run_loop
 
-        code = run_loop(command_module.execute(load_job_file(path), (host_index, host_count), command))
+        running = command_module.execute(
+            load_job_file(path),
+            (host_index, host_count),
+            command,
+            resume=resume,
+            resume_anyway=resume_anyway,
+        )
+        code = run_loop(running)
         end(code)
     sys.exit(int(code))
 

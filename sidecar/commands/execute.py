@@ -32,15 +32,33 @@ GRACE_AFTER_FAILURE = 10
 """Seconds after a channel's failure until `exec` sends the trainer SIGTERM, and from then until SIGKILL."""
 
 
-async def execute(job: Job, flags: Flags, command: tuple[str, ...]) -> int:
-    """Run `command` as the trainer beside the channels; return the sidecar's error code or its exit code."""
+async def execute(
+    job: Job,
+    flags: Flags,
+    command: tuple[str, ...],
+    *,
+    resume: str | None = None,
+    resume_anyway: bool = False,
+) -> int:
+    """Run `command` as the trainer beside the channels; return the sidecar's error code or its exit code.
+
+    `resume`, `resume_anyway`: as of `sidecar.commands.run.Continuation`.
+    """
     with ExitStack() as stack:
         base = job.penstock.base_directory
         if base is None:
             base = stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-"))
         layout = Layout(base)
         job, hosts = resolve_host(job, layout, flags)
-        spec = JobSpec(job=job, hosts=hosts, layout=layout, default_admin_port=0, keep_proof=False)
+        spec = JobSpec(
+            job=job,
+            hosts=hosts,
+            layout=layout,
+            default_admin_port=0,
+            keep_proof=False,
+            resume=resume,
+            resume_anyway=resume_anyway,
+        )
         supervisor = Supervisor(spec)
         code = Exit.OK.value
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from sidecar.job.layout import DEFAULT_BASE, Flags, Layout, resolve_host
 from sidecar.job.rehearsal import ADMIN_PORT
-from sidecar.job.resume import load_saved
 from sidecar.job.supervisor import JobSpec, Supervisor
 from sidecar.process.exits import Exit
 from sidecar.process.logs import log
@@ -32,14 +31,13 @@ class Continuation:
     keeper: str | None = None
     """The socket of a keeper, or `auto`."""
     resume: str | None = None
-    """The result of a reader's `state_dict()`: a file, or JSON."""
+    """States of readers: a file, a directory, an S3 URI, or JSON (`sidecar.job.state_source`)."""
     resume_anyway: bool = False
     """Resume even if the objects have changed."""
 
 
 async def run(job: Job, flags: Flags, continuation: Continuation) -> int:
     """Serve the job until a signal; drain on the first, end at once on the second."""
-    saved = {} if continuation.resume is None else load_saved(continuation.resume)
     shutdown = Shutdown()
     layout = Layout(job.penstock.base_directory or DEFAULT_BASE)
     job, hosts = resolve_host(job, layout, flags)
@@ -50,7 +48,7 @@ async def run(job: Job, flags: Flags, continuation: Continuation) -> int:
             layout=layout,
             default_admin_port=ADMIN_PORT,
             keeper=continuation.keeper,
-            saved=saved,
+            resume=continuation.resume,
             resume_anyway=continuation.resume_anyway,
         )
     )

@@ -2,6 +2,7 @@
 
 The keeper's position comes first, because a reader is in the middle of the FIFO that the keeper holds. The
 position of `--resume` is that of a saved `state_dict()`; it applies to a channel that no reader has opened.
+A state of steps (`streamer.step_state`) is of all FIFOs of its channel, at any number of ranks.
 Each position belongs to a plan. If the digest of the present plan differs, the bytes before and after the
 position are of different data. Then a channel of the keeper fails with its FIFO held open, and `--resume` is
 refused, unless `anyway` is set.
@@ -20,7 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 from streamer.errors import ConfigError, SourceChanged
 from streamer.plan import NOWHERE, Position, parse_partial
+from streamer.plan.record_places import offset_of, records_before
+from streamer.plan.record_plan import RecordPlan
 from streamer.relay.channel_spec import StartPosition
+from streamer.step_state import StepState, is_step_state, order_difference
 from streamer.trailer import read_trailer
 
 if TYPE_CHECKING:
@@ -44,27 +48,34 @@ class Saved:
     digest: str
 
 
-def parse_saved(text: str) -> dict[str, Saved]:
-    """Parse one state or a list of states, in JSON; return positions by channel. Raises ConfigError.
+def parse_saved(text: str) -> dict[str, Saved | StepState]:
+    """Parse one state or a list of states, in JSON. Raises ConfigError.
 
-    A state of the PyTorch reader may have several channels (`streamer.readers.torch.progress`).
+    Returns positions by FIFO, and states of steps by channel. A state of the PyTorch reader may have several
+    channels (`streamer.readers.torch.progress`). Several ranks may have saved the same state of steps.
     """
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"--resume is not JSON: {error}; save what state_dict() returns") from error
-    saved: dict[str, Saved] = {}
+    saved: dict[str, Saved | StepState] = {}
     for entry in document if isinstance(document, list) else [document]:
-        several = isinstance(entry, dict) and entry.keys() >= SEVERAL
+        several = isinstance(entry, dict) and entry.keys() >= SEVERAL and isinstance(entry["channels"], list)
         for state in entry["channels"] if several else [entry]:
             channel, position = _parse_state(state)
-            if channel in saved:
+            if channel in saved and not (isinstance(position, StepState) and saved[channel] == position):
                 raise ConfigError(f"--resume has two states of channel {channel}; remove one")
             saved[channel] = position
     return saved
 
 
-def _parse_state(state: Any) -> tuple[str, Saved]:
+def _parse_state(state: Any) -> tuple[str, Saved | StepState]:
+    if is_step_state(state):
+        try:
+            steps = StepState.of(state)
+        except ValueError as error:
+            raise ConfigError(f"--resume: {error}; save what state_dict() returns") from error
+        return steps.channel, steps
     if not isinstance(state, dict) or state.keys() != KEYS or state["format"] != FORMAT:
         raise ConfigError(
             f"--resume must be what a reader's state_dict() returns, or a list of such states, not {state!r}"
@@ -77,15 +88,55 @@ def _parse_state(state: Any) -> tuple[str, Saved]:
     return str(state["channel"]), Saved(epoch, offset, str(state["digest"]))
 
 
-def load_saved(value: str) -> dict[str, Saved]:
-    """Parse `value` if it is JSON, else the file of this name. Raises ConfigError."""
-    if value.lstrip().startswith(("{", "[")):
-        return parse_saved(value)
-    try:
-        with open(value, encoding="utf-8") as file:
-            return parse_saved(file.read())
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read --resume {value}: {error}") from error
+def saved_by_fifo(
+    saved: Mapping[str, Saved | StepState],
+    plans: Mapping[str, Mapping[str, Plan]],
+    held: Mapping[str, Held],
+    *,
+    anyway: bool,
+) -> dict[str, Saved]:
+    """Return the position of every FIFO, with states of steps replaced by those of the channel's FIFOs.
+
+    `plans`: of the FIFOs, by channel. If a reader has opened any FIFO of a channel that the keeper holds, the
+    keeper has the positions of all of them, and the channel's state is not used. Raises ConfigError.
+    """
+    found: dict[str, Saved] = {}
+    for name, state in saved.items():
+        if isinstance(state, Saved):
+            found[name] = state
+            continue
+        fifos = plans.get(name, {})
+        if any(fifo in held and not held[fifo].untouched for fifo in fifos):
+            continue
+        for fifo, plan in fifos.items():
+            if fifo in saved:
+                raise ConfigError(f"--resume has states of channel {name} and of its FIFO {fifo}; remove one")
+            found[fifo] = _at_step(plan, state, anyway=anyway)
+        if not fifos:
+            found[name] = Saved(state.epoch, 0, "")  # refused by name: the job has no such channel
+    return found
+
+
+def _at_step(plan: Plan, state: StepState, *, anyway: bool) -> Saved:
+    """Return the position of a step in one FIFO. Raises ConfigError."""
+    name = state.channel
+    if not isinstance(plan, RecordPlan):
+        raise ConfigError(
+            f"--resume: the state of channel {name} has steps, and its ranks do not share it by record; set "
+            "Batch or GlobalBatch of Ranks as when it was saved, or start without --resume"
+        )
+    difference = order_difference(state.order, plan.record_order)
+    if difference is not None and not anyway:
+        raise ConfigError(
+            f"--resume: channel {name} was saved under another order of records: {difference}; restore what "
+            "has changed, start without --resume, or add --resume-anyway"
+        )
+    if state.step >= plan.steps(state.epoch):
+        raise ConfigError(
+            f"--resume: channel {name}: epoch {state.epoch} has {plan.steps(state.epoch)} steps, and the "
+            f"position is step {state.step}"
+        )
+    return Saved(state.epoch, offset_of(plan, state.epoch, state.step), plan.digest)
 
 
 def with_published_digests(held: Mapping[str, Held], directory: str) -> dict[str, Held]:
@@ -119,6 +170,10 @@ def start_positions(
             starts[name] = _start_of_saved(name, plan, saved_position, anyway=anyway)
         else:
             starts[name] = StartPosition()
+        position = starts[name].position
+        if isinstance(plan, RecordPlan) and position.skipped and starts[name].refused is None:
+            records = records_before(plan, position.epoch, position.skipped)
+            starts[name] = replace(starts[name], records_skipped=records)
     return starts
 
 

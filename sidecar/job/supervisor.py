@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sidecar.admin.port import open_admin
@@ -41,7 +41,8 @@ from sidecar.job.layout import Layout, set_reader_state, write_config_files
 from sidecar.job.listings import job_inspector, open_listings
 from sidecar.job.planning import plan_job
 from sidecar.job.rehearsal import local, memory
-from sidecar.job.resume import Saved, start_positions, with_published_digests
+from sidecar.job.resume import parse_saved, saved_by_fifo, start_positions, with_published_digests
+from sidecar.job.state_source import read_states
 from sidecar.observe.state import JobState
 from sidecar.process.exits import Exit, exit_code
 from sidecar.process.logs import log
@@ -54,7 +55,11 @@ if TYPE_CHECKING:
 
     from sidecar.config.hosts import Hosts
     from sidecar.config.job import Job
+    from sidecar.job.resume import Saved
+    from streamer.plan import Plan
     from streamer.relay.channel_spec import StartPosition
+    from streamer.s3.client.session import Clients
+    from streamer.step_state import StepState
 
 
 class Stop(Exception):
@@ -75,10 +80,10 @@ class JobSpec:
     """Whether the trailers stay after the end, for readers that are still reading."""
     keeper: str | None = None
     """The socket of a keeper, or `auto` to start one if there is none."""
-    saved: Mapping[str, Saved] = field(default_factory=dict)
-    """Positions of `--resume`, by FIFO."""
+    resume: str | None = None
+    """States at which channels start: see `sidecar.job.state_source`."""
     resume_anyway: bool = False
-    """Whether a FIFO starts at its position in `saved` even if the plan has changed."""
+    """Whether a FIFO starts at its saved position even if the plan has changed."""
 
 
 class Supervisor:
@@ -102,13 +107,14 @@ class Supervisor:
         log.info("host", name=hosts.current, index=hosts.index, of=len(hosts.names))
         async with contextlib.AsyncExitStack() as stack:
             keeper = spec.keeper == "auto"
-            await local(job, layout, fresh=not self._keeper.wanted and not spec.saved, keeper=keeper)
+            await local(job, layout, fresh=not self._keeper.wanted and spec.resume is None, keeper=keeper)
             port = spec.default_admin_port if admin.port is None else admin.port
             admin_port = await stack.enter_async_context(open_admin(state, host=admin.host, port=port))
             url = f"http://{admin.host}:{admin_port.number}/"
             log.info("starting", admin=url)
             clients = await stack.enter_async_context(job_clients(job))
             state.control_requests = clients.request_counts
+            saved = await self._saved(clients)
             planning_began = time.monotonic()
             listings = await stack.enter_async_context(open_listings(job, clients))
             plans = await plan_job(
@@ -128,9 +134,9 @@ class Supervisor:
             stack.push_async_callback(self._keeper.close)
             await self._keeper.connect()
             for fifo in streams:
-                if fifo.name in self._keeper.held or fifo.name in spec.saved:
+                if fifo.name in self._keeper.held or fifo.name in saved:
                     await listings.ended(fifo.channel.channel_name)  # its position is in the whole plan
-            starts = await asyncio.to_thread(self._start_positions, streams)
+            starts = await asyncio.to_thread(self._start_positions, streams, saved)
             whole = {name: planned.whole for name, planned in plans.items()}
             await download_channels(state, whole, clients, layout)
             resources = ChannelResources(
@@ -176,14 +182,29 @@ class Supervisor:
         write_config_files(layout, job, hosts)
         write_environment_file(layout, job, hosts)
 
-    def _start_positions(self, streams: list[Fifo]) -> dict[str, StartPosition]:
+    async def _saved(self, clients: Clients) -> dict[str, Saved | StepState]:
+        """Return the states of `--resume`. Raises ConfigError, SourceError."""
+        resume, penstock = self._spec.resume, self._spec.job.penstock
+        if resume is None:
+            return {}
+        sender = clients.control if penstock.transport == "aiobotocore" else clients
+        text = await read_states(resume, sender, give_up_after=penstock.give_up_after)
+        return {} if text is None else parse_saved(text)
+
+    def _start_positions(
+        self, streams: list[Fifo], saved: Mapping[str, Saved | StepState]
+    ) -> dict[str, StartPosition]:
         """Return the start position of every FIFO and write the epochs for the readers.
 
         Takes seconds for a large plan. Raises ConfigError, SinkError.
         """
         spec, held = self._spec, with_published_digests(self._keeper.held, self._spec.layout.data)
         plans = {fifo.name: fifo.plan for fifo in streams}
-        starts = start_positions(plans, held, spec.saved, anyway=spec.resume_anyway)
+        by_channel: dict[str, dict[str, Plan]] = {}
+        for fifo in streams:
+            by_channel.setdefault(fifo.channel.channel_name, {})[fifo.name] = fifo.plan
+        positions = saved_by_fifo(saved, by_channel, held, anyway=spec.resume_anyway)
+        starts = start_positions(plans, held, positions, anyway=spec.resume_anyway)
         for name, start in starts.items():
             if start.position != START:
                 log.info("resuming", channel=name, epoch=start.position.epoch, offset=start.position.offset)

@@ -91,6 +91,11 @@ class TFRecordReader(RecordReader):
         self._run = 0
         self._crc32c = crc32c()
 
+    @property
+    def skipped_records(self) -> int:
+        """See `RecordReader.skipped_records`; with those of readers that share `skipped`."""
+        return self.skipped.records
+
     def _cut(self) -> list[bytes]:
         view, start, end = self._view, self._start, self._end
         crc, unpack_header, tail, known = self._crc32c, HEADER.unpack_from, _CRC.unpack_from, self._known

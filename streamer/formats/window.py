@@ -64,6 +64,11 @@ class RecordReader(ABC):
         """Offset in the stream of the next record, in bytes."""
         return self._base + self._start
 
+    @property
+    def skipped_records(self) -> int:
+        """Number of corrupt records that were left out so far."""
+        return 0
+
     def __iter__(self) -> Iterator[bytes]:
         for batch in self.batches():
             yield from batch

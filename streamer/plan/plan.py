@@ -17,7 +17,7 @@ Two plans with the same digest stream the same bytes in every epoch.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streamer.formats.recordio import header, padding
 from streamer.plan.digest import Digests, parse_partial, partial_digest
@@ -28,7 +28,7 @@ from streamer.plan.shards import Shard, lightest
 from streamer.plan.shuffle import Permutation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from streamer.formats.join import Join
     from streamer.plan.growth import Growth
@@ -263,6 +263,11 @@ class Plan:
 
     def steps(self, epoch: int) -> int | None:  # noqa: ARG002 - see `RecordPlan`
         """Return the number of global batches of the epoch; None if ranks do not share it by record."""
+        return None
+
+    @property
+    def record_order(self) -> Mapping[str, Any] | None:
+        """Digest of the order of records and its inputs; None if ranks do not share the plan by record."""
         return None
 
     def refs(self, epoch: int) -> Iterator[ObjectRef]:

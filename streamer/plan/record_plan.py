@@ -15,7 +15,7 @@ import json
 import threading
 from array import array
 from bisect import bisect_right
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streamer.errors import ConfigError
 from streamer.plan.digest import Digests
@@ -40,7 +40,7 @@ POSITIONS_EVERY = 1 << 13
 milliseconds."""
 
 
-class _StepPosition(NamedTuple):
+class StepPosition(NamedTuple):
     """Start of a step, at which a walk over the order may start."""
 
     step: int
@@ -54,7 +54,7 @@ class _EpochBytes(NamedTuple):
 
     totals: array[int]
     """Bytes of each rank of this host."""
-    positions: list[_StepPosition]
+    positions: list[StepPosition]
     """Steps at which the walk of a resume may start."""
 
 
@@ -77,7 +77,7 @@ class HostRanks:
         self.deal = deal
         self._positions_every = positions_every
         self._sums = EpochCache[_EpochBytes]()
-        self._digest = ""
+        self._described: dict[str, Any] | None = None
         self._lock = threading.Lock()
         """Held by the thread that computes totals or the digest, so that others do not compute them too."""
         if 0 < order.records < deal.global_batch and deal.remainder == "drop":
@@ -101,7 +101,7 @@ class HostRanks:
     def _sum_up(self, epoch: int) -> _EpochBytes:
         deal, border, end_mark_bytes = self.deal, self.table.border, len(self.table.end_mark)
         totals = array("Q", bytes(8 * (deal.end - deal.first)))
-        positions: list[_StepPosition] = []
+        positions: list[StepPosition] = []
         walk, due, ranks = Walk(self.order, epoch), self._positions_every, deal.end - deal.first
         last: dict[int, tuple[int, int]] = {}
         """Entry and end of the last run of each rank."""
@@ -110,7 +110,7 @@ class HostRanks:
         for step in range(deal.steps(self.order.records)):
             if walk.taken + step * ranks >= due:
                 due = walk.taken + step * ranks + self._positions_every
-                positions.append(_StepPosition(step, walk.position, totals[:]))
+                positions.append(StepPosition(step, walk.position, totals[:]))
                 unseen.update(last)
             for rank, (entry, first, end) in deal.step(walk, step):
                 totals[rank - deal.first] += border(entry, end) - border(entry, first)
@@ -126,15 +126,20 @@ class HostRanks:
     @property
     def order_digest(self) -> str:
         """SHA-256, in hex, of all inputs that determine the global batches of every epoch."""
-        with self._lock:
-            if not self._digest:
-                self._digest = self._compute_digest()
-            return self._digest
+        return str(self.described_order["digest"])
 
-    def _compute_digest(self) -> str:
+    @property
+    def described_order(self) -> dict[str, Any]:
+        """The digest of the order, and its inputs but the records of each object."""
+        with self._lock:
+            if self._described is None:
+                self._described = self._describe()
+            return self._described
+
+    def _describe(self) -> dict[str, Any]:
         whole = Shard()
         digests = Digests(self.entries, seed=None, shards=[whole], join=None)
-        arranged = {
+        arranged: dict[str, Any] = {
             "objects": digests.of(whole, len(self.entries)),
             "format": self.table.record_format,
             "global_batch": self.deal.global_batch,
@@ -142,7 +147,7 @@ class HostRanks:
         } | self.order.arranged
         digest = hashlib.sha256(b"penstock records 1\n" + json.dumps(arranged).encode() + b"\n")
         digest.update(b"".join(self.order.lines()))
-        return digest.hexdigest()
+        return {"digest": digest.hexdigest()} | arranged
 
 
 class RecordPlan(Plan):
@@ -159,7 +164,7 @@ class RecordPlan(Plan):
     def __repr__(self) -> str:
         return f"<RecordPlan {self.entries}, {self.deal}>"
 
-    def ranks(self, count: int) -> tuple[Plan, ...]:
+    def ranks(self, count: int) -> tuple[RecordPlan, ...]:
         """Return the plans of this host's ranks. Raises ValueError unless there are `count`."""
         deal = self.deal
         if deal.end - deal.first != count:
@@ -189,10 +194,10 @@ class RecordPlan(Plan):
             epoch = 0
         total = self._bytes.get(epoch)
         if total is None:
-            total = self._bytes.put(epoch, self._own(self.host_ranks.sums(epoch).totals))
+            total = self._bytes.put(epoch, self.own(self.host_ranks.sums(epoch).totals))
         return total
 
-    def _own(self, by_rank: array[int]) -> int:
+    def own(self, by_rank: array[int]) -> int:
         """Return the sum of these ranks' numbers. `by_rank`: of all ranks of this host."""
         first = self.deal.first - self.host_ranks.deal.first
         return sum(by_rank[first : first + self.deal.end - self.deal.first])
@@ -223,11 +228,16 @@ class RecordPlan(Plan):
     def segments_near(self, epoch: int, offset: int) -> tuple[int, Iterator[Segment | Literal]]:
         """See `Plan.segments_near`. Takes some ten milliseconds, once the plan knows the epoch's length."""
         positions = self.host_ranks.sums(epoch).positions
-        after = bisect_right(positions, offset, key=lambda position: self._own(position.sums))
+        after = bisect_right(positions, offset, key=lambda position: self.own(position.sums))
         if not after:
             return 0, self.segments(epoch)
         step, start, sums = positions[after - 1]
-        return self._own(sums), self._segments(Walk(self.host_ranks.order, epoch, start), step)
+        return self.own(sums), self._segments(Walk(self.host_ranks.order, epoch, start), step)
+
+    @property
+    def record_order(self) -> dict[str, Any]:
+        """See `HostRanks.described_order`."""
+        return self.host_ranks.described_order
 
     def _segments(self, walk: Walk, step: int) -> Iterator[Segment | Literal]:
         """Yield the byte ranges of these ranks from a step on."""

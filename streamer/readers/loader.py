@@ -72,7 +72,9 @@ class ResumableLoader(DataLoader[Any]):  # type: ignore[misc] # torch is not fol
         self._progress = None
 
     def _no_progress(self) -> Progress:
-        return self._pipe.progress(self._pipe.starts, self._pipe.channels)
+        channels = self._pipe.channels
+        shared = self.num_workers > len(channels)
+        return self._pipe.progress(self._pipe.starts, channels, shared=shared)
 
 
 def _count(progress: Progress, elements: Iterator[tuple[Any, list[ElementOrigin]]]) -> Iterator[Any]:

@@ -31,6 +31,8 @@ class StartPosition:
     """Whether the write ends already hold this epoch's FIFO, from an earlier sidecar."""
     digest: str = ""
     """Partial digest of the state that `--resume` has; see `Trailer.resumed`."""
+    records_skipped: int = 0
+    """Records of the epoch before its FIFO's first byte, if ranks share the channel by record; else 0."""
     refused: SourceError | None = None
     """Reason why the epoch cannot be continued: the channel fails at once, and its FIFO is held open."""
 

@@ -34,6 +34,7 @@ class EpochTrailers:
     def opening(self, epoch: int) -> Trailer:
         """Return the epoch's first trailer, in state `open`."""
         plan, start = self.spec.plan, self.spec.start
+        begun = epoch == start.position.epoch
         return Trailer(
             channel=self.spec.name,
             epoch=epoch,
@@ -43,8 +44,10 @@ class EpochTrailers:
             objects=plan.objects(epoch),
             records=None if (steps := plan.steps(epoch)) is None else plan.records(epoch),
             steps=steps,
+            records_skipped=start.records_skipped if begun else 0,
+            order=plan.record_order,
             digest=plan.digest,
-            resumed=start.digest if epoch == start.position.epoch else "",
+            resumed=start.digest if begun else "",
             poison=len(self.spec.when_failed.poison),
         )
 

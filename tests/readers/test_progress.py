@@ -57,7 +57,7 @@ def test_the_rest_is_what_was_not_received(
     progress, received = Progress([whole_epoch(3)], unit), []
     for stop in [*stops, None]:
         state = json.loads(json.dumps(progress.state()))
-        start = parse_state(state, unit, anyway=False)["train"]
+        start = parse_state(state, unit, ["train"], anyway=False)["train"]
         progress = Progress([start], unit)
         elements = read(start, batches, unit)
         random.shuffle(elements)
@@ -77,9 +77,9 @@ def test_gaps_need_the_unit_that_they_were_cut_with() -> None:
     (_, first), (_, second) = read(whole_epoch(0), [[b"1", b"2"], [b"3", b"4"]], 2)
     progress.add(ElementOrigin("train", 0, "", second))
     with pytest.raises(ValueError, match="gaps of 2 records, and an element has 3 now"):
-        parse_state(progress.state(), 3, anyway=False)
+        parse_state(progress.state(), 3, ["train"], anyway=False)
     progress.add(ElementOrigin("train", 0, "", first))
-    assert parse_state(progress.state(), 3, anyway=False)["train"].start.position.records == 4
+    assert parse_state(progress.state(), 3, ["train"], anyway=False)["train"].start.position.records == 4
 
 
 def test_ranges_that_touch_are_one() -> None:
@@ -95,4 +95,4 @@ def test_ranges_that_touch_are_one() -> None:
 def test_what_is_no_state(change: dict[str, int] | dict[str, list[dict[str, str]]]) -> None:
     state = Progress([whole_epoch(0)], 1).state()
     with pytest.raises(ValueError, match="the state is not what"):
-        parse_state(state | change, 1, anyway=False)
+        parse_state(state | change, 1, ["train"], anyway=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,15 +12,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.job.resume import load_saved, parse_saved, start_positions
+from sidecar.job.resume import Saved, parse_saved, saved_by_fifo, start_positions
+from sidecar.job.state_source import NAME, read_states
 from streamer.errors import ConfigError, SourceChanged
 from streamer.helpers.keeper_client import Held
 from streamer.plan import NOWHERE, Literal, ObjectRef, Plan, Position, ResumePoint, Segment, cut
 from streamer.plan.parts import Part, rest
+from streamer.plan.record_order import Deal
+from streamer.plan.record_places import offset_of
+from streamer.plan.record_plan import RecordPlan
 from streamer.readers.core.position import ReaderPosition
 from streamer.readers.core.position import StartPosition as ReaderStart
 from streamer.readers.torch.progress import Progress, RemainingRecords
 from streamer.relay.channel_spec import StartPosition
+from streamer.step_state import StepState
+from tests.unit.test_record_order import plan_of
 
 CONTENTS = {"": b"", "a": bytes(range(200)), "b": b"", "c": b"xyz" * 40, "d": b"q"}
 
@@ -66,15 +73,25 @@ PLAN = Plan.of([objects["a"], objects["c"]])
 STATE = ReaderPosition("train", 2, offset=70, skip=3, records=11, digest=PLAN.digest).state()
 
 
+async def read(value: str) -> str | None:
+    return await read_states(value, None, give_up_after=0)
+
+
+def positions(text: str) -> dict[str, Saved]:
+    """States of bytes, by FIFO."""
+    return saved_by_fifo(parse_saved(text), {}, {}, anyway=False)
+
+
 def held(**fields: Any) -> dict[Any, Any]:
     account: dict[str, Any] = {"epoch": 1, "state": "open", "accepted": 50, "skipped": 0, "mark": None}
     return {"train": Held(**account | {"digest": PLAN.digest} | fields)}
 
 
 def test_what_a_reader_saves_is_what_resume_takes(tmp_path: Path) -> None:
-    (tmp_path / "state.json").write_text(json.dumps([STATE]))
-    assert load_saved(str(tmp_path / "state.json")) == parse_saved(json.dumps(STATE))
-    begin = start_positions({"train": PLAN}, {}, parse_saved(json.dumps(STATE)), anyway=False)["train"]
+    (tmp_path / NAME).write_text(json.dumps([STATE]))
+    for name in (tmp_path, tmp_path / NAME, f"{tmp_path}/"):
+        assert parse_saved(asyncio.run(read(str(name))) or "") == parse_saved(json.dumps(STATE))
+    begin = start_positions({"train": PLAN}, {}, positions(json.dumps(STATE)), anyway=False)["train"]
     assert begin == StartPosition(Position(2, 70, skipped=70))
 
 
@@ -94,14 +111,29 @@ def test_a_state_that_is_none_is_refused(text: str, words: str) -> None:
         parse_saved(text)
 
 
-def test_a_state_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot read --resume"):
-        load_saved(str(tmp_path / "none"))
+@pytest.mark.parametrize("name", ["state.json", ".", "run/", "run/state.json"])
+def test_a_state_that_is_absent_is_the_beginning(tmp_path: Path, name: str) -> None:
+    assert asyncio.run(read(str(tmp_path / name) + "/" * name.endswith("/"))) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("", "--resume is empty"),
+        ("file/state.json", "Not a directory"),
+        ("raw", "cannot read --resume .*raw"),
+    ],
+)
+def test_a_state_that_cannot_be_read_is_an_error(tmp_path: Path, name: str, words: str) -> None:
+    (tmp_path / "file").write_text("[]")
+    (tmp_path / "raw").write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match=words):
+        asyncio.run(read(str(tmp_path / name) if name else name))
 
 
 def test_a_state_of_several_channels_is_one_of_each() -> None:
-    positions = [ReaderPosition.of(STATE, "train"), ReaderPosition("eval", 1, offset=5)]
-    starts = [RemainingRecords(ReaderStart(position)) for position in positions]
+    places = [ReaderPosition.of(STATE, "train"), ReaderPosition("eval", 1, offset=5)]
+    starts = [RemainingRecords(ReaderStart(position)) for position in places]
     state = json.dumps(Progress(starts, 7).state())
     other = json.dumps(ReaderPosition("test", 0).state())
     assert parse_saved(state) == parse_saved(json.dumps([STATE, ReaderPosition("eval", 1, offset=5).state()]))
@@ -111,20 +143,20 @@ def test_a_state_of_several_channels_is_one_of_each() -> None:
 
 
 def test_a_state_of_another_plan_is_refused_unless_told() -> None:
-    saved = parse_saved(json.dumps(STATE | {"digest": "0" * 64}))
+    saved = positions(json.dumps(STATE | {"digest": "0" * 64}))
     with pytest.raises(ConfigError, match="--resume-anyway"):
         start_positions({"train": PLAN}, {}, saved, anyway=False)
     assert start_positions({"train": PLAN}, {}, saved, anyway=True)["train"].position.offset == 70
 
 
 def test_a_state_behind_the_end_is_refused_even_so() -> None:
-    saved = parse_saved(json.dumps(STATE | {"offset": PLAN.total_bytes(2) + 1}))
+    saved = positions(json.dumps(STATE | {"offset": PLAN.total_bytes(2) + 1}))
     with pytest.raises(ConfigError, match="the position is byte 321"):
         start_positions({"train": PLAN}, {}, saved, anyway=True)
 
 
 def test_what_a_keeper_holds_goes_before_a_state() -> None:
-    begin = start_positions({"train": PLAN}, held(skipped=20), parse_saved(json.dumps(STATE)), anyway=False)[
+    begin = start_positions({"train": PLAN}, held(skipped=20), positions(json.dumps(STATE)), anyway=False)[
         "train"
     ]
     assert begin == StartPosition(Position(1, 70, skipped=20), held=True)
@@ -159,3 +191,96 @@ def test_a_held_channel_that_the_job_has_not() -> None:
 def test_places_that_cannot_be(fields: tuple[Any, ...]) -> None:
     with pytest.raises(ValueError, match="no such position"):
         Position(*fields)
+
+
+STEPS = plan_of([[7] * 20, [5] * 30], Deal(10, 5, 0, 5), seed=3)
+"""Five ranks of one host, and five steps."""
+STEP = StepState("train", 1, 3, STEPS.record_order).document()
+
+
+def by_step(state: dict[str, Any], whole: RecordPlan = STEPS, *, anyway: bool = False) -> dict[str, Saved]:
+    ranks = whole.ranks(whole.deal.ranks)
+    plans = {"train": {f"train-{rank}": plan for rank, plan in enumerate(ranks)}}
+    return saved_by_fifo(parse_saved(json.dumps(state)), plans, {}, anyway=anyway)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5, 10])
+def test_a_state_of_steps_is_of_any_number_of_ranks(ranks: int) -> None:
+    whole = plan_of([[7] * 20, [5] * 30], Deal(10, ranks, 0, ranks), seed=3)
+    saved = by_step(STEP, whole)
+    assert saved.keys() == {f"train-{rank}" for rank in range(ranks)}
+    plans = dict(zip(saved, whole.ranks(ranks), strict=True))
+    assert sum(each.offset for each in saved.values()) == sum(offset_of(p, 1, 3) for p in plans.values())
+    starts = start_positions(plans, {}, saved, anyway=False)
+    assert {start.records_skipped for start in starts.values()} == {3 * 10 // ranks}
+
+
+def test_equal_states_of_several_ranks_are_one() -> None:
+    assert parse_saved(json.dumps([STEP, STEP])) == parse_saved(json.dumps(STEP))
+    with pytest.raises(ConfigError, match="two states of channel train"):
+        parse_saved(json.dumps([STEP, STEP | {"step": 4}]))
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (plan_of([[7] * 20, [5] * 30], Deal(20, 5, 0, 5), seed=3), "GlobalBatch was 10 and is 20"),
+        (plan_of([[7] * 20, [5] * 30], Deal(10, 5, 0, 5), seed=4), "Seed was 3 and is 4"),
+        (plan_of([[7] * 20, [5] * 30], Deal(10, 5, 0, 5)), "Seed was 3 and is not set"),
+        (plan_of([[7] * 20, [5] * 30], Deal(10, 5, 0, 5), seed=3, block=9), "Block was 500 and is 9"),
+        (
+            plan_of([[7] * 20, [5] * 30], Deal(10, 5, 0, 5, "repeat"), seed=3),
+            "Remainder was drop and is repeat",
+        ),
+        (
+            plan_of([[7] * 20, [5] * 31], Deal(10, 5, 0, 5), seed=3),
+            "the objects or their versions have changed",
+        ),
+        (plan_of([[7] * 20, [5] * 28 + [4, 6]], Deal(10, 5, 0, 5), seed=3), None),
+        (
+            plan_of([[7] * 20, [5] * 28 + [10]], Deal(10, 5, 0, 5), seed=3),
+            "other records of the objects, by the record index or by Limit",
+        ),
+    ],
+)
+def test_a_state_of_another_order_is_refused_by_what_differs(other: RecordPlan, words: str | None) -> None:
+    if words is None:
+        assert by_step(STEP, other), "the digest has the numbers of records, not their sizes"
+        return
+    with pytest.raises(ConfigError, match=words):
+        by_step(STEP, other)
+    assert by_step(STEP | {"step": 1}, other, anyway=True)
+
+
+def test_a_step_after_the_last_is_refused_even_so() -> None:
+    with pytest.raises(ConfigError, match="epoch 1 has 5 steps, and the position is step 5"):
+        by_step(STEP | {"step": 5}, anyway=True)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"step": -1}, {"epoch": True}, {"channel": 3}, {"order": {}}, {"order": {"digest": 7}}],
+)
+def test_a_state_of_steps_that_is_none_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="the state of the steps of a job is invalid"):
+        parse_saved(json.dumps(STEP | fields))
+
+
+def test_a_state_of_steps_needs_ranks_by_record() -> None:
+    with pytest.raises(ConfigError, match="its ranks do not share it by record"):
+        saved_by_fifo(parse_saved(json.dumps(STEP)), {"train": {"train-0": PLAN}}, {}, anyway=True)
+    both = json.dumps([STEP, STATE | {"channel": "train-2"}])
+    with pytest.raises(ConfigError, match="states of channel train and of its FIFO train-2"):
+        saved_by_fifo(parse_saved(both), {"train": {"train-2": STEPS.ranks(5)[2]}}, {}, anyway=False)
+
+
+def test_a_rank_that_the_keeper_holds_goes_before_a_state_of_steps() -> None:
+    """The reader of one rank has begun; another rank, not opened yet, must not begin elsewhere."""
+    ranks = dict(zip(("train-0", "train-1"), STEPS.ranks(5), strict=False))
+    fifos = {
+        "train-0": Held(0, "open", 50, STEPS.ranks(5)[0].digest, 0, None),
+        "train-1": Held(0, "idle", 0, STEPS.ranks(5)[1].digest, 0, None),
+    }
+    assert saved_by_fifo(parse_saved(json.dumps(STEP)), {"train": ranks}, fifos, anyway=False) == {}
+    fifos["train-0"] = fifos["train-1"]
+    assert len(saved_by_fifo(parse_saved(json.dumps(STEP)), {"train": ranks}, fifos, anyway=False)) == 2

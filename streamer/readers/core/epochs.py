@@ -12,7 +12,9 @@ import threading
 from typing import TYPE_CHECKING, NamedTuple
 
 from streamer.errors import ChannelError
+from streamer.readers.core.position import ReaderPosition
 from streamer.readers.core.proof import Proof
+from streamer.readers.core.rank_steps import RankSteps
 from streamer.readers.core.state import EpochState
 from streamer.readers.core.stream import STDIN, PipeStream
 from streamer.trailer import fifo_path
@@ -69,6 +71,14 @@ class ChannelEpochs:
     def peek(self) -> int:
         """Return the next epoch without taking it."""
         return self._state.peek() if self._epoch is None else self._epoch
+
+    def position(self) -> ReaderPosition:
+        """Return the position of the next epoch's first record, by its trailer if there is one yet."""
+        epoch = self.peek()
+        trailer = self._trailer(epoch)
+        rank = RankSteps.of(trailer)
+        first = 0 if rank is None else rank.first
+        return ReaderPosition(self.channel, epoch, records=first, rank=rank)
 
     def seek(self, epoch: int) -> None:
         """Make `epoch` the next one."""

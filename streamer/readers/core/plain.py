@@ -135,12 +135,15 @@ class PipeReader:
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last record, or list of records, that was returned.
 
-        The dict has numbers and text only, for JSON and checkpoints (`streamer.readers.core.position`).
+        If ranks share the channel by record, it is the state of the whole job after the last global batch
+        whose records were all returned (`streamer.step_state`). The dict is for JSON and checkpoints
+        (`streamer.readers.core.position`). Raises ChannelError if corrupt records were left out of a channel
+        that ranks share by record.
         """
         if self._start is not None:
             return self._start.position.state()
         if self._position is None:
-            return ReaderPosition(self.channel, self._epochs.peek()).state()
+            return self._epochs.position().state()
         return self._position.returned(self._left)
 
     def load_state_dict(self, state: Mapping[str, Any], *, anyway: bool = False) -> None:

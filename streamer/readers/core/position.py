@@ -16,6 +16,10 @@ After the last record of an epoch the position is the first record of the next e
 the last record by the trailer's byte count, or else by the end of the stream. If the byte count is not known
 before the end (objects that are inflated), a position taken before the end may have no record after it.
 
+If ranks share the channel by record, the state is that of the whole job instead (`streamer.step_state`): the
+epoch, and the number of its global batches whose records this rank has returned. Any rank may save it, and
+any number of ranks may load it.
+
 A FIFO begins at its epoch's first byte or, under `penstock run --resume`, at a later one, which its trailer
 states (`bytes_skipped`). The reader drops the bytes from there to the position. Without `--resume` a new
 sidecar offers epoch 0, so only a position in epoch 0 can be resumed without it.
@@ -28,6 +32,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from streamer.errors import ChannelError
+from streamer.readers.core.rank_steps import RankSteps
+from streamer.step_state import StepState, is_step_state, order_difference
+from streamer.trailer import channel_of_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -53,14 +60,53 @@ class ReaderPosition:
     """Empty before the first FIFO is open, and for a FIFO without a trailer."""
     last: bool = field(default=False, compare=False)
     """Whether the epoch is known to have no further record."""
+    rank: RankSteps | None = field(default=None, compare=False)
+    """Steps of the epoch, once a trailer has them; None if ranks do not share the channel by record."""
+    start: StepState | None = None
+    """State at which a reader begins. Records and offset are unknown until the FIFO is open."""
+    skipped: int = field(default=0, compare=False)
+    """Corrupt records of the pass that were left out. The number of steps is then unknown."""
 
     def state(self) -> dict[str, Any]:
-        """Return the position as a dict for JSON or pickle."""
+        """Return the position as a dict for JSON or pickle.
+
+        Raises ChannelError if steps cannot be counted, because corrupt records were left out.
+        """
+        return self._state(self.records)
+
+    def bytes_state(self) -> dict[str, Any]:
+        """Return the position in this FIFO's bytes, for the same ranks only."""
+        if self.start is not None:
+            return self.start.document()
         return {"format": FORMAT} | {name: getattr(self, name) for name in _KEYS}
+
+    def next_step(self, *, begun: bool = False) -> tuple[int, int]:
+        """Return epoch and number of the next step. `begun`: count a step of which records were returned."""
+        if self.start is not None:
+            return self.start.epoch, self.start.step
+        if self.rank is None:
+            return self.epoch, 0
+        state = self.rank.state(self.epoch, self.records + (self.rank.records - 1 if begun else 0))
+        return state.epoch, state.step
+
+    def _state(self, records: int) -> dict[str, Any]:
+        if self.start is not None or self.rank is None:
+            return self.bytes_state()
+        if self.skipped:
+            raise ChannelError(
+                f"{self.channel} has no state, because {self.skipped} corrupt records were left out and its "
+                "steps cannot be counted; mend or leave out the objects, or do not skip corrupt records"
+            )
+        return self.rank.state(self.epoch, records).document()
 
     @classmethod
     def of(cls, state: Mapping[str, Any], channel: str) -> ReaderPosition:
         """Parse a saved `state`. Raises ValueError if it is no position in `channel`."""
+        if is_step_state(state):
+            start = StepState.of(state)
+            if channel_of_rank(channel) != start.channel:
+                raise ValueError(f"the state is of channel {start.channel}, and this reader is of {channel}")
+            return cls(channel, start.epoch, start=start)
         if state.get("format") != FORMAT or state.keys() - {"format"} != set(_KEYS):
             raise ValueError(f"the state is not what PipeReader.state_dict() returns: {dict(state)!r}")
         position = cls(**{name: state[name] for name in _KEYS})
@@ -77,14 +123,15 @@ class ReaderPosition:
         While the caller has a batch, the position is after it; `returned` gives positions inside it. Digest
         and length of the epoch are those of the trailer as last read, because a plan may grow.
         """
-        base, dropped = self.offset, self.skip
+        base, dropped, skipped_before = self.offset, self.skip, reader.skipped_records
         batches = reader.batches()
+        self.rank = RankSteps.of(stream.trailer)
         while True:
             offset = base + reader.offset
             batch = next(batches, None)
             if batch is None:
                 break
-            count = len(batch)
+            count, self.skipped = len(batch), reader.skipped_records - skipped_before
             first = min(dropped, count)
             dropped -= first
             if count and first == count:
@@ -95,17 +142,21 @@ class ReaderPosition:
                 self.last = base + reader.offset == stream.bytes_total
                 self.digest = _digest(stream)
             yield batch[first:] if first else batch
-        self.last, self.digest = False, _digest(stream)
+        self.last, self.digest, self.skipped = False, _digest(stream), 0
         self.epoch, self.offset, self.skip, self.records = self.epoch + 1, 0, 0, 0
 
     def returned(self, left: int) -> dict[str, Any]:
         """Return the state if the last `left` records of the batch have not been returned yet."""
+        if self.rank is not None:
+            return self._state(self.records - left)
         if self.last and not left:
             return self.state() | {"epoch": self.epoch + 1, "offset": 0, "skip": 0, "records": 0}
         return self.state() | {"skip": self.skip - left, "records": self.records - left}
 
     def texts(self, lefts: Iterable[int]) -> list[bytes]:
-        """Return, for each of `lefts`, `returned` as JSON; cheaper than one call for each."""
+        """Return, for each of `lefts`, `returned` as JSON; of bytes cheaper than one call for each."""
+        if self.rank is not None:
+            return [json.dumps(self.returned(left)).encode() for left in lefts]
         template = json.dumps(self.state() | {"skip": None, "records": None})
         template = template.replace('"skip": null, "records": null', '"skip": %d, "records": %d')
         return [
@@ -123,6 +174,13 @@ class StartPosition:
     position: ReaderPosition
     anyway: bool = False
     """Whether to use the position under another plan too."""
+
+
+def start_in(stream: PipeStream, channel: str, start: StartPosition) -> StartPosition:
+    """Return a start with its record, by the trailer of an open stream of its epoch. Raises ChannelError."""
+    if start.position.start is None:
+        return start
+    return StartPosition(_at_step(stream, channel, start.position.start, anyway=start.anyway), start.anyway)
 
 
 def _digest(stream: PipeStream) -> str:
@@ -144,8 +202,11 @@ def approach_start(
         yield []
     offset = stream.start_offset
     if start is None or start.position.epoch != stream.epoch:
-        return ReaderPosition(channel, stream.epoch, offset=offset, digest=_digest(stream))
+        first = stream.trailer.records_skipped if stream.trailer else 0
+        return ReaderPosition(channel, stream.epoch, offset=offset, records=first, digest=_digest(stream))
     position = start.position
+    if position.start is not None:
+        return _at_step(stream, channel, position.start, anyway=start.anyway)
     while position.digest and not start.anyway and not stream.wait_for_plan(stream.patience):
         yield []
     digest = _digest(stream)
@@ -178,6 +239,41 @@ def approach_start(
         left -= count or 0
         yield []
     return replace(position, digest=digest)
+
+
+def _at_step(stream: PipeStream, channel: str, start: StepState, *, anyway: bool) -> ReaderPosition:
+    """Return the position of a step in `stream`. Raises ChannelError."""
+    rank = RankSteps.of(stream.trailer)
+    if rank is None:
+        raise ChannelError(
+            f"the state of {channel} has steps, and {stream.name} has none; load it into a reader of a "
+            "channel whose Ranks have Batch or GlobalBatch"
+        )
+    difference = order_difference(start.order, rank.order)
+    if difference is not None and not anyway:
+        raise ChannelError(
+            f"the state of {channel} was saved under another order of records: {difference}; restore what "
+            "has changed, begin without the state, or call load_state_dict with anyway=True"
+        )
+    records = start.step * rank.records
+    if start.step >= rank.steps:
+        raise ChannelError(
+            f"the state of {channel} is at step {start.step}, and epoch {start.epoch} has {rank.steps} steps"
+        )
+    if records < rank.first:
+        raise ChannelError(
+            f"{stream.name} begins after step {start.step}, the step of the state of {channel}: save "
+            "the checkpoint first and the file of --resume after it, or give the sidecar this state"
+        )
+    return ReaderPosition(
+        channel,
+        start.epoch,
+        offset=stream.start_offset,
+        skip=records - rank.first,
+        records=records,
+        digest=_digest(stream),
+        rank=rank,
+    )
 
 
 def reach_start(

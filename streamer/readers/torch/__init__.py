@@ -39,7 +39,8 @@ from streamer.formats.tar import TarReader, sample
 from streamer.readers.core.config import PipeModeDatasetException, check_if_configured, directories
 from streamer.readers.core.epochs import TIMEOUT, ChannelEpochs
 from streamer.readers.core.plain import check_format, record_reader
-from streamer.readers.core.position import ReaderPosition, StartPosition, reach_start
+from streamer.readers.core.position import StartPosition, reach_start
+from streamer.readers.core.rank_steps import RankSteps
 from streamer.readers.samples import check_attributes, cut_sample
 from streamer.readers.torch.progress import (
     ElementOrigin,
@@ -171,15 +172,20 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
         """Number of records of an element."""
         return self._attributes * (self._batch_size or 1)
 
-    def progress(self, starts: Mapping[str, RemainingRecords], channels: Sequence[str]) -> Progress:
-        """Return the progress at the start of a pass. Raises ChannelError as `ChannelEpochs`."""
+    def progress(
+        self, starts: Mapping[str, RemainingRecords], channels: Sequence[str], *, shared: bool = False
+    ) -> Progress:
+        """Return the progress at the start of a pass. Raises ChannelError as `ChannelEpochs`.
+
+        `shared`: several workers read one channel.
+        """
         return Progress(
             [
-                starts.get(name)
-                or RemainingRecords(StartPosition(ReaderPosition(name, self._epochs(name).peek())))
+                starts.get(name) or RemainingRecords(StartPosition(self._epochs(name).position()))
                 for name in channels
             ],
             self.unit,
+            shared=shared,
         )
 
     def take_starts(self) -> dict[str, RemainingRecords]:
@@ -213,10 +219,11 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
         Raises ValueError if `state` is no state of this dataset's channels. Iterating raises ChannelError if
         the plan has changed since, unless `anyway`.
         """
-        starts = parse_state(state, self.unit, anyway=anyway)
+        starts = parse_state(state, self.unit, self.channels, anyway=anyway)
         channels = set(self.channels)
         if not (starts.keys() <= channels if get_worker_info() else starts.keys() == channels):
-            raise ValueError(f"the state is of channels {', '.join(starts)}, not {', '.join(self.channels)}")
+            saved = ", ".join(starts) or "others"
+            raise ValueError(f"the state is of channels {saved}, not {', '.join(self.channels)}")
         for name, start in starts.items():
             self._counting(name).seek(start.start.position.epoch)
         self.starts, self._progress = starts, None
@@ -267,9 +274,10 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
                     continue
                 stream, elements = block
                 digest = stream.trailer.digest if stream.trailer else ""
+                rank = RankSteps.of(stream.trailer)
                 for records, numbers in elements:
                     element = self._element(records)
-                    origin = ElementOrigin(name, stream.epoch, digest, numbers)
+                    origin = ElementOrigin(name, stream.epoch, digest, numbers, rank)
                     yield element if self._decode is None else self._decode(element), origin
 
     def _records(self, channel: str, group: WorkerGroup | None, saved: RemainingRecords | None) -> Blocks:
@@ -287,7 +295,8 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
         check = parent_check() if get_worker_info() else lambda: None
         with contextlib.suppress(ParentExited), self._epochs(channel).next_stream() as stream:
             position = reach_start(stream, channel, saved.start if saved else None, check=check)
-            remaining = remaining_records(saved, channel, stream.epoch)
+            ahead = remaining_records(saved, channel, stream.epoch).ahead
+            remaining = RemainingRecords(StartPosition(position), ahead)
             base, number = position.offset, position.records - position.skip
             reader = self._reader(stream)
             batches = reader.batches()

@@ -14,18 +14,26 @@ were received too: no more than the workers' read-ahead.
 To resume, a reader begins at that position and leaves out the ranges. An element is made of a fixed number of
 consecutive records (the unit), so the gaps between ranges are whole elements, and cutting the gaps again
 makes exactly the missing elements. With another unit it would not, so a state with ranges is then refused.
+
+If ranks share the channels by record, and no channel has several workers, the state is that of the whole job
+(`streamer.step_state`), at the least step of the rank FIFOs of this process.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from streamer.errors import ChannelError
 from streamer.readers.core.position import ReaderPosition, StartPosition
+from streamer.step_state import is_step_state
+from streamer.trailer import channel_of_rank
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from streamer.readers.core.rank_steps import RankSteps
 
 FORMAT = 1
 
@@ -48,6 +56,8 @@ class ElementOrigin(NamedTuple):
     epoch: int
     digest: str
     records: RecordRange
+    rank: RankSteps | None = None
+    """Steps of the epoch, if ranks share the channel by record."""
 
 
 class NumberedRecords(NamedTuple):
@@ -135,6 +145,10 @@ class _ChannelProgress:
             self.position, self.ahead = ReaderPosition(origin.channel, origin.epoch), []
         position = self.position
         position.digest = origin.digest
+        if (rank := origin.rank) is not None:
+            if position.start is not None:
+                position.records, position.start = position.start.step * rank.records, None
+            position.records, position.rank = max(position.records, rank.first), rank
         insort(self.ahead, origin.records)
         while self.ahead and self.ahead[0].first == position.records:
             _, position.records, position.offset, position.skip = self.ahead.pop(0)
@@ -155,12 +169,14 @@ def _joined(ranges: Iterable[RecordRange]) -> list[RecordRange]:
 class Progress:
     """The records that the trainer has received of its channels. `unit`: number of records of an element."""
 
-    def __init__(self, starts: Iterable[RemainingRecords], unit: int) -> None:
+    def __init__(self, starts: Iterable[RemainingRecords], unit: int, *, shared: bool = False) -> None:
+        """`shared`: several workers read one channel."""
         self._unit = unit
+        self._shared = shared
         self._channels: dict[str, _ChannelProgress] = {}
         for remaining in starts:
             saved = remaining.start.position
-            position = ReaderPosition.of(saved.state(), saved.channel)
+            position = replace(saved)
             ahead = [RecordRange(*records) for records in remaining.ahead]
             self._channels[saved.channel] = _ChannelProgress(position, ahead)
 
@@ -172,15 +188,26 @@ class Progress:
         """Move every channel to its next epoch, after the trainer has received all of this one."""
         for name, channel in self._channels.items():
             position = channel.position
-            channel.position = ReaderPosition(name, position.epoch + 1, digest=position.digest)
+            rank = position.rank and replace(position.rank, first=0)
+            channel.position = ReaderPosition(name, position.epoch + 1, digest=position.digest, rank=rank)
             channel.ahead = []
 
     def state(self) -> dict[str, Any]:
-        """Return the progress as a dict for JSON or pickle."""
+        """Return the progress as a dict for JSON or pickle; only the state of the steps, if that is all.
+
+        Raises ChannelError if the rank FIFOs of a channel are at different steps.
+        """
+        positions = [channel.position for channel in self._channels.values()]
+        if self._shared:
+            channels = [position.bytes_state() for position in positions]
+        else:
+            channels = _joint_states(positions)
+            if len(channels) == 1 and is_step_state(channels[0]):
+                return channels[0]
         return {
             "format": FORMAT,
             "unit": self._unit,
-            "channels": [channel.position.state() for channel in self._channels.values()],
+            "channels": channels,
             "ahead": {
                 name: [list(records) for records in channel.ahead]
                 for name, channel in self._channels.items()
@@ -189,8 +216,40 @@ class Progress:
         }
 
 
-def parse_state(state: Mapping[str, Any], unit: int, *, anyway: bool) -> dict[str, RemainingRecords]:
-    """Return the remaining records of each channel of a saved state. Raises ValueError."""
+def _joint_states(positions: Sequence[ReaderPosition]) -> list[dict[str, Any]]:
+    """Return the states of channels, one for all rank FIFOs of a channel. Raises ChannelError."""
+    by_record = {channel_of_rank(each.channel) for each in positions if each.rank or each.start}
+    states: list[dict[str, Any]] = []
+    ranks: dict[str, list[ReaderPosition]] = {}
+    for position in positions:
+        if (name := channel_of_rank(position.channel)) in by_record:
+            ranks.setdefault(name, []).append(position)
+        else:
+            states.append(position.state())
+    for name, fifos in ranks.items():
+        least = min(fifos, key=ReaderPosition.next_step)
+        most = max(each.next_step(begun=True) for each in fifos)
+        rank = next((each.rank for each in fifos if each.rank is not None), None)
+        epoch, step = least.next_step()
+        if rank is not None and most > rank.following(epoch, step):
+            raise ChannelError(
+                f"the rank FIFOs of {name} that this process reads are at different steps, from epoch "
+                f"{epoch}, step {step} to epoch {most[0]}, step {most[1]}, so there is no state; give each "
+                "a worker of its own"
+            )
+        states.append(replace(least, rank=least.rank or rank).state())
+    return states
+
+
+def parse_state(
+    state: Mapping[str, Any], unit: int, channels: Iterable[str], *, anyway: bool
+) -> dict[str, RemainingRecords]:
+    """Return the remaining records of each channel of a saved state. Raises ValueError.
+
+    `channels`: those of the reader. A state of steps is of all rank FIFOs of its channel.
+    """
+    if is_step_state(state):
+        state = {"format": FORMAT, "unit": unit, "channels": [state], "ahead": {}}
     if state.get("format") != FORMAT or state.keys() != {"format", "unit", "channels", "ahead"}:
         raise ValueError(f"the state is not what PipeIterableDataset.state_dict() returns: {dict(state)!r}")
     if state["ahead"] and state["unit"] != unit:
@@ -200,6 +259,12 @@ def parse_state(state: Mapping[str, Any], unit: int, *, anyway: bool) -> dict[st
         )
     starts = {}
     for saved in state["channels"]:
+        if is_step_state(saved):
+            for name in channels:
+                if channel_of_rank(name) == saved["channel"]:
+                    start = StartPosition(ReaderPosition.of(saved, name), anyway)
+                    starts[name] = RemainingRecords(start)
+            continue
         position = ReaderPosition.of(saved, saved["channel"])
         ahead = [RecordRange(*records) for records in state["ahead"].get(position.channel, ())]
         starts[position.channel] = RemainingRecords(StartPosition(position, anyway), ahead)

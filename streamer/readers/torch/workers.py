@@ -43,7 +43,7 @@ from streamer.errors import (
     TruncatedStream,
 )
 from streamer.readers.core.epochs import ChannelEpochs
-from streamer.readers.core.position import reach_start
+from streamer.readers.core.position import reach_start, start_in
 from streamer.readers.core.stream import PipeStream
 from streamer.readers.torch.progress import NumberedRecords, RemainingRecords, remaining_records
 from streamer.readers.torch.shared_cursor import ENDED, FAILED, OPEN, READING, SharedCursorFile
@@ -193,7 +193,8 @@ class WorkerGroupReader:
 
     def _turns(self, fd: int, stream: PipeStream) -> Iterator[list[NumberedRecords]]:
         end = _End(stream)
-        remaining = remaining_records(self._saved, self._channel, stream.epoch)
+        saved = remaining_records(self._saved, self._channel, stream.epoch)
+        remaining = RemainingRecords(start_in(stream, self._channel, saved.start), saved.ahead)
         reader = self._make_reader(end)
         batches = reader.batches()
         while True:

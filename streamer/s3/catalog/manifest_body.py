@@ -39,19 +39,21 @@ async def read_manifest(
     policy: RetryPolicy | None = None,
     *,
     on_wait: Callable[[SourceError], None] | None = None,
+    what: str = "the manifest",
 ) -> AsyncGenerator[bytes, None]:
     """Yield one version of an object in pieces; resume after a failure. Raises SourceError.
 
     `clients`: the process's `Clients`, or aiobotocore's client to use it alone. While storage is unavailable,
     the rest is requested again as `policy` allows, and `on_wait` is called with each error. Without a policy
     it is requested again for `PATIENCE` seconds; a longer outage is an error, so that the caller can log it.
+    `what`: names the object in errors.
     """
     control, client = None, clients
     with ExitStack() as stack:
         if isinstance(clients, Clients):
             control, client = stack.enter_context(closing(ControlClient(clients))), clients.control
         limits = policy or RetryPolicy(give_up_after=min(PATIENCE, client.stall_timeout))
-        attempts = Attempts(limits, UNAVAILABLE, what="a byte of the manifest")
+        attempts = Attempts(limits, UNAVAILABLE, what=f"a byte of {what}")
         try:
             async with aclosing(_resumed(control, client, uri, attempts, on_wait)) as pieces:
                 async for piece in pieces:

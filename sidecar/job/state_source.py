@@ -1,0 +1,90 @@
+"""Reads what `--resume` names: states of readers, as JSON text, in a file or in an object of S3.
+
+    JSON text     begins with { or [
+    s3://BUCKET/KEY, PATH             the states are there; nothing there: the job begins at epoch 0
+    s3://BUCKET/PREFIX/, DIRECTORY    the same, of `penstock-state.json` in it
+
+A job may have the option from its first start on, because before its first checkpoint the file is absent. A
+state that is there and cannot be read is an error, never the beginning.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+from sidecar.process.logs import log
+from streamer.aio import in_thread
+from streamer.errors import ConfigError, ObjectMissing
+from streamer.plan import S3Uri, parse_s3_uri
+from streamer.retry import RetryPolicy
+from streamer.s3.catalog.manifest_body import read_manifest
+
+if TYPE_CHECKING:
+    from streamer.errors import SourceError
+
+NAME = "penstock-state.json"
+"""Name of the state in a directory, or below a prefix that ends with a slash."""
+LONGEST = 16 << 20
+"""Most bytes of a state. One of each of 10,000 FIFOs takes 3 MB."""
+
+
+async def read_states(value: str, clients: Any, *, give_up_after: float) -> str | None:
+    """Return the text of the states; None if there are none yet. Raises ConfigError, SourceError.
+
+    `clients`: as for `read_manifest`. `give_up_after`: seconds to wait while storage is unavailable.
+    """
+    if not value.strip():
+        raise ConfigError("--resume is empty; name a file, a directory or an S3 URI")
+    if value.lstrip().startswith(("{", "[")):
+        return value
+    if value.startswith("s3://"):
+        where, raw = await _object(value, clients, RetryPolicy(give_up_after=give_up_after))
+    else:
+        where, raw = await in_thread(_file, value)
+    if raw is None:
+        log.info("no state yet, beginning at epoch 0", resume=where)
+        return None
+    if len(raw) > LONGEST:
+        raise ConfigError(
+            f"--resume: {where} is longer than {LONGEST} bytes, so it has no states; correct it"
+        )
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"cannot read --resume {where}: {error}") from error
+
+
+def _file(path: str) -> tuple[str, bytes | None]:
+    if path.endswith("/") or os.path.isdir(path):
+        path = os.path.join(path, NAME)
+    try:
+        with open(path, "rb") as file:
+            return path, file.read(LONGEST + 1)
+    except FileNotFoundError:
+        return path, None
+    except OSError as error:
+        raise ConfigError(f"cannot read --resume {path}: {error}") from error
+
+
+async def _object(value: str, clients: Any, policy: RetryPolicy) -> tuple[str, bytes | None]:
+    uri = parse_s3_uri(value)
+    if not uri.key or uri.key.endswith("/"):
+        uri = S3Uri(uri.bucket, uri.key + NAME)
+    raw = bytearray()
+
+    def waiting(error: SourceError) -> None:
+        log.warning("waiting for the state of --resume", error=str(error))
+
+    try:
+        async with aclosing(
+            read_manifest(clients, uri, policy, on_wait=waiting, what="the state of --resume")
+        ) as pieces:
+            async for piece in pieces:
+                raw += piece
+                if len(raw) > LONGEST:
+                    break
+    except ObjectMissing:
+        return str(uri), None
+    return str(uri), bytes(raw)

@@ -1,0 +1,46 @@
+"""Steps of one rank of a channel that is shared by record, and the state of the job after some of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from streamer.step_state import StepState
+from streamer.trailer import channel_of_rank
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from streamer.trailer import Trailer
+
+
+@dataclass(frozen=True, slots=True)
+class RankSteps:
+    """Steps of one rank of a channel that is shared by record, by the trailer of an epoch."""
+
+    channel: str
+    """The channel that the ranks share."""
+    steps: int
+    """Global batches of an epoch."""
+    records: int
+    """Records of this rank in a global batch."""
+    first: int
+    """Number of the FIFO's first record in the epoch; not 0 if the sidecar resumed."""
+    order: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, trailer: Trailer | None) -> RankSteps | None:
+        """Return the steps in a trailer; None if ranks do not share the channel by record."""
+        if trailer is None or trailer.order is None or not trailer.steps or not trailer.records:
+            return None
+        channel, records = channel_of_rank(trailer.channel), trailer.records // trailer.steps
+        return cls(channel, trailer.steps, records, trailer.records_skipped, trailer.order)
+
+    def state(self, epoch: int, records: int) -> StepState:
+        """Return the state after so many records of this rank. A step counts when it is whole."""
+        epoch, step = self.following(epoch, records // self.records - 1)
+        return StepState(self.channel, epoch, step, self.order)
+
+    def following(self, epoch: int, step: int) -> tuple[int, int]:
+        """Return epoch and number of the step after this one."""
+        return (epoch, step + 1) if step + 1 < self.steps else (epoch + 1, 0)

@@ -1,0 +1,102 @@
+"""State of a job whose ranks share a channel by record: an epoch, and its global batches that are done.
+
+    {"format": 1, "channel": "train", "epoch": 2, "step": 1250,
+     "order": {"digest": "793bbfff…", "objects": "a1b2…", "format": "TFRecord", "global_batch": 4096,
+               "remainder": "drop", "seed": 7, "block": 1048576}}
+
+The state is of the whole job: every rank writes the same document after the same step, and any number of
+ranks that divides the global batch can begin there. The global batches from `step` on have not been taken.
+
+`order.digest` is the digest of the order (docs/explanation/record-order.md). The other keys of `order` are
+inputs of that digest; an error names those that differ. Trailers have the same object as `order`.
+
+Both sidecar and readers use this module, so it imports nothing of either.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FORMAT = 1
+KEYS = frozenset({"format", "channel", "epoch", "step", "order"})
+
+_INPUTS = {
+    "objects": "the objects or their versions",
+    "format": "the record format",
+    "global_batch": "GlobalBatch",
+    "remainder": "Remainder",
+    "seed": "Seed",
+    "block": "Block",
+    "split": "Split",
+}
+"""Name of each input of an order's digest."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepState:
+    """The global batches of a channel that a job has taken: those of earlier epochs, and some of `epoch`."""
+
+    channel: str
+    epoch: int
+    step: int
+    """Number of the next global batch of the epoch, from 0 on."""
+    order: Mapping[str, Any]
+    """Digest of the order, and its inputs."""
+
+    def document(self) -> dict[str, Any]:
+        """Return the state as a dict for JSON or pickle."""
+        return {
+            "format": FORMAT,
+            "channel": self.channel,
+            "epoch": self.epoch,
+            "step": self.step,
+            "order": dict(self.order),
+        }
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> StepState:
+        """Parse a document with the keys of a state. Raises ValueError if a value is wrong."""
+        channel, epoch, step, order = (document[key] for key in ("channel", "epoch", "step", "order"))
+        if (
+            document["format"] != FORMAT
+            or not isinstance(channel, str)
+            or not all(type(number) is int and number >= 0 for number in (epoch, step))
+            or not is_order(order)
+        ):
+            raise ValueError(f"the state of the steps of a job is invalid: {dict(document)!r}"[:500])
+        return cls(channel, epoch, step, order)
+
+
+def is_step_state(document: object) -> bool:
+    """Return whether a parsed JSON document has the keys of a `StepState`."""
+    return isinstance(document, dict) and document.keys() == KEYS
+
+
+def is_order(value: object) -> bool:
+    """Return whether `value` is the object `order` of a state or trailer."""
+    return isinstance(value, dict) and isinstance(value.get("digest"), str)
+
+
+def order_difference(saved: Mapping[str, Any], present: Mapping[str, Any]) -> str | None:
+    """Return how the order of a state differs from the present one; None if it is the same."""
+    if saved["digest"] == present["digest"]:
+        return None
+    found = []
+    for key, name in _INPUTS.items():
+        was, now = json.dumps(saved.get(key)), json.dumps(present.get(key))
+        if was == now:
+            continue
+        if key == "objects":
+            found.append(f"{name} have changed")
+        else:
+            found.append(f"{name} was {_shown(was)} and is {_shown(now)}")
+    return ", ".join(found) or "other records of the objects, by the record index or by Limit"
+
+
+def _shown(text: str) -> str:
+    return "not set" if text == "null" else text.strip('"')[:100]

@@ -1,0 +1,183 @@
+"""The state of a job whose ranks share a channel by record, in PyTorch and TensorFlow."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamer.errors import ChannelError
+from streamer.readers import PipeReader, rank_channels
+from streamer.readers.core.position import ReaderPosition, StartPosition
+from streamer.readers.core.rank_steps import RankSteps
+from streamer.readers.loader import ResumableLoader
+from streamer.readers.torch import PipeIterableDataset
+from streamer.readers.torch.progress import ElementOrigin, Progress, RecordRange, RemainingRecords
+from streamer.step_state import StepState
+from tests.kit.processes import sidecar
+from tests.kit.stub import S3Stub
+from tests.sidecar.test_elastic import Elastic
+from tests.sidecar.test_record_ranks import GLOBAL
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("workers_of_torch")]
+
+
+@pytest.fixture
+def elastic(stub: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Elastic:
+    monkeypatch.setenv("SAGEMAKER_BASE_DIR", str(tmp_path / "ml"))
+    return Elastic(stub, tmp_path)
+
+
+@contextmanager
+def serving(path: str, state: Any = None) -> Iterator[None]:
+    with sidecar(path, *(() if state is None else ("--resume", json.dumps(state)))) as running:
+        running.wait_for("ready")
+        yield
+        running.process.kill()
+
+
+def loader(ranks: int, workers: int) -> ResumableLoader:
+    """A loader of one process; a worker for each rank gives the global batches in their order."""
+    dataset = PipeIterableDataset(rank_channels("train"), "TFRecord", batch_size=GLOBAL // ranks)
+    context = "forkserver" if workers else None
+    return ResumableLoader(dataset, num_workers=workers, multiprocessing_context=context)
+
+
+def named(elements: Any, ranks: int, epoch: int = 0, first: int = 0) -> list[tuple[int, int, list[str]]]:
+    names = [[record.rstrip(b"\0").decode() for record in element] for element in elements]
+    steps = [[*itertools.chain(*names[at : at + ranks])] for at in range(0, len(names), ranks)]
+    return [(epoch, first + number, step) for number, step in enumerate(steps)]
+
+
+def test_pytorch_goes_on_with_another_number_of_workers(elastic: Elastic) -> None:
+    """Two ranks, then one, then two in the second epoch; a step that is not whole is taken again."""
+    with serving(elastic.job(2)):
+        first = loader(2, 2)
+        found = named(itertools.islice(first, 9), 2)[:4]
+        state = first.state_dict()
+    assert (state["channel"], state["epoch"], state["step"]) == ("train", 0, 4)
+    with serving(elastic.job(1), state):
+        again = loader(1, 0)
+        assert again.state_dict() == state, "the position of the reader is that of the sidecar"
+        again.load_state_dict(json.loads(json.dumps(state)))
+        assert again.state_dict() == state
+        found += named(again, 1, 0, 4)
+        assert again.state_dict() == state | {"epoch": 1, "step": 0}
+        found += named(itertools.islice(again, 2), 1, 1)
+        state = again.state_dict()
+    with serving(elastic.job(2), state):
+        again = loader(2, 2)
+        again.load_state_dict(state)
+        found += named(again, 2, 1, state["step"])
+    assert found == elastic.due
+
+
+def test_workers_that_share_a_fifo_load_a_state_of_steps(elastic: Elastic) -> None:
+    """Their own state is one of bytes, for the same ranks."""
+    with serving(elastic.job(2)):
+        readers = [PipeReader(name, "TFRecord") for name in rank_channels("train")]
+        for reader in readers:
+            list(itertools.islice(reader, 6 * 2 + 5))
+        states = [reader.state_dict() for reader in readers]
+    assert states[0] == states[1]
+    rest = [name for epoch, step, names in elastic.due if epoch == 0 and step >= 2 for name in names]
+    with serving(elastic.job(1), states[0]):
+        again = loader(1, 2)
+        again.load_state_dict(states[0])
+        elements = iter(again)
+        found = named(itertools.islice(elements, 1), 1)
+        state = again.state_dict()
+        assert state["channels"][0].keys() >= {"offset", "digest"}
+        found += named(elements, 1)
+    assert sorted(name for _, _, names in found for name in names) == sorted(rest)
+
+
+def test_tensorflow_goes_on_at_another_number_of_ranks(elastic: Elastic) -> None:
+    pytest.importorskip("tensorflow")
+    from streamer.readers.tensorflow import PipeModeDataset
+
+    def dataset(name: str, size: int, start: Any = None) -> Any:
+        return PipeModeDataset(name, "TFRecord", batch_size=size, positions=True, start=start)
+
+    found, position = [], ""
+    with serving(elastic.job(2)):
+        ranks = zip(*(dataset(name, 6) for name in rank_channels("train")), strict=True)
+        for shares in itertools.islice(ranks, 4):
+            found.append([record for records, _ in shares for record in records.numpy()])
+            (position,) = {after.numpy() for _, after in shares}
+    state = json.loads(position)
+    with serving(elastic.job(1), state):
+        for records, after in dataset("train-0", 4, position):
+            found.append(records.numpy().tolist())
+            position = after.numpy()
+    assert json.loads(position) == state | {"epoch": 1, "step": 0}
+    names = [record.rstrip(b"\0").decode() for records in found for record in records]
+    assert names == [name for epoch, _, batch in elastic.due if epoch == 0 for name in batch]
+
+
+RANK = RankSteps("train", 5, 4, 0, {"digest": "d"})
+
+
+def received(*records: int) -> Progress:
+    """Two rank FIFOs in one process, of which the trainer has had so many records."""
+    names = [f"train-{number}" for number in range(len(records))]
+    progress = Progress([RemainingRecords(StartPosition(ReaderPosition(name, 0))) for name in names], 2)
+    for name, count in zip(names, records, strict=True):
+        if count:
+            progress.add(ElementOrigin(name, 0, "r", RecordRange(0, count, 0, count), RANK))
+    return progress
+
+
+@pytest.mark.parametrize(
+    ("records", "place"),
+    [
+        ((4, 4), (0, 1)),
+        ((4, 2), (0, 0)),
+        ((2, 0), (0, 0)),
+        ((8, 4), (0, 1)),
+        ((20, 20), (1, 0)),
+        ((20, 16), (0, 4)),
+    ],
+)
+def test_the_step_of_a_process_is_that_of_its_last_rank(
+    records: tuple[int, ...], place: tuple[int, int]
+) -> None:
+    assert received(*records).state() == StepState("train", *place, RANK.order).document()
+
+
+@pytest.mark.parametrize("records", [(6, 0), (10, 4), (20, 12)])
+def test_ranks_of_one_process_at_different_steps_have_no_state(records: tuple[int, ...]) -> None:
+    with pytest.raises(ChannelError, match="at different steps, .*so there is no state"):
+        received(*records).state()
+
+
+def test_a_fifo_that_begins_at_a_step_counts_from_there() -> None:
+    progress = received(0)
+    resumed = replace(RANK, first=8)
+    progress.add(ElementOrigin("train-0", 0, "r", RecordRange(8, 12, 0, 4), resumed))
+    assert progress.state() == StepState("train", 0, 3, RANK.order).document()
+
+
+def test_a_reader_that_left_out_corrupt_records_has_no_steps(elastic: Elastic, stub: S3Stub) -> None:
+    data = bytearray(stub.objects["b/train/2"])
+    data[-20] ^= 1
+    stub.objects["b/train/2"] = bytes(data)
+    with serving(elastic.job(1)):
+        reader = PipeReader("train-0", "TFRecord", max_corrupted_records_to_skip=1)
+        assert reader.state_dict()["step"] == 0
+        records = iter(reader)
+        assert len(list(itertools.islice(records, 70))) == 70
+        with pytest.raises(
+            ChannelError, match="1 corrupt records were left out and its steps cannot be counted"
+        ):
+            reader.state_dict()
+        assert len(list(records)) == 1
+        assert (reader.state_dict()["epoch"], reader.state_dict()["step"]) == (1, 0)

@@ -1,0 +1,138 @@
+"""A job that goes on at another number of ranks, by real processes: where `--resume` finds its state."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidecar.job.state_source import NAME
+from tests.kit.processes import penstock, sidecar, write_job
+from tests.kit.stub import S3Stub
+from tests.sidecar.test_record_ranks import BLOCK, GLOBAL, SEED, divided, index, shuffled, uneven
+from tests.unit import reference
+
+EPOCHS = 2
+
+
+class Elastic:
+    """A job of uneven objects, and what its trainer has to read."""
+
+    def __init__(self, stub: S3Stub, tmp_path: Path) -> None:
+        records = uneven(stub)
+        counts, sizes = [len(each) for each in records], [sum(map(len, each)) for each in records]
+        self._stub, self._tmp_path = stub, tmp_path
+        self.state = tmp_path / "checkpoints" / NAME
+        self.state.parent.mkdir()
+        self.due = []
+        for epoch in range(EPOCHS):
+            order = reference.record_order(counts, sizes, seed=SEED, epoch=epoch, block=BLOCK)
+            for step, batch in enumerate(reference.global_batches(order, GLOBAL, "drop")):
+                self.due.append((epoch, step, [f"{entry}/{number}/" for entry, number in batch]))
+
+    def job(self, ranks: int, **keys: Any) -> str:
+        document = shuffled(divided(self._stub, self._tmp_path, Count=ranks, GlobalBatch=GLOBAL))
+        document["InputDataConfig"][0]["Penstock"]["Ranks"] |= keys
+        path = write_job(self._tmp_path / "job.yaml", document)
+        if not (self._tmp_path / "index").exists():
+            index(path, self._tmp_path)
+        return path
+
+    def train(
+        self, path: str, *options: str, error: str = "", **training: Any
+    ) -> list[tuple[int, int, list[str]]]:
+        """Run sidecar and trainer; return the global batches. `error`: end of the trainer's error."""
+        fields = {"path": str(self.state), "epochs": EPOCHS} | training
+        trainer = [sys.executable, "-m", "tests.kit.stepping", json.dumps(fields)]
+        with sidecar(path, *options) as running:
+            running.wait_for("ready")
+            env = os.environ | {"SAGEMAKER_BASE_DIR": str(self._tmp_path / "ml")}
+            done = subprocess.run(trainer, env=env, capture_output=True, text=True, check=False)
+            running.process.kill()
+        assert done.stderr.strip().endswith(error) if error else done.returncode == 0, done.stderr
+        lines = map(json.loads, done.stdout.splitlines())
+        return [(epoch, step, [name for share in shares for name in share]) for epoch, step, shares in lines]
+
+
+@pytest.fixture
+def elastic(stub: S3Stub, tmp_path: Path) -> Elastic:
+    return Elastic(stub, tmp_path)
+
+
+@pytest.mark.parametrize("load", [True, False])
+def test_any_number_of_ranks_goes_on_after_the_steps_that_were_taken(elastic: Elastic, load: bool) -> None:
+    """In both epochs; any rank's state is the job's, and without loading it a reader begins there too."""
+    found = []
+    for ranks, limit, saver in ((2, 4, 1), (3, 1, 2), (12, 3, 7), (1, 2, 0), (4, None, 3)):
+        directory = str(elastic.state.parent)
+        found += elastic.train(elastic.job(ranks), "--resume", directory, limit=limit, saver=saver, load=load)
+    assert found == elastic.due
+
+
+def test_in_the_first_epoch_the_readers_need_no_resumed_sidecar(elastic: Elastic) -> None:
+    """They drop the records of the steps before."""
+    first = elastic.train(elastic.job(2), limit=3)
+    assert first + elastic.train(elastic.job(4)) == elastic.due
+
+
+@pytest.mark.parametrize("uri", ["s3://b/run/state.json", "s3://b/run/"])
+def test_a_state_in_s3(elastic: Elastic, stub: S3Stub, uri: str) -> None:
+    """Absent at the first start, with the same option."""
+    path = elastic.job(3)
+    with sidecar(path, "--resume", uri) as running:
+        key = "b/run/state.json" if uri.endswith("json") else f"b/run/{NAME}"
+        running.wait_for("no state yet, beginning at epoch 0", resume=f"s3://{key}")
+        running.wait_for("ready")
+        assert running.end() == 0
+    first = elastic.train(path, "--resume", uri, limit=8)
+    stub.objects[key] = elastic.state.read_bytes()
+    assert first + elastic.train(elastic.job(6), "--resume", uri) == elastic.due
+
+
+def test_exec_resumes_too(elastic: Elastic) -> None:
+    elastic.train(elastic.job(2), limit=9)
+    training = json.dumps({"path": str(elastic.state), "epochs": EPOCHS})
+    command = [sys.executable, "-m", "tests.kit.stepping", training]
+    done = penstock("exec", "-c", elastic.job(4), "--resume", str(elastic.state), "--", *command)
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line)[:2] for line in done.stdout.splitlines()] == [[1, 3], [1, 4], [1, 5]]
+
+
+def test_a_state_that_does_not_fit_is_refused_before_a_fifo_is_offered(elastic: Elastic) -> None:
+    elastic.train(elastic.job(2), limit=9)
+    resume = "--resume", str(elastic.state)
+    path = elastic.job(2, GlobalBatch=6)
+    done = penstock("run", "-c", path, *resume)
+    assert (done.returncode, "GlobalBatch was 12 and is 6" in done.stderr) == (2, True), done.stderr
+    elastic.state.write_text("")
+    done = penstock("run", "-c", elastic.job(2), *resume)
+    assert (done.returncode, "--resume is not JSON" in done.stderr) == (2, True), done.stderr
+
+
+def test_readers_refuse_a_state_of_another_order(elastic: Elastic) -> None:
+    elastic.train(elastic.job(2), limit=3)
+    state = json.loads(elastic.state.read_text())
+    state["order"] |= {"digest": "0" * 64, "block": 601}
+    elastic.state.write_text(json.dumps(state))
+    elastic.train(
+        elastic.job(2),
+        error="the state of train-0 was saved under another order of records: Block was 601 and is 600; "
+        "restore what has changed, begin without the state, or call load_state_dict with anyway=True",
+    )
+
+
+def test_a_fifo_that_begins_after_the_reader_s_step_is_an_error(elastic: Elastic) -> None:
+    elastic.train(elastic.job(2), limit=3)
+    later = elastic.state.with_name("later.json")
+    state = json.loads(elastic.state.read_text())
+    later.write_text(json.dumps(state | {"step": 4}))
+    error = (
+        "train-0_0 begins after step 3, the step of the state of train-0: save the checkpoint first and the "
+        "file of --resume after it, or give the sidecar this state"
+    )
+    elastic.train(elastic.job(2), "--resume", str(later), error=error)
