@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -55,7 +56,31 @@ def thread_worked() -> float:
 
 async def in_thread(call: Callable[..., T], *arguments: object) -> T:
     """Run `call` in a worker thread. If cancelled, wait for its end, before the caller cleans up."""
-    running = asyncio.get_running_loop().run_in_executor(None, partial(call, *arguments))
+    return await _in_thread_of(None, call, *arguments)
+
+
+class WorkerThread:
+    """One thread that runs call after call of one task; its owner closes it once.
+
+    `in_thread` runs each call in another thread of its pool, and the processor's cache has no other thread's
+    memory. The thread starts with the first call.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._executor = ThreadPoolExecutor(1, name)
+
+    async def run(self, call: Callable[..., T], *arguments: object) -> T:
+        """Run `call` in the thread. If cancelled, wait for its end, before the caller cleans up."""
+        return await _in_thread_of(self._executor, call, *arguments)
+
+    def close(self) -> None:
+        """Let the thread end after the call that it runs. Further calls do nothing."""
+        self._executor.shutdown(wait=False)
+
+
+async def _in_thread_of(executor: Executor | None, call: Callable[..., T], *arguments: object) -> T:
+    """Run `call` in a thread of `executor`, or of the loop's default one."""
+    running = asyncio.get_running_loop().run_in_executor(executor, partial(call, *arguments))
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:

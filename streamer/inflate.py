@@ -39,7 +39,7 @@ _MAGICS = (GZIP_MAGIC, ZSTD_MAGIC, *_SKIPPABLE_MAGICS)
 _DAMAGED: tuple[type[Exception], ...] = (igzip_lib.IsalError, zstd.ZstdError)  # type: ignore[assignment] # isal's stub has an instance there
 
 SLICE = 32 * KIB
-OUTPUT = 64 * KIB
+OUTPUT = 256 * KIB
 """Maximum bytes that a decompressor returns at once. It doubles its buffer up to them, and malloc(3) maps
 large blocks anew each time: with 1 MiB it took 250,000 page faults a GB, and half as much CPU again."""
 _STEP = 256

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from streamer.aio import first_of
 from streamer.errors import ReaderGone
-from streamer.relay.deliver.transform import ByteQueue
+from streamer.relay.deliver.byte_queue import ByteQueue
 from streamer.retry import retry_while_refused
 
 if TYPE_CHECKING:

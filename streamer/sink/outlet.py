@@ -98,6 +98,13 @@ class PipeOutlet:
         """Bytes in the pipe that its reader, the trainer or the keeper, has not read."""
         return 0 if self._fd < 0 else bytes_unread(self._fd)
 
+    def drain(self, source: Drainable) -> int:
+        """Move bytes without waiting; return how many. Raises OSError, which only `push` can handle.
+
+        A worker thread may call it while the outlet's owner waits for that thread.
+        """
+        return source.drain_into(self._fd)
+
     def push(self, source: Drainable) -> int:
         try:
             count = source.drain_into(self._fd)

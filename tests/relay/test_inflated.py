@@ -208,6 +208,26 @@ async def test_cancelled_while_inflating_leaves_nothing(
     assert published_trailer(tmp_path, "train", 0).state == "stopped"
 
 
+@pytest.mark.parametrize("compress", [partial(gzip.compress, compresslevel=1), zstd.compress])
+async def test_a_cancelled_epoch_counts_every_byte_that_the_fifo_has(
+    run: RunChannel, stub: S3Stub, tmp_path: Path, compress: Callable[..., bytes]
+) -> None:
+    """The thread that inflates writes the FIFO too; a sidecar that takes over goes on after its last byte."""
+    (content,) = fill(stub, [24_000_000], compress)
+    async with run(stub, tmp_path) as running:
+        with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb", buffering=0) as reader:
+            found = await off_loop(reader.read, 1_000_000)
+            rest = asyncio.ensure_future(off_loop(reader.readall))
+            await eventually(lambda: running.channel.statistics().bytes_consumed)
+            running.task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running.task
+            found += await rest
+    trailer = published_trailer(tmp_path, "train", 0)
+    assert (trailer.state, trailer.bytes_delivered) == ("stopped", len(found))
+    assert found == content[: len(found)]
+
+
 async def test_a_long_record_is_spooled_to_a_file_without_a_name(
     run: RunChannel, stub: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,7 @@ from streamer.plan import NOWHERE, Position, ResumePoint
 from streamer.relay.deliver.failure_policy import HOLD, FailurePolicy
 from streamer.relay.deliver.object_changes import MOST_TRIES, Change, Changes, is_change
 from streamer.relay.deliver.object_ends import ObjectEnds
-from streamer.relay.deliver.transform import MOST_TAKEN, BodyTransformer, joiner_of
+from streamer.relay.deliver.transform import MOST_TAKEN, MOST_TAKEN_LIMITED, BodyTransformer, joiner_of
 from streamer.relay.staging.buffers import BufferStage
 from streamer.relay.staging.stage import LEAST, TURN
 from streamer.units import MIB
@@ -262,7 +262,7 @@ class Delivery:
             and slot.part.body
         ):
             self._note_begin(slot)
-        if not (data := stage.take(MOST_TAKEN)):
+        if not (data := stage.take(MOST_TAKEN_LIMITED if self._quota.limited else MOST_TAKEN)):
             return 0  # the socket is empty
         await transformer.pass_on(slot.part, slot.delivered, data)
         if self._next_mark is not None and transformer.anchored:

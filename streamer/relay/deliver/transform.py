@@ -1,13 +1,15 @@
 """Transforms bytes between stage and outlet: inflates, wraps, aligns and joins objects, in stream order.
 
-    head of line ─ at most 256 KiB ─▶ Inflater ─ at most 1 MiB ─▶ outlet          (unwrapped)
+    head of line ─ at most 512 KiB ─▶ Inflater ─ at most 512 KiB ─▶ outlet        (unwrapped)
                               │                ├▶ spool ─ header, content, padding ─▶ outlet   (wrapped)
                               └────────────────┴▶ Joiner ─ without end marks ─▶ outlet         (joined)
 
 Parts are fetched compressed, so parts reserve compressed bytes; of inflated content, one piece is in memory
-at a time. A worker thread inflates (ISA-L and zstd release the GIL), except for pieces so small that the hop
-to the thread would cost more. Delivery waits for each piece, so bytes stay in order, and a full FIFO stops
-inflating too. Literals pass unchanged.
+at a time. A worker thread inflates (ISA-L and zstd release the GIL) and writes each piece into the FIFO while
+the processor's cache has it, until the FIFO is full. The event loop meanwhile serves sockets and other
+channels; it writes the piece that the FIFO did not accept, and only then inflating goes on. So bytes stay in
+order, and a full FIFO stops inflating too. Pieces so small that the hop to the thread would cost more are
+inflated on the loop. Literals pass unchanged.
 
 A RecordIO header holds the length of the content (contract §5.1), which is known only after inflating all of
 it. So a wrapped object is spooled before its first byte is sent: up to 8 MiB in memory, a longer one in an
@@ -18,20 +20,20 @@ is damaged, the bytes before the damage have been delivered, and the trailer nev
 from __future__ import annotations
 
 import asyncio
-import os
+import contextlib
 import tempfile
-from collections import deque
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING
 
-from streamer.aio import in_thread
+from streamer.aio import WorkerThread
 from streamer.errors import CorruptObject, ErrorContext, ReaderGone, SinkError
 from streamer.formats.arrow_joiner import ArrowJoiner
 from streamer.formats.join import Join, Joiner, NotJoinable
 from streamer.formats.tar_joiner import TarJoiner
 from streamer.inflate import Inflater
 from streamer.plan import LONGEST_RECORD, frame
+from streamer.relay.deliver.byte_queue import ByteQueue
+from streamer.sink.outlet import PipeOutlet
 from streamer.units import KIB, MIB
 
 if TYPE_CHECKING:
@@ -42,36 +44,19 @@ if TYPE_CHECKING:
     from streamer.relay.statistics import StateTimer
     from streamer.sink.outlet import Outlet
 
-MOST_TAKEN = 256 * KIB
-"""Maximum bytes taken from a stage at a time."""
-PIECE = 1 * MIB
-"""Bytes of inflated content in memory at a time: the capacity of a FIFO."""
+MOST_TAKEN = 512 * KIB
+"""Maximum bytes taken from a stage at a time. A hop to the thread and back costs about 60 µs."""
+MOST_TAKEN_LIMITED = 128 * KIB
+"""The same under a bandwidth limit, which is checked between two of them."""
+PIECE = 512 * KIB
+"""Bytes of inflated content in memory at a time."""
+_MOST_INFLATED = 4 * MIB
+"""Maximum bytes that the thread inflates before it returns, however well they are compressed: some 5 ms."""
 _LITTLE = 16 * KIB
 """Up to this many compressed bytes are inflated on the loop; a hop to a thread and back costs as much."""
 _LITTLE_PIECE = 64 * KIB
 SPOOL_MEMORY = 8 * MIB
 """Bytes of a wrapped object that are kept in memory; a longer object is spooled to a file."""
-_MAX_VECTORS = 64
-
-
-class ByteQueue:
-    """Queue of byte pieces that drain into a descriptor; a `streamer.sink.outlet.Drainable`."""
-
-    def __init__(self, pieces: Sequence[bytes | memoryview]) -> None:
-        self._left = deque(memoryview(piece) for piece in pieces if piece)
-
-    def __bool__(self) -> bool:
-        return bool(self._left)
-
-    def drain_into(self, fd: int) -> int:
-        count = left = os.writev(fd, list(islice(self._left, _MAX_VECTORS)))
-        while left:
-            first = self._left[0]
-            if left < len(first):
-                self._left[0] = first[left:]
-                break
-            left -= len(self._left.popleft())
-        return count
 
 
 class BodyTransformer:
@@ -103,6 +88,11 @@ class BodyTransformer:
         self._timer = timer
         self._account = account
         self._again = again
+        self._pipe = outlet if isinstance(outlet, PipeOutlet) else None
+        """Outlet that the thread may write, too."""
+        self._written = 0
+        """Bytes that the outlet has accepted from `_step`, not yet passed to `account`."""
+        self._thread = WorkerThread("inflate")
         self._inflater: Inflater | None = None
         """Inflater of the current object."""
         self._spool: tempfile.SpooledTemporaryFile[bytes] | None = None
@@ -148,11 +138,11 @@ class BodyTransformer:
             raise RuntimeError(f"byte {start} of {part.object.key} without those before it")
         inflater.feed(data)
         while not inflater.drained:
-            pieces = await self._next(inflater, part.object, fed=len(data))
+            left = await self._inflate_some(inflater, part.object, fed=len(data))
             # Small pieces are inflated on the loop: yield to other tasks between them.
             await asyncio.sleep(0)
             if self._spool is None:
-                await self._write(self._joined(part.object, pieces))
+                await self._push(left)
             elif inflater.produced > LONGEST_RECORD:
                 raise _too_long(part.object)
             elif self._outlet.reader_gone:
@@ -162,7 +152,7 @@ class BodyTransformer:
             if self._spool is not None:
                 await self._record(self._spool, inflater.produced)
             self._end_joined(part.object)
-            self.close()
+            self._drop_object()
 
     async def finish(self) -> None:
         """Deliver the bytes that the aligner keeps back or the joiner adds at the end. Raises ReaderGone."""
@@ -172,14 +162,18 @@ class BodyTransformer:
             await self._send([self._joiner.finish()])
 
     def close(self) -> None:
-        """Drop the state of the current object; further calls do nothing."""
+        """Drop all state and end the thread; further calls do nothing."""
+        self._drop_object()
+        self._thread.close()
+
+    def _drop_object(self) -> None:
         self._inflater = None
         if self._spool is not None:
             spool, self._spool = self._spool, None
             spool.close()
 
     def _begin(self, ref: ObjectRef) -> None:
-        self.close()
+        self._drop_object()
         if self._aligner is not None and (self._inflate or not self._wrap):
             self._aligner.begins()  # a wrapped object that is not inflated began with its literal header
         if self._joiner is not None:
@@ -213,24 +207,40 @@ class BodyTransformer:
             )
         return CorruptObject(str(error), ErrorContext(ref.bucket, ref.key, error.offset))
 
-    async def _next(self, inflater: Inflater, ref: ObjectRef, *, fed: int) -> list[bytes]:
-        """Return the next inflated pieces; if the object is wrapped, they are in the spool too."""
+    async def _inflate_some(self, inflater: Inflater, ref: ObjectRef, *, fed: int) -> ByteQueue:
+        """Inflate some bytes into outlet or spool; return those that the outlet does not accept now."""
         in_memory = self._spool is None or inflater.produced + _LITTLE_PIECE <= SPOOL_MEMORY
-        if fed <= _LITTLE and in_memory:
-            return self._step(inflater, ref, _LITTLE_PIECE)
-        self._timer.starve("inflate")
-        pieces = await in_thread(self._step, inflater, ref, PIECE)
-        self._timer.enter("moving")
-        return pieces
+        try:
+            if fed <= _LITTLE and in_memory:
+                return self._step(inflater, ref, _LITTLE_PIECE)
+            self._timer.starve("inflate")
+            return await self._thread.run(self._step, inflater, ref, _MOST_INFLATED)
+        finally:  # what the outlet has accepted counts if the rest is damaged or the task cancelled, too
+            self._timer.enter("moving")
+            written, self._written = self._written, 0
+            self._account(written)
 
-    def _step(self, inflater: Inflater, ref: ObjectRef, most: int) -> list[bytes]:
-        pieces = inflater.pieces(most)
-        if self._spool is not None:
+    def _step(self, inflater: Inflater, ref: ObjectRef, most: int) -> ByteQueue:
+        """Inflate at most `most` bytes, until the outlet is full; return those that it does not accept."""
+        end = inflater.produced + most
+        left = ByteQueue([])
+        while not (left or inflater.drained) and inflater.produced < end:
+            pieces = inflater.pieces(min(PIECE, end - inflater.produced))
+            if self._spool is None:
+                left = ByteQueue(self._new(self._aligned(self._joined(ref, pieces))))
+                self._write_now(left)
+                continue
             try:
                 self._spool.writelines(pieces)
             except OSError as error:
                 raise _no_space(ref, error) from error
-        return pieces
+        return left
+
+    def _write_now(self, left: ByteQueue) -> None:
+        """Write what the FIFO accepts now. The loop repeats a write that fails, and handles its error."""
+        with contextlib.suppress(OSError):
+            while left and self._pipe is not None:
+                self._written += self._pipe.drain(left)
 
     async def _record(self, spool: tempfile.SpooledTemporaryFile[bytes], size: int) -> None:
         """Deliver the spooled object as one record."""
@@ -240,8 +250,8 @@ class BodyTransformer:
             await self._write([header, spool.read(), padding])
             return
         await self._write([header])
-        await in_thread(spool.seek, 0)
-        while content := await in_thread(spool.read, PIECE):
+        await self._thread.run(spool.seek, 0)
+        while content := await self._thread.run(spool.read, PIECE):
             await self._write([content])
         await self._write([padding])
 
@@ -257,13 +267,19 @@ class BodyTransformer:
                 found.append(piece[dropped:])
         return found
 
+    def _aligned(self, pieces: Sequence[bytes | memoryview]) -> Sequence[bytes | memoryview]:
+        """Return the whole records that end in the pieces, if the stream is aligned."""
+        if self._aligner is None:
+            return pieces
+        return [self._aligner.pass_on(bytes(piece)) for piece in pieces]
+
     async def _write(self, pieces: Sequence[bytes | memoryview]) -> None:
-        if self._aligner is not None:
-            pieces = [self._aligner.pass_on(bytes(piece)) for piece in pieces]
-        await self._send(pieces)
+        await self._send(self._aligned(pieces))
 
     async def _send(self, pieces: Sequence[bytes | memoryview]) -> None:
-        left = ByteQueue(self._new(pieces))
+        await self._push(ByteQueue(self._new(pieces)))
+
+    async def _push(self, left: ByteQueue) -> None:
         while left:
             self._timer.enter("moving")
             try:

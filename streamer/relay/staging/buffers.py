@@ -109,13 +109,16 @@ class BufferStage(Stage):
             data = bytes(self._before[:most])
             self._before = self._before[len(data) :]
             return data
-        self._pull()
-        if not self._in_memory:
-            return b""
-        chunk = self._chunks[0]
-        data = bytes(chunk.unsent[:most])
-        self._leave(chunk, len(data))
-        return data
+        pieces: list[bytes] = []
+        while most:
+            self._pull()
+            chunk = self._chunks[0] if self._in_memory else None
+            if chunk is None or (chunk.literal and pieces):
+                break
+            pieces.append(bytes(chunk.unsent[:most]))
+            self._leave(chunk, len(pieces[-1]))
+            most = 0 if chunk.literal else most - len(pieces[-1])
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _drain_rest(self, fd: int) -> int:
         self._pull()

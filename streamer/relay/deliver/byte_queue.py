@@ -1,0 +1,31 @@
+"""Queue of byte pieces in memory, from which an outlet takes as many bytes as it accepts."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Sequence
+from itertools import islice
+
+_MAX_VECTORS = 64
+"""Pieces passed to one writev(2); the kernel allows 1,024."""
+
+
+class ByteQueue:
+    """Queue of byte pieces that drain into a descriptor; a `streamer.sink.outlet.Drainable`."""
+
+    def __init__(self, pieces: Sequence[bytes | memoryview]) -> None:
+        self._left = deque(memoryview(piece) for piece in pieces if piece)
+
+    def __bool__(self) -> bool:
+        return bool(self._left)
+
+    def drain_into(self, fd: int) -> int:
+        count = left = os.writev(fd, list(islice(self._left, _MAX_VECTORS)))
+        while left:
+            first = self._left[0]
+            if left < len(first):
+                self._left[0] = first[left:]
+                break
+            left -= len(self._left.popleft())
+        return count
