@@ -33,6 +33,7 @@ _INPUTS = {
     "seed": "Seed",
     "block": "Block",
     "split": "Split",
+    "mix": "Mix",
 }
 """Name of each input of an order's digest."""
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, StrictInt, StrictStr, model_validator
 
+from sidecar.config.mixing import MixConfig
 from sidecar.config.model import Model
 from sidecar.config.selecting import LimitConfig, SplitConfig
 from sidecar.config.uris import SourceUri
@@ -163,6 +164,8 @@ class ChannelExtras(Model):
     """The first objects or records, or a sample. Unset: no limit."""
     also_from: Annotated[tuple[SourceUri, ...], Field(max_length=MOST_SOURCES)] = ()
     """Further prefixes, whose objects follow those of S3Uri."""
+    mix: MixConfig | None = None
+    """Weights by which the records of these prefixes are mixed. Unset: one prefix after the other."""
 
     @property
     def given(self) -> list[str]:

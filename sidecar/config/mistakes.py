@@ -34,6 +34,7 @@ _ADVICE = {
     "Exclude": 'write globs in quotes, such as ["*.crc"]',
     "Limit": "write {Objects: 1000} or {Bytes: 10GB}",
     "Split": 'write {Of: 100, Take: "0-98"}',
+    "Mix": "write {Weights: [7, 2, 1]}",
     "Block": "write a size from 1 B to 1 TiB, such as 4MiB",
     "HedgeBudget": "write a share between 0 and 1, such as 0.05",
 }
@@ -46,6 +47,7 @@ _OF_A_CHANNEL = {
     "Limit": "Limit: {Objects: 1000}",
     "Split": 'Split: {Of: 100, Take: "0-98"}',
     "AlsoFrom": 'AlsoFrom: ["s3://BUCKET/PREFIX"]',
+    "Mix": "Mix: {Weights: [7, 2, 1]}",
 }
 """By key that a user may expect in the `Penstock` section of the job, the setting of a channel."""
 _SUBJECT = re.compile(r"^(?:Input|String|Tuple|List|Dictionary|Set|Value) should ")

@@ -217,8 +217,8 @@ class ChannelConfig(Model):
             return self
         found = self.not_by_record
         if found is None and ranks.block is not None:
-            if self.shuffle_config is None:
-                found = "Block has no meaning without ShuffleConfig; remove it"
+            if self.shuffle_config is None and extras.mix is None:
+                found = "Block has no meaning without ShuffleConfig or Mix; remove it"
             elif selected.split is not None:
                 found = (
                     "Block contradicts Split: {By: block}, whose blocks have 1 MiB on all hosts and in all "
@@ -246,6 +246,32 @@ class ChannelConfig(Model):
             and "compares whole objects, which no rank reads; remove it",
         }
         return next((f"{key} {text}" for key, text in why.items() if text), None)
+
+    @model_validator(mode="after")
+    def _mixable(self) -> Self:
+        if (mix := self.penstock.mix) is None:
+            return self
+        sources = len(self.sources)
+        if sources == 1:
+            raise ValueError(
+                "Mix is for several prefixes, and the channel has one; add AlsoFrom, or remove Mix"
+            )
+        if len(mix.weights) != sources:
+            raise ValueError(
+                f"Mix has {len(mix.weights)} Weights, and the channel {sources} prefixes; write one weight "
+                "for S3Uri and one for each prefix of AlsoFrom, in that order"
+            )
+        if self.penstock.by_record is None:
+            raise ValueError(
+                "Mix needs to know where records are; add Ranks: {Count: 1, Batch: 1, Index: FOLDER}, or "
+                "remove Mix"
+            )
+        if self.penstock.record_selection.limit is not None:
+            raise ValueError(
+                "Limit: {Records: …} takes the records of one prefix after the other, and Mix mixes them; "
+                "remove one of the two"
+            )
+        return self
 
     @property
     def failure_policy(self) -> FailurePolicy:

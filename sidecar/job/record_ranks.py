@@ -20,18 +20,17 @@ import random
 import shlex
 from array import array
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from sidecar.job.index_check import Access, Border, check_borders, check_rows, sample_borders
 from sidecar.job.index_file import index_path, read_index
 from sidecar.job.index_objects import ChannelObjects
+from sidecar.job.record_arrangement import record_order
 from streamer.aio import in_thread
 from streamer.errors import ConfigError, CorruptObject
 from streamer.formats.record_index import object_name
-from streamer.plan.record_order import Deal, RecordOrder
+from streamer.plan.record_order import Deal
 from streamer.plan.record_plan import HostRanks, RecordPlan
-from streamer.plan.record_selection import RecordSelection, select_records
 from streamer.plan.record_table import FixedRecords, IndexedRecords, only_object
 from streamer.relay.statistics import ChannelCounters
 
@@ -89,14 +88,9 @@ async def plan_by_record(plan: Plan, setup: RankSetup, *, job: Job, clients: Cli
         table = await in_thread(FixedRecords, plan.entries, int(setup.ranks.record_size or 0))
     else:
         table = await _checked(setup.index, plan, Access(job, clients, ChannelCounters()))
-    shuffle, selection = setup.channel.shuffle_config, setup.channel.penstock.record_selection
-    seed, block = None if shuffle is None else shuffle.seed, setup.ranks.block_bytes
-    select = None
-    if selection != RecordSelection():
-        select = partial(select_records, plan.entries, table.counts, selection)
 
     def arrange() -> RecordPlan:
-        order = RecordOrder(table.counts, plan.entries.sizes, seed=seed, block=block, select=select)
+        order = record_order(setup.channel, plan.entries, table.counts)
         return RecordPlan(HostRanks(plan.entries, table, order, setup.deal))
 
     planned = await in_thread(arrange)

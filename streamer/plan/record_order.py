@@ -19,7 +19,7 @@ from array import array
 from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import accumulate, chain, count, islice
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from streamer.errors import ConfigError
 from streamer.plan.shuffle import Permutation
@@ -54,8 +54,35 @@ def records_per_block(records: int, size: int, block: int) -> int:
     return max(1, block * records // size) if size else 1
 
 
+class Order(Protocol):
+    """The order of all records of a channel, for every epoch: a `RecordOrder`, or a mix of several."""
+
+    @property
+    def seed(self) -> int | None:
+        """Seed of the shuffle; None: every epoch has the same order."""
+        ...
+
+    @property
+    def records(self) -> int:
+        """Number of records of an epoch."""
+        ...
+
+    @property
+    def arranged(self) -> dict[str, Any]:
+        """The inputs of the digest that the order adds."""
+        ...
+
+    def lines(self) -> Iterable[bytes]:
+        """Yield the lines of the digest."""
+        ...
+
+    def runs(self, epoch: int, first: int = 0) -> Iterator[Run]:
+        """Yield the epoch's order as runs, from number `first` on; none is empty."""
+        ...
+
+
 class RecordOrder:
-    """The order of all records of a channel, for every epoch."""
+    """The order of all records of some objects, for every epoch."""
 
     def __init__(
         self,
@@ -65,11 +92,13 @@ class RecordOrder:
         seed: int | None = None,
         block: int = BLOCK,
         select: Callable[[Sequence[int]], SelectedRecords] | None = None,
+        in_blocks: bool = False,
     ) -> None:
         """`counts`, `sizes`: records and bytes of every object, in plan order. `seed`: None keeps that order.
 
         Both sequences must not change. `select` returns the selected records, and gets the records of each
-        block by object; None: all are selected. Raises ValueError for a block of less than a byte.
+        block by object; None: all are selected. `in_blocks`: runs are blocks without a seed, too. Raises
+        ValueError for a block of less than a byte.
         """
         if block < 1:
             raise ValueError(f"a block has at least one byte, not {block}")
@@ -83,13 +112,15 @@ class RecordOrder:
         """Records of each block, by object."""
         self._ends = array("Q")
         """Number of the last block of each object, and one."""
-        if seed is not None or select is not None:
+        if seed is not None or select is not None or in_blocks:
             both = zip(counts, sizes, strict=True)
             self._each.extend(records_per_block(records, size, block) for records, size in both)
         if select is not None:
             self._selected = select(self._each)
             self._bounds, self._blocks = self._selected.bounds, self._selected.blocks
-        if seed is not None or self._blocks is not None:
+        self._cut = seed is not None or self._blocks is not None or in_blocks
+        """Whether runs are blocks."""
+        if self._cut:
             cut = self._bounds if self._blocks is None else counts
             blocks = (-(-records // each) for records, each in zip(cut, self._each, strict=True))
             self._ends.extend(accumulate(blocks))
@@ -102,12 +133,12 @@ class RecordOrder:
 
     @property
     def arranged(self) -> dict[str, Any]:
-        """The inputs of the digest that the order adds."""
+        """See `Order.arranged`."""
         arranged = {} if self.seed is None else {"seed": self.seed, "block": self.block}
         return arranged if self._selected is None else arranged | self._selected.arranged
 
     def lines(self) -> Iterable[bytes]:
-        """Yield the lines of the digest."""
+        """See `Order.lines`."""
         if self._selected is not None:
             return self._selected.lines()
         return (b"%d\n" % records for records in self._counts if records)
@@ -120,8 +151,8 @@ class RecordOrder:
         return Run(entry, first, min(first + size, self._bounds[entry]))
 
     def runs(self, epoch: int, first: int = 0) -> Iterator[Run]:
-        """Yield the epoch's order as runs, from number `first` on; none is empty."""
-        if self.seed is None and self._blocks is None:
+        """See `Order.runs`."""
+        if not self._cut:
             whole = (Run(entry, 0, records) for entry, records in enumerate(self._bounds) if records)
             return islice(whole, first, None)
         blocks = (self._ends[-1] if self._ends else 0) if self._blocks is None else len(self._blocks)
@@ -201,7 +232,7 @@ START = WalkPosition()
 class Walk:
     """One walk over an epoch's order, which starts again at its end."""
 
-    def __init__(self, order: RecordOrder, epoch: int, position: WalkPosition = START) -> None:
+    def __init__(self, order: Order, epoch: int, position: WalkPosition = START) -> None:
         """`position`: start of the walk; earlier records cannot be cut."""
         self.records = order.records
         self.taken = position.run

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from streamer.plan.entries import Entries
     from streamer.plan.position import Position
-    from streamer.plan.record_order import RecordOrder, WalkPosition
+    from streamer.plan.record_order import Order, WalkPosition
     from streamer.plan.record_table import RecordTable
     from streamer.plan.segments import ObjectRef
 
@@ -65,7 +65,7 @@ class HostRanks:
         self,
         entries: Entries,
         table: RecordTable,
-        order: RecordOrder,
+        order: Order,
         deal: Deal,
         *,
         positions_every: int = POSITIONS_EVERY,

@@ -80,10 +80,16 @@ class SelectedRecords:
 
 
 def select_records(
-    entries: Entries, counts: Sequence[int], selection: RecordSelection, each: Sequence[int]
+    entries: Entries,
+    counts: Sequence[int],
+    selection: RecordSelection,
+    each: Sequence[int],
+    *,
+    first: int = 0,
 ) -> SelectedRecords:
     """Return what `selection` takes of objects with so many records, and so many in each block.
 
+    `first`: number of the first of these objects in `entries`; a limit with a seed needs all of them.
     Takes about a microsecond for each block of a split. Raises ConfigError if no record is selected.
     """
     split, limit = selection.split, selection.limit
@@ -91,7 +97,7 @@ def select_records(
     bounds = array("Q", bytes(8 * len(counts)))
     chosen: list[array[int]] = [array("Q")] * (0 if split is None else len(counts))
     """The selected blocks of each object, numbered within it."""
-    for entry in _turns(entries, limit):
+    for entry in _turns(entries, len(counts), limit):
         if not left:
             break
         count, size = counts[entry], each[entry]
@@ -99,7 +105,7 @@ def select_records(
             bounds[entry] = min(left, count)
             left -= bounds[entry]
             continue
-        blocks = array("Q", taken_blocks(split, only_object(entries, entry).key, -(-count // size)))
+        blocks = array("Q", taken_blocks(split, only_object(entries, first + entry).key, -(-count // size)))
         bounds[entry] = count
         records = len(blocks) * size
         if blocks and (blocks[-1] + 1) * size > count:
@@ -134,9 +140,9 @@ def taken_blocks(split: Split, key: str, blocks: int) -> list[int]:
     return [number for number, word in enumerate(words) if split.has(word * split.of >> 64)]
 
 
-def _turns(entries: Entries, limit: RecordLimit | None) -> Iterable[int]:
+def _turns(entries: Entries, count: int, limit: RecordLimit | None) -> Iterable[int]:
     """Return the numbers of the objects in the order in which a limit takes them."""
     if limit is None or limit.seed is None:
-        return range(len(entries))
+        return range(count)
     drawn = array("Q", map(Draw(limit.seed), entries))
     return sorted(range(len(entries)), key=drawn.__getitem__)

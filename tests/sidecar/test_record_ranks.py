@@ -302,6 +302,56 @@ def test_two_channels_divide_an_object_by_block(stub: S3Stub, tmp_path: Path) ->
     assert found[0] | found[1] == {b"%08d" % number for number in range(1_000_000)}
 
 
+@pytest.mark.parametrize("by", ["block", "record"])
+def test_prefixes_are_mixed_by_their_weights(stub: S3Stub, tmp_path: Path, by: str) -> None:
+    """The same global batches over one and two ranks, of exactly the shares, in each of two epochs."""
+    for name, number in (("wide", 700), ("rare", 40)):
+        for each in range(2):
+            lines = [f"{name} {each} {record:04}\n".encode() for record in range(number)]
+            stub.objects[f"b/{name}/{each}"] = b"".join(lines)
+    document = divided(stub, tmp_path, GlobalBatch=10, Block="60")
+    channel = document["InputDataConfig"][0]
+    channel["DataSource"]["S3DataSource"]["S3Uri"] = "s3://b/wide/"
+    channel["ShuffleConfig"] = {"Seed": SEED}
+    channel["Penstock"] |= {
+        "AlsoFrom": ["s3://b/rare/"],
+        "Mix": {"Weights": [0.8, 0.2], "Until": "all", "By": by},
+    }
+    read = []
+    for count in (1, 2):
+        channel["Penstock"]["Ranks"]["Count"] = count
+        path = write_job(tmp_path / "job.yaml", document)
+        index(path, tmp_path, kind="lines")
+        with sidecar(path) as running, ThreadPoolExecutor() as threads:
+            planned = running.wait_for("planned")
+            assert (planned["records"], planned["steps"]) == (1750, 175)
+            running.wait_for("ready")
+            epochs = []
+            for epoch in range(2):
+                fifos = [tmp_path / f"ml/input/data/train-{rank}_{epoch}" for rank in range(count)]
+                ranks = [data.splitlines() for data in threads.map(read_all, fifos)]
+                size = 10 // count
+                epochs.append(
+                    [
+                        [line for rank in ranks for line in rank[at : at + size]]
+                        for at in range(0, len(ranks[0]), size)
+                    ]
+                )
+            assert running.end() == 0
+        read.append(epochs)
+    assert read[0] == read[1]
+    assert read[0][0] != read[0][1]
+    most = 1 if by == "record" else 5
+    for global_batches in read[0]:
+        lines = [line for batch in global_batches for line in batch]
+        wide = [line for line in lines if line.startswith(b"wide")]
+        assert len(wide) == len({*wide}) == 1400
+        assert {Counter(lines)[line] for line in lines if line.startswith(b"rare")} <= {4, 5}
+        for end in range(len(lines)):
+            taken = sum(line.startswith(b"wide") for line in lines[:end])
+            assert abs(taken - 0.8 * end) <= most
+
+
 def test_a_rank_resumes_at_its_byte(stub: S3Stub, tmp_path: Path) -> None:
     """In the second epoch of a shuffled channel, from the state of a reader."""
     uneven(stub)

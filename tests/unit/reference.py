@@ -7,6 +7,7 @@ import hashlib
 import json
 import struct
 from collections.abc import Collection, Sequence
+from fractions import Fraction
 from math import ceil, isqrt
 from typing import Any
 
@@ -104,6 +105,20 @@ def record_order(
     selected: Collection[Record] | None = None,
 ) -> list[Record]:
     """docs/explanation/record-order.md: all records of an epoch, in the global order."""
+    blocks = record_blocks(counts, sizes, seed=seed, epoch=epoch, block=block, selected=selected)
+    return [each for unit in blocks for each in unit]
+
+
+def record_blocks(
+    counts: Sequence[int],
+    sizes: Sequence[int],
+    *,
+    seed: int | None,
+    epoch: int,
+    block: int,
+    selected: Collection[Record] | None = None,
+) -> list[list[Record]]:
+    """docs/explanation/record-order.md: the blocks of an epoch, in their order."""
     blocks: list[list[Record]] = []
     for entry, (count, size) in enumerate(zip(counts, sizes, strict=True)):
         each = max(1, block * count // size) if count else 1
@@ -112,7 +127,7 @@ def record_order(
     if selected is not None:
         blocks = [kept for each in blocks if (kept := [record for record in each if record in selected])]
     turns = range(len(blocks)) if seed is None else permutation(len(blocks), seed, epoch)
-    return [each for turn in turns for each in blocks[turn]]
+    return [blocks[turn] for turn in turns]
 
 
 def split_records(
@@ -134,6 +149,42 @@ def split_records(
             if word * of // 2**64 in take:
                 found.append((entry, number))
     return found
+
+
+def mixed(sources: Sequence[Sequence[Any]], weights: Sequence[int]) -> list[Any]:
+    """docs/explanation/record-order.md: the units of several sources, each unit a list of records, mixed."""
+    rest = [list(units) for units in sources]
+    taken, order = [0] * len(rest), []
+    while any(rest):
+        shares = [Fraction(sum(taken) * weight, sum(weights)) for weight in weights]
+        chosen = min(
+            (
+                taken[number] > shares[number],
+                Fraction(taken[number] + len(rest[number][0]), weights[number]),
+                number,
+            )
+            for number in range(len(rest))
+            if rest[number]
+        )[2]
+        unit = rest[chosen].pop(0)
+        taken[chosen] += len(unit)
+        order.append((chosen, unit))
+    return order
+
+
+def mixed_counts(counts: Sequence[int], weights: Sequence[int], until: str) -> list[int]:
+    """docs/explanation/record-order.md: the records of each source in an epoch."""
+    taken = [0] * len(counts)
+    while until == "first" or any(have < count for have, count in zip(taken, counts, strict=True)):
+        shares = [Fraction(sum(taken) * weight, sum(weights)) for weight in weights]
+        chosen = min(
+            (taken[number] > shares[number], Fraction(taken[number] + 1, weights[number]), number)
+            for number in range(len(counts))
+        )[2]
+        if until == "first" and taken[chosen] == counts[chosen]:
+            break
+        taken[chosen] += 1
+    return taken
 
 
 def global_batches(order: list[Record], size: int, remainder: str) -> list[list[Record]]:

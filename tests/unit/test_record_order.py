@@ -14,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamer.errors import ConfigError
-from streamer.plan import Entries, Literal, ObjectRef, Part, Position, Segment, cut
+from streamer.plan import Entries, Literal, ObjectRef, Part, Position, S3Uri, Segment, cut
+from streamer.plan.mix import Mix, MixBy, Until
+from streamer.plan.mixed_order import MixedOrder
 from streamer.plan.record_order import Deal, RecordOrder, Remainder, Run, Walk, joined
 from streamer.plan.record_plan import HostRanks, RecordPlan
 from streamer.plan.record_selection import RecordLimit, RecordSelection, select_records, taken_blocks
@@ -351,8 +353,23 @@ def test_the_example_of_the_documentation() -> None:
         selections.append(f"{name}, epoch 0   {' '.join(map(shown, order.runs(0)))}")
         host_ranks = HostRanks(entries, Counts(counts), order, Deal(4, 2, 1, 2))
         digests.append(f"{name} order  {host_ranks.order_digest}")
+
+    keyed = Entries()
+    for key, size in zip(("1/a", "1/b", "2/c"), sizes, strict=True):
+        keyed.add(ObjectRef("bucket", key, size, f"e{key[-1]}"))
+    mixes: list[str] = []
+    ways: list[tuple[MixBy, Until]] = [
+        ("block", "first"), ("block", "all"), ("record", "first"), ("record", "all")
+    ]  # fmt: skip
+    for by, until in ways:
+        uris = [S3Uri("bucket", "1/"), S3Uri("bucket", "2/")]
+        mixed = MixedOrder(keyed, counts, uris, Mix((1, 1), until, by), seed=7, block=25)
+        mixes.append(f"{f'by {by}, {until}':<16}  {' '.join(map(shown, mixed.runs(0)))}")
+        if (by, until) == ways[0]:
+            host_ranks = HostRanks(entries, Counts(counts), mixed, Deal(4, 2, 1, 2))
+            digests.append(f"mixed order  {host_ranks.order_digest}")
     page = PAGE.read_text()
-    for block in (lines, selections, digests):
+    for block in (lines, selections, mixes, digests):
         assert "```text\n" + "\n".join(block) + "\n```\n" in page
 
 

@@ -1,0 +1,245 @@
+"""The order of the records of several sources that are mixed by weights. Pure.
+
+    source 0: RecordOrder ─ pass after pass ─┐
+    source 1: RecordOrder ─ pass after pass ─┴─ next_source, or Picks ─▶ runs of one order ─▶ deal
+
+Each source has a shuffled order of its own, and goes through it in passes: with `Until: all` the smaller ones
+several times in an epoch, each time in another order. The number of records of a source in an epoch depends
+on the weights and on the numbers of records alone, so every epoch is equally long.
+
+The order is walked from its start, at two to four microseconds a run. States of the walk are kept every
+`_STATES_EVERY` runs, so that a resume walks over few. docs/explanation/record-order.md has an example.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from streamer.errors import ConfigError
+from streamer.plan.epoch_cache import EpochCache
+from streamer.plan.mix import Picks, next_source
+from streamer.plan.record_order import BLOCK, RecordOrder, Run
+from streamer.plan.record_selection import RecordSelection, select_records
+from streamer.plan.record_table import only_object
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from streamer.plan.entries import Entries
+    from streamer.plan.mix import Mix
+    from streamer.plan.split import Split
+    from streamer.plan.uris import S3Uri
+
+_STATES_EVERY = 1 << 12
+
+
+@dataclass(frozen=True, slots=True)
+class MixedSource:
+    """One source of a mixed order."""
+
+    order: RecordOrder
+    """Its own order; entries count from `first`."""
+    first: int
+    """Number of its first object in the plan."""
+    records: int
+    """Records that it has in an epoch, repeated ones included."""
+
+    @property
+    def passes(self) -> int:
+        """Passes through the source's order that an epoch begins."""
+        return -(-self.records // self.order.records)
+
+
+class _CursorState(NamedTuple):
+    """Where a source's cursor is."""
+
+    taken: int
+    """Records taken in this epoch."""
+    turn: int
+    """Passes ended in this epoch."""
+    run: int
+    """Runs ended in this pass."""
+    record: int
+    """Records taken of the present run."""
+
+
+class _Cursor:
+    """One walk through the passes of a source in one epoch."""
+
+    def __init__(self, source: MixedSource, epoch: int, state: _CursorState) -> None:
+        self._source = source
+        self._first_turn = epoch * source.passes
+        self.taken, self._turn, self._run, self._record = state
+        self._runs = source.order.runs(self._first_turn + self._turn, self._run)
+        self._next()
+
+    def _next(self) -> None:
+        """Go to the next run."""
+        run = next(self._runs, None)
+        if run is None and self.taken < self._source.records:
+            self._turn, self._run = self._turn + 1, 0
+            self._runs = self._source.order.runs(self._first_turn + self._turn)
+            run = next(self._runs)
+        self._entry, self._start, self._end = run or Run(0, 0, 0)
+
+    @property
+    def state(self) -> _CursorState:
+        return _CursorState(self.taken, self._turn, self._run, self._record)
+
+    @property
+    def left(self) -> int:
+        """Records left of the present run; 0 at the end of the epoch."""
+        return min(self._end - self._start - self._record, self._source.records - self.taken)
+
+    def take(self, most: int) -> Run:
+        """Return the next records, at most so many; none is left at the end alone."""
+        first = self._start + self._record
+        end = first + min(most, self.left)
+        taken = Run(self._source.first + self._entry, first, end)
+        self.taken += end - first
+        self._record = end - self._start
+        if end == self._end:
+            self._run += 1
+            self._record = 0
+            self._next()
+        return taken
+
+
+class _WalkState(NamedTuple):
+    """A state of the walk over one epoch."""
+
+    runs: int
+    """Runs before it."""
+    cursors: tuple[_CursorState, ...]
+
+
+class MixedOrder:
+    """The order of all records of a channel, for every epoch; as `RecordOrder`."""
+
+    def __init__(
+        self,
+        entries: Entries,
+        counts: Sequence[int],
+        uris: Sequence[S3Uri],
+        mix: Mix,
+        *,
+        seed: int | None = None,
+        block: int = BLOCK,
+        split: Split | None = None,
+    ) -> None:
+        """`uris`: prefixes of the sources, in plan order. `split`: of the blocks of every source.
+
+        Raises ConfigError for a source without a record.
+        """
+        self.seed = seed
+        self._block = block
+        self._mix = mix
+        self._picks = Picks(mix.weights)
+        self._counts = counts
+        self._states = EpochCache[list[_WalkState]]()
+        self._lock = threading.Lock()
+        """Held while a state is added."""
+        orders: list[RecordOrder] = []
+        firsts: list[int] = []
+        first = 0
+        for uri in uris:
+            end = first + bisect_left(range(first, len(entries)), 1, key=partial(_outside, entries, uri))
+            part, select = counts[first:end], None
+            if split is not None:
+                select = partial(select_records, entries, part, RecordSelection(split), first=first)
+            sizes = entries.sizes[first:end]
+            order = RecordOrder(part, sizes, seed=seed, block=block, select=select, in_blocks=True)
+            if not order.records:
+                raise ConfigError(f"Mix has no record to take from {uri}; remove this prefix and its weight")
+            orders.append(order)
+            firsts.append(first)
+            first = end
+        records = self._picks.epoch([order.records for order in orders], mix.until)
+        self.sources = tuple(map(MixedSource, orders, firsts, records))
+        self.records = sum(records)
+        """Number of records of an epoch."""
+
+    @property
+    def arranged(self) -> dict[str, Any]:
+        """See `RecordOrder.arranged`."""
+        lines = [sum(1 for _ in source.order.lines()) for source in self.sources]
+        mix = self._mix
+        mixed = {"objects": lines, "weights": list(mix.weights), "until": mix.until, "by": mix.by}
+        seeded = {} if self.seed is None else {"seed": self.seed}
+        return seeded | {"block": self._block} | self.sources[0].order.arranged | {"mix": mixed}
+
+    def lines(self) -> Iterable[bytes]:
+        """See `RecordOrder.lines`."""
+        for source in self.sources:
+            yield from source.order.lines()
+
+    def runs(self, epoch: int, first: int = 0) -> Iterator[Run]:
+        """See `RecordOrder.runs`."""
+        states = self._states.get(0 if self.seed is None else epoch) or []
+        after = bisect_right(states, first, key=lambda state: state.runs)
+        start = _WalkState(0, (_CursorState(0, 0, 0, 0),) * len(self.sources))
+        if after:
+            start = states[after - 1]
+        return islice(self._walk(epoch, start), first - start.runs, None)
+
+    def _walk(self, epoch: int, start: _WalkState) -> Iterator[Run]:
+        both = zip(self.sources, start.cursors, strict=True)
+        cursors = [_Cursor(source, epoch, state) for source, state in both]
+        decide = self._by_block if self._mix.by == "block" else self._by_record
+        passed, keep_at = start.runs, start.runs + _STATES_EVERY
+        for source, records in decide(cursors):
+            if passed >= keep_at:
+                self._keep(epoch, _WalkState(passed, tuple(cursor.state for cursor in cursors)))
+                keep_at = passed + _STATES_EVERY
+            left, take = records, cursors[source].take
+            while left:
+                run = take(left)
+                left -= run.end - run.first
+                passed += 1
+                yield run
+
+    def _keep(self, epoch: int, state: _WalkState) -> None:
+        """Keep a state of the walk, unless a later one is kept."""
+        if self.seed is None:
+            epoch = 0
+        with self._lock:
+            states = self._states.get(epoch)
+            if states is None:
+                states = self._states.put(epoch, [])
+            if not states or states[-1].runs < state.runs:
+                states.append(state)
+
+    def _by_block(self, cursors: Sequence[_Cursor]) -> Iterator[tuple[int, int]]:
+        """Yield the source of each block, and the records of the block. The caller takes them."""
+        weights, whole = self._mix.weights, self._picks.period
+        taken, blocks = [cursor.taken for cursor in cursors], [cursor.left for cursor in cursors]
+        while any(blocks):
+            source = next_source(taken, blocks, weights, whole)
+            yield source, blocks[source]
+            taken[source] += blocks[source]
+            blocks[source] = cursors[source].left
+
+    def _by_record(self, cursors: Sequence[_Cursor]) -> Iterator[tuple[int, int]]:
+        """Yield sources, each with the number of records that come from it in turn."""
+        picks = self._picks
+        position = sum(cursor.taken for cursor in cursors)
+        while position < self.records:
+            begun, rest = position - position % picks.period, position % picks.period
+            group = bisect_right(picks.starts, rest) - 1
+            for number in range(group, len(picks.starts)):
+                end = picks.starts[number + 1] if number + 1 < len(picks.starts) else picks.period
+                stop = min(begun + end, self.records)
+                if position < stop:
+                    yield picks.sources[number], stop - position
+                    position = stop
+
+
+def _outside(entries: Entries, uri: S3Uri, entry: int) -> bool:
+    """Return whether the object of an entry is not below the prefix."""
+    ref = only_object(entries, entry)
+    return ref.bucket != uri.bucket or not ref.key.startswith(uri.key)
