@@ -122,6 +122,15 @@ def test_a_cardinality_from_the_trailer_of_an_earlier_run_is_refused(feeder: Fee
         contents(dataset)
 
 
+def test_a_fifo_that_begins_in_mid_epoch_has_no_cardinality(feeder: Feeder) -> None:
+    """`penstock run --resume`: the sidecar offers the rest of the epoch."""
+    options: dict[str, Any] = {"records": len(RECORDS), "steps": 7, "bytes_skipped": 100}
+    feeder.feed(0, encoded()[100:], total=len(encoded()), **options)
+    dataset = PipeModeDataset("train", "TFRecord", cardinality=True)
+    with pytest.raises(tf.errors.NotFoundError, match="begins at byte 100 of its epoch"):
+        contents(dataset)
+
+
 @pytest.mark.parametrize(
     "options", [{"max_corrupted_records_to_skip": 1}, {"start": ReaderPosition("train", 0).state()}]
 )

@@ -300,9 +300,17 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
 
 
 def _check_records(stream: PipeStream, records: int) -> Iterator[list[bytes]]:
-    """Raise ChannelError unless the epoch has `records` records; yield empty lists while no bytes come."""
+    """Raise ChannelError unless the FIFO has an epoch of `records` records, from its first byte on.
+
+    Yields empty lists while no bytes come.
+    """
     while not stream.begin(stream.patience):
         yield []
+    if stream.start_offset:
+        raise ChannelError(
+            f"{stream.name} begins at byte {stream.start_offset} of its epoch, so it has fewer records than "
+            "its cardinality; leave cardinality out to resume there"
+        )
     found = stream.trailer.records if stream.trailer else None
     if found != records:
         number = "an unknown number of" if found is None else found
