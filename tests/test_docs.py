@@ -34,7 +34,14 @@ from sidecar.job.layout import Layout
 from sidecar.observe.metrics import ERRORS, HEDGES, METRICS, OPERATIONS, OUTCOMES, RETRIED, TRAILER_STATES
 from sidecar.process.exits import Exit
 from streamer import errors
-from streamer.readers import InterleavedReader, PipeReader, PipeStream, open_channel, rank_channels
+from streamer.readers import (
+    InterleavedReader,
+    MixedReader,
+    PipeReader,
+    PipeStream,
+    open_channel,
+    rank_channels,
+)
 from streamer.relay.deliver.object_changes import DONE
 from streamer.relay.statistics import CAUSES, RESUMED, STATES, ChannelStatistics
 from streamer.s3.checksums import OUTCOMES as CHECKED
@@ -403,6 +410,7 @@ def test_every_make_target_shown_exists(page: Path) -> None:
 
 CALLS: dict[str, Callable[..., Any] | str] = {
     "InterleavedReader": InterleavedReader,
+    "MixedReader": MixedReader,
     "PipeReader": PipeReader,
     "rank_channels": rank_channels,
     "PipeStream": PipeStream,

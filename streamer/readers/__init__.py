@@ -25,11 +25,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from streamer.readers.core.config import PipeModeDatasetException
     from streamer.readers.core.interleave import InterleavedReader, rank_channel, rank_channels
+    from streamer.readers.core.mixed import MixedReader
     from streamer.readers.core.plain import PipeReader, open_channel
     from streamer.readers.core.stream import PipeStream
 
 __all__ = [
     "InterleavedReader",
+    "MixedReader",
     "PipeModeDatasetException",
     "PipeReader",
     "PipeStream",
@@ -40,6 +42,7 @@ __all__ = [
 
 _HOMES = {
     "InterleavedReader": "streamer.readers.core.interleave",
+    "MixedReader": "streamer.readers.core.mixed",
     "PipeModeDatasetException": "streamer.readers.core.config",
     "PipeReader": "streamer.readers.core.plain",
     "PipeStream": "streamer.readers.core.stream",

@@ -1,0 +1,180 @@
+"""Mixes the records of several channels by weights.
+
+    channel "web"  ─ epoch after epoch ─┐
+    channel "code" ─ epoch after epoch ─┴─ pick, record by record ─> one stream without an end
+
+After T records a channel is due unless more than T · weight / sum of weights of them are its own. Of the
+channels that are due, the one with the least (returned + 1) / weight is next, and of equal ones the first
+(earliest eligible virtual deadline first). So the share of every channel is right to within one record at any
+time, and the same weights always give the same order. The order does not depend on timing, because the mix
+waits for the channel that is next.
+
+A channel whose epoch ends goes on with its next epoch, so no channel's records are left out. The stream ends
+where the caller stops. That ends the epochs of all channels, as for `PipeReader`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+from streamer.errors import ChannelError
+from streamer.readers.core.epochs import TIMEOUT
+from streamer.readers.core.plain import PipeReader
+from streamer.readers.core.position import ReaderPosition
+from streamer.step_state import is_step_state
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping, Sequence
+
+FORMAT = 1
+_KEYS = {"format", "weights", "returned", "channels", "ahead"}
+
+
+class MixedReader:
+    """The records of several channels in the ratio of their weights, epoch after epoch, without an end.
+
+    `weights`: by channel, a number above 0, taken exactly as it is written in decimal. Other arguments: as
+    for `PipeReader`. Each `iter()` begins the next epoch of every channel, and counts shares from there on.
+
+    Raises ValueError for a weight that is no number above 0, and what `PipeReader` raises. Iterating raises
+    what `PipeReader` raises, and ChannelError for an epoch without records.
+    """
+
+    def __init__(
+        self,
+        weights: Mapping[str, float],
+        record_format: str = "RecordIO",
+        *,
+        epoch: int | None = None,
+        pipe_dir: str | None = None,
+        state_dir: str | None = None,
+        config_dir: str | None = None,
+        timeout: float = TIMEOUT,
+        max_corrupted_records_to_skip: int = 0,
+    ) -> None:
+        self._weights = {name: _weight(name, weight) for name, weight in weights.items()}
+        if not self._weights:
+            raise ValueError("no channel to mix: give a weight by channel")
+        self._readers = [
+            PipeReader(
+                name,
+                record_format,
+                epoch=epoch,
+                pipe_dir=pipe_dir,
+                state_dir=state_dir,
+                config_dir=config_dir,
+                timeout=timeout,
+                max_corrupted_records_to_skip=max_corrupted_records_to_skip,
+            )
+            for name in self._weights
+        ]
+        self._returned = [0] * len(self._readers)
+        """Records of each channel that the iteration has returned."""
+        self._loaded = False
+        """Whether the next iteration goes on with `_returned`."""
+
+    def __iter__(self) -> Generator[bytes, None, None]:
+        resumed, self._loaded = self._loaded, False
+        if not resumed:
+            self._returned = [0] * len(self._readers)
+        returned, weights = self._returned, _lowest_terms(list(self._weights.values()))
+        with contextlib.ExitStack() as stack:
+            records = [
+                stack.enter_context(contextlib.closing(_endless(each, resumed=resumed)))
+                for each in self._readers
+            ]
+            while True:
+                channel = _next(returned, weights)
+                record = next(records[channel])
+                returned[channel] += 1
+                yield record
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state after the last record that was returned, for JSON and checkpoints.
+
+        It has the state of each channel, so `penstock run --resume` takes it. Raises ChannelError if ranks
+        share a channel by record, because the state of that channel is between two steps.
+        """
+        states = [reader.state_dict() for reader in self._readers]
+        for reader, state in zip(self._readers, states, strict=True):
+            if is_step_state(state):
+                raise ChannelError(
+                    f"a mix with {reader.channel} has no state, because ranks share that channel by record "
+                    "and its state counts steps; let the sidecar deal it by object (Ranks without a batch)"
+                )
+        return {
+            "format": FORMAT,
+            "weights": self._weight_texts(),
+            "returned": dict(zip(self._weights, self._returned, strict=True)),
+            "channels": states,
+            "ahead": {},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], *, anyway: bool = False) -> None:
+        """Begin the next iteration after the record of `state`.
+
+        Raises ValueError if `state` is no state of these channels and weights. Iterating raises ChannelError
+        if a channel's plan has changed since, unless `anyway`.
+        """
+        if state.keys() != _KEYS or state["format"] != FORMAT:
+            raise ValueError(f"the state is not what MixedReader.state_dict() returns: {dict(state)!r}")
+        weights, returned = self._weight_texts(), state["returned"]
+        if state["weights"] != weights:
+            raise ValueError(f"the state is of the weights {state['weights']}, and this reader has {weights}")
+        saved = {each.get("channel"): each for each in state["channels"]}
+        if not returned.keys() == saved.keys() == weights.keys():
+            raise ValueError(f"the state lacks channels: it has {list(returned)} and {list(saved)}")
+        if not all(type(count) is int and count >= 0 for count in returned.values()):
+            raise ValueError(f"the state's records by channel are invalid: {returned!r}")
+        for name in weights:
+            ReaderPosition.of(saved[name], name)
+        for reader in self._readers:
+            reader.load_state_dict(saved[reader.channel], anyway=anyway)
+        self._returned, self._loaded = [returned[name] for name in weights], True
+
+    def _weight_texts(self) -> dict[str, str]:
+        return {name: str(weight) for name, weight in self._weights.items()}
+
+
+def _weight(channel: str, weight: object) -> Fraction:
+    if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 < weight < math.inf:
+        raise ValueError(f"the weight of channel {channel} is {weight!r}: give a number above 0")
+    return Fraction(str(weight))
+
+
+def _lowest_terms(weights: Sequence[Fraction]) -> list[int]:
+    """Return whole numbers in the ratio of `weights`."""
+    scale = math.lcm(*(weight.denominator for weight in weights))
+    whole = [int(weight * scale) for weight in weights]
+    common = math.gcd(*whole)
+    return [each // common for each in whole]
+
+
+def _next(returned: Sequence[int], weights: Sequence[int]) -> int:
+    """Return the channel of the next record, given the records of each channel so far."""
+    total, whole = sum(returned), sum(weights)
+    best, best_count, best_weight = -1, 0, 0
+    for channel, (count, weight) in enumerate(zip(returned, weights, strict=True)):
+        if count * whole > total * weight:
+            continue  # not due
+        if best < 0 or (count + 1) * best_weight < (best_count + 1) * weight:
+            best, best_count, best_weight = channel, count, weight
+    return best
+
+
+def _endless(reader: PipeReader, *, resumed: bool) -> Generator[bytes, None, None]:
+    """Yield the records of one epoch after the other. `resumed`: the first one may have none left."""
+    while True:
+        empty = not resumed
+        resumed = False
+        for record in reader:
+            empty = False
+            yield record
+        if empty:
+            raise ChannelError(
+                f"an epoch of channel {reader.channel} has no record, so it cannot be mixed; give the "
+                "channel objects, or leave it out of the weights"
+            )
