@@ -18,7 +18,7 @@ import hatchling.build
 import pytest
 
 ROOT = Path(__file__).parent.parent
-SAMPLE = "(test_formats.py or test_arrows.py or test_stream.py) and not loads"
+SAMPLE = "(test_formats.py or test_distributions.py or test_stream.py) and not loads"
 """Tests of the library, of the tree's files and of a reader; none that starts the sidecar."""
 
 
