@@ -154,8 +154,8 @@ class PenstockConfig(Model):
     """Directory with `input/data`, where the FIFOs are. Unset: `/opt/ml`; under `penstock exec`, a temporary
     directory."""
     memory_budget: ByteSize | None = None
-    """Bytes requested and not yet delivered, of all channels together. Unset: a quarter of the memory of the
-    container or machine, between 64 and 512 MiB, and less where the limit leaves less."""
+    """Memory of what is requested and not yet delivered, of all channels together. Unset: a quarter of the
+    memory of the container or machine, between 64 and 512 MiB, and less where the limit leaves less."""
     transport: Literal["auto", "aiobotocore", "buffered", "splice"] = "auto"
     """How bodies are fetched. `auto`: the first of `splice`, `buffered` and `aiobotocore` that is
     possible."""

@@ -24,11 +24,13 @@ _BASE = {"splice": 44 * MIB, "buffered": 56 * MIB, "aiobotocore": 100 * MIB}
 _FILES = 10 * MIB
 """Pages of programs and libraries that must stay in memory."""
 _FIFO = {"splice": 256 * KIB, "buffered": 1152 * KIB, "aiobotocore": 1152 * KIB}
-"""A channel and its FIFO. Pages that splice(2) moves into a FIFO are charged to nobody."""
+"""A channel and its FIFO. Pages that splice(2) moves from a socket into a FIFO are charged to nobody; those
+that an engine process has written are charged."""
 _REQUEST = 32 * KIB
 """A connection, its TLS state and what the kernel keeps for it."""
 _ENGINE = 32 * MIB
-"""An engine process: its interpreter and libraries, and its pipes of 1 MiB. Its buffers are in the budget."""
+"""An engine process: its interpreter and libraries, and 4 MiB of free buffers. All other buffers and the
+bytes in its pipes are in the budget."""
 _KEEPER, _KEEPER_PIPE = 8 * MIB, 1 * MIB
 _SOCKETS = 32 * MIB
 """Most bytes in sockets while the buffers of the whole budget stay allocated."""
@@ -55,7 +57,7 @@ class Footprint:
         return (
             _BASE[self.transport]
             + _FILES
-            + self.fifos * _FIFO[self.transport]
+            + self.fifos * _FIFO["buffered" if self.processes else self.transport]
             + self.requests * _REQUEST
             + self.processes * _ENGINE
             + keeper

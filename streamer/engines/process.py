@@ -32,6 +32,7 @@ from streamer.s3.signing.endpoints import BucketEndpoint
 from streamer.s3.signing.requests import RequestBuilder
 from streamer.s3.signing.sigv4 import GetSigner
 from streamer.secrets import remember
+from streamer.units import MIB
 
 if TYPE_CHECKING:
     from typing import Any
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
 ONCE = RetryPolicy(give_up_after=0)
 """Policy of a request that is not retried."""
+KEPT = 4 * MIB
+"""Bytes of free buffers that the process keeps beside reserved ones, for the next span."""
 COLLECT_AFTER = 50_000
 """Allocations between two garbage collections; requests leave no reference cycles."""
 
@@ -118,7 +121,7 @@ class EngineProcess:
         self.failure: Exception | None = None
         """Why a message could not be carried out."""
         self._tasks = tasks
-        self._pool = BufferPool()
+        self._pool = BufferPool(KEPT)
         self._spans: dict[int, tuple[ServedSpan, asyncio.Task[None]]] = {}
         self._keys = SentKeys()
         self._endpoints: dict[str, BucketEndpoint] = {}

@@ -6,7 +6,8 @@
 At most `requests` parts are fetched at once. The body of a large part stays in its socket, encrypted, until
 the span has a pipe. Then, with `ahead`, it is read as it arrives, so that several engines decrypt the next
 parts of one FIFO at the same time; without, it is read as the pipe takes it, while its bytes are in the
-processor's cache. The parent has reserved memory for all of them. A part that fails for good ends the span,
+processor's cache. The parent has reserved memory for all of them, and the pool of buffers may keep as much as
+is reserved for bytes that are not written yet. A part that fails for good ends the span,
 after the bytes before it: so the parent learns of an error at the exact byte.
 """
 
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 from streamer.aio import task_group
 from streamer.errors import ReaderGone, SourceError
 from streamer.relay.fetch.part_fetch import PartFetch
-from streamer.relay.staging.buffers import BufferPool, BufferStage
+from streamer.relay.staging.buffers import BufferPool, BufferStage, buffer_bytes
 from streamer.relay.staging.stage import LEAST, TURN
 from streamer.relay.statistics import ChannelCounters
 from streamer.s3.ranges import RequestReport
@@ -64,6 +65,8 @@ class ServedSpan:
         self._policy = policy
         self._at_once = requests
         self._observer = observer
+        self._reserved = 0
+        """Bytes of `pool.limit` for this span."""
         self._counters = ChannelCounters()
         self._done: list[tuple[int, float, float]] = []
         self._throttled = 0
@@ -108,6 +111,10 @@ class ServedSpan:
             for stage in self._stages:
                 stage.read_ahead()
 
+    def _reserve(self, count: int) -> None:
+        self._reserved += count
+        self._pool.limit += count
+
     def close(self) -> None:
         """Close the pipe, if there is one. `run` must have ended."""
         if self._pipe is not None:
@@ -131,6 +138,7 @@ class ServedSpan:
 
     async def run(self) -> None:
         """Fetch and write all parts. Raises SourceError at the first missing byte, and ReaderGone."""
+        self._reserve(sum(buffer_bytes(part.body) for part in self._parts))
         try:
             async with task_group() as requests:
                 self._begin_more(requests)
@@ -144,6 +152,8 @@ class ServedSpan:
         finally:
             for fetch in self._fetches:
                 fetch.stage.discard()
+            self._reserve(-self._reserved)
+            self._pool.trim()
 
     def _begin_more(self, requests: asyncio.TaskGroup) -> None:
         """Begin further parts, as many as may be fetched at once."""
@@ -227,11 +237,13 @@ class ServedSpan:
                 continue
             count += pushed
             self.written += pushed
+            self._reserve(-pushed)
             left -= max(LEAST, pushed)
             if left <= 0:
                 left = TURN
                 await asyncio.sleep(0)
         stage.discard()
+        self._reserve(count - buffer_bytes(part.body))
 
     async def _news(self) -> None:
         self._changed.clear()

@@ -62,6 +62,11 @@ class Part:
         """Requests that may fetch the part at once."""
         return 1
 
+    @property
+    def pieces(self) -> tuple[Part, ...]:
+        """The parts of one object each that are held in memory separately."""
+        return (self,)
+
     def ends(self) -> Iterator[tuple[int, int]]:
         """Yield, for each object that ends in the part, the bytes of the part after it, and its size."""
         if self.ends_object:
@@ -104,6 +109,11 @@ class Span(Part):
     def requests(self) -> int:
         """Requests that may fetch the part at once."""
         return len(self.parts)
+
+    @property
+    def pieces(self) -> tuple[Part, ...]:
+        """See `Part.pieces`."""
+        return self.parts
 
     def ends(self) -> Iterator[tuple[int, int]]:
         """See `Part.ends`."""
@@ -149,10 +159,13 @@ MOST_GATHERED = 256
 """Maximum parts in a span, so that its description is short."""
 
 
-def gathered(parts: Iterable[Part | None], size: int) -> Iterator[Part | None]:
-    """Yield the parts, with consecutive ones of less than `size` bytes joined into spans of about `size`.
+def gathered(
+    parts: Iterable[Part | None], size: int, cost: Callable[[Part], int] = len
+) -> Iterator[Part | None]:
+    """Yield the parts, with consecutive ones of less than `size` bytes joined into spans of at most `size`.
 
     A span has parts of one epoch. None, for an unknown next part, is passed on after the parts before it.
+    `cost` returns the bytes that a part counts for.
     """
     held: list[Part] = []
     count = 0
@@ -163,13 +176,14 @@ def gathered(parts: Iterable[Part | None], size: int) -> Iterator[Part | None]:
         return Span.of(parts) if len(parts) > 1 else parts[0]
 
     for part in parts:
-        if held and (part is None or part.epoch != held[0].epoch or count + len(part) > size):
+        more = 0 if part is None else cost(part)
+        if held and (part is None or part.epoch != held[0].epoch or count + more > size):
             yield joined()
         if part is None:
             yield None
             continue
         held.append(part)
-        count += len(part)
+        count += more
         if count >= size or len(held) == MOST_GATHERED:
             yield joined()
     if held:

@@ -71,7 +71,7 @@ class Transport:
         quota = self.memory_budget.quota()
         if self.pipes is None or why_read:
             return BufferStages(quota, self.buffers)
-        return PipeStages(quota, self.pipes)
+        return PipeStages(quota, self.pipes, engines=self.engines is not None)
 
 
 def why_read(plan: Plan, *, check: bool = False, separate: bool = False) -> str | None:

@@ -18,8 +18,8 @@ from streamer.plan import Arrangement, S3Uri
 from streamer.relay.channel import Channel
 from streamer.relay.channel_spec import ChannelSpec
 from streamer.relay.staging.buffers import BufferStages
-from streamer.relay.staging.pipes import PipeStages
-from streamer.relay.staging.stage import LEAST, TURN
+from streamer.relay.staging.pipes import PIPE_COST, PipeStages
+from streamer.relay.staging.stage import LEAST, PART_COST, TURN
 from streamer.relay.transport import Transport, TransportSpec, Wish, open_transport, why_read
 from streamer.s3.catalog.pages import AiobotocorePages
 from streamer.schedule.budget import ChannelQuota
@@ -207,12 +207,12 @@ async def test_requests_are_shared(stub: S3Stub, tmp_path: Path) -> None:
 
 
 async def test_small_objects_take_their_own_length(stub: S3Stub, tmp_path: Path) -> None:
-    """Room for two parts of 1 MiB is room for a hundred small objects, each in a small pipe."""
+    """Room for two parts of 1 MiB is room for a hundred small objects, each in a small pipe of its own."""
     truth = fill(stub, [10_000] * 100)
     async with running_channel(stub, tmp_path, transport="splice", parts=2) as running:
         await eventually(lambda: running.channel.statistics().received_bytes == len(truth))
         await eventually(lambda: not running.quota.requests_in_flight)
-        assert running.quota.reserved_bytes == 100 * 10_000
+        assert running.quota.reserved_bytes == 100 * (10_000 + PART_COST + PIPE_COST)
         assert [stage.staged for stage in running.stages.undelivered] == [10_000] * 100
         assert await off_loop(read_all, running.fifo(0)) == truth
 

@@ -6,7 +6,8 @@ import pytest
 
 from streamer.linux import PIPE_SIZE
 from streamer.plan import ObjectRef, Part
-from streamer.relay.staging.pipes import SMALLEST_PIPE, PipePool, PipeStages
+from streamer.relay.staging.pipes import PIPE_COST, SMALLEST_PIPE, PipePool, PipeStages
+from streamer.relay.staging.stage import PART_COST
 from streamer.schedule.budget import MemoryBudget
 from streamer.schedule.concurrency import ConcurrencyController
 from streamer.units import MIB
@@ -22,9 +23,9 @@ def part(size: int) -> Part:
     return Part(0, ObjectRef("b", "k", size, "e"), 0, size, 0)
 
 
-@pytest.mark.parametrize("size", [1, 100_000, 4 * MIB])
-def test_where_pipes_abound_a_part_costs_its_bytes(size: int) -> None:
-    assert stages(64 * MIB, 1024 * MIB).reserved_bytes(part(size)) == size
+@pytest.mark.parametrize(("size", "more"), [(1, PART_COST + PIPE_COST), (100_000, 0), (4 * MIB, 0)])
+def test_where_pipes_abound_a_part_costs_its_bytes(size: int, more: int) -> None:
+    assert stages(64 * MIB, 1024 * MIB).reserved_bytes(part(size)) == size + more
 
 
 @pytest.mark.parametrize(

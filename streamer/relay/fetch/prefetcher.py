@@ -20,7 +20,7 @@ from streamer.errors import GaveUp, SourceError
 from streamer.plan import START, Part, Plan, Position, Segment, cut, gathered
 from streamer.relay.fetch.hedger import Hedger
 from streamer.relay.fetch.part_fetch import PartFetch
-from streamer.relay.staging.buffers import BufferStage
+from streamer.relay.staging.buffers import BufferStage, held_in_buffers
 from streamer.retry import RetryPolicy
 from streamer.schedule.window import Slot, Window
 
@@ -107,7 +107,7 @@ class Prefetcher:
         self.quota.on_available = self.start
         parts = all_epochs(stream.plan, stages.part_size, stream.start, on_batch=on_batch)
         if together and source.span_size:
-            parts = gathered(parts, min(source.span_size, stages.part_size()))
+            parts = gathered(parts, min(source.span_size, stages.part_size()), held_in_buffers)
         self.window = Window(
             parts,
             stages.quota,

@@ -5,15 +5,19 @@
 
 A stage reads into buffers from a pool, and returns each buffer once its bytes are delivered. The last buffer
 returned is the next one used, so its memory is still in the processor's cache.
+
+A part reserves the memory of its buffers, not its length (`held_in_buffers`), and the pool unmaps free
+buffers while all buffers together exceed what is reserved. So the memory budget bounds what is allocated.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 
 from streamer.errors import SourceError
 from streamer.plan import Part
-from streamer.relay.staging.stage import Chunk, Stage, bytes_per_request
+from streamer.relay.staging.stage import PART_COST, Chunk, Stage, at_most_the_floor, bytes_per_request
 from streamer.relay.statistics import ChannelCounters
 from streamer.s3.ranges import Body
 from streamer.schedule.budget import ChannelQuota
@@ -26,19 +30,63 @@ READ_AT_ONCE = 256 * KIB
 """Bytes read per event or delivery; so few are still in the processor's cache when they are written."""
 
 
+def buffer_bytes(body: int) -> int:
+    """Return the bytes of the buffers that hold `body` bytes of one part."""
+    return body if body <= OWN_BUFFER else -(-body // BUFFER_SIZE) * BUFFER_SIZE
+
+
+def held_in_buffers(part: Part) -> int:
+    """Return the memory that a part takes while its bytes wait in buffers: it reserves as much.
+
+    A large part does not reserve few literals, so that a budget of whole parts holds them.
+    """
+    literals = len(part) - part.body
+    if part.body <= OWN_BUFFER:
+        return buffer_bytes(part.body) + literals + PART_COST
+    return buffer_bytes(part.body) + (literals if literals > PART_COST else 0)
+
+
 class BufferPool:
-    """Pool of buffers of `BUFFER_SIZE` bytes; the last one returned is the next one taken."""
+    """Buffers of several stages. Free ones are kept while all buffers together have at most `limit` bytes."""
 
-    def __init__(self) -> None:
-        self._free: list[bytearray] = []
+    def __init__(self, limit: int = 0) -> None:
+        self.limit = limit
+        self.allocated = 0
+        """Bytes of all buffers, free ones included."""
+        self._free: list[mmap] = []
 
-    def take(self) -> bytearray:
-        return self._free.pop() if self._free else bytearray(BUFFER_SIZE)
+    def take(self, size: int) -> bytearray | mmap:
+        """Return a buffer of `size` bytes, or of `BUFFER_SIZE` if they are more than `OWN_BUFFER`."""
+        if size > OWN_BUFFER and self._free:
+            return self._free.pop()
+        memory = bytearray(size) if size <= OWN_BUFFER else _mapped()
+        self.allocated += len(memory)
+        self.trim()
+        return memory
 
     def give(self, chunk: Chunk) -> None:
-        """Take a chunk's memory back, if it is a buffer of the pool's size."""
-        if isinstance(chunk.memory, bytearray) and len(chunk.memory) == BUFFER_SIZE:
+        """Take back a chunk's memory, if it is a buffer."""
+        if isinstance(chunk.memory, mmap):
             self._free.append(chunk.memory)
+        elif isinstance(chunk.memory, bytearray):
+            self.allocated -= len(chunk.memory)
+        self.trim()
+
+    def trim(self) -> None:
+        """Unmap free buffers until the limit holds, those first that were returned first."""
+        excess = -((self.limit - self.allocated) // BUFFER_SIZE)
+        if excess > 0 and self._free:
+            count = min(excess, len(self._free))
+            del self._free[:count]
+            self.allocated -= count * BUFFER_SIZE
+
+
+def _mapped() -> mmap:
+    """Return memory that goes back to the system when it is dropped; the C library would keep it."""
+    try:
+        return mmap(-1, BUFFER_SIZE, flags=MAP_PRIVATE | MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"no memory for a buffer: {error.strerror}") from error
 
 
 class BufferStage(Stage):
@@ -95,8 +143,8 @@ class BufferStage(Stage):
         """Return memory for the next bytes; never empty, since the part's bytes are reserved."""
         last = self._chunks[-1] if self._chunks else None
         if last is None or isinstance(last.memory, bytes) or last.filled == len(last.memory):
-            size = self.part.body - self.received
-            last = Chunk(bytearray(size) if self.part.body <= OWN_BUFFER else self._pool.take(), 0)
+            whole = self.part.body > OWN_BUFFER
+            last = Chunk(self._pool.take(BUFFER_SIZE if whole else self.part.body - self.received), 0)
             self._chunks.append(last)
         return memoryview(last.memory)[last.filled :]
 
@@ -164,12 +212,9 @@ class BufferStages:
         return quota.concurrency.part_size(min(quota.floor, bytes_per_request(quota)))
 
     def reserved_bytes(self, part: Part) -> int:
-        """Return the length of the part's body, of a large one in whole buffers.
-
-        Literals (64 KiB at most) do not count.
-        """
-        size = part.body or len(part)
-        return size if size <= OWN_BUFFER else -(-size // BUFFER_SIZE) * BUFFER_SIZE
+        """As `Stages.reserved_bytes`."""
+        return at_most_the_floor(held_in_buffers(part), buffer_bytes(part.body), self.quota)
 
     def make(self, part: Part, *, on_change: Callable[[], None], counters: ChannelCounters) -> Stage:
+        self._pool.limit = self.quota.budget
         return BufferStage(part, self._pool, on_change=on_change, counters=counters)

@@ -15,9 +15,12 @@ that for its own pipes, but a FIFO may hold several MiB that way. A pipe that st
 abandoned part is closed, never reused.
 
 A part reserves its whole length, since bytes outside its pipes are in its socket, whose pages are charged to
-the container too. Pipes are scarce: an unprivileged user may have 64 MiB of them
-(/proc/sys/fs/pipe-user-pages-soft), FIFOs included, and each takes two open files. If that is less than the
-memory budget, a pipe reserves proportionally more than its size, so that the channel quota bounds pipes too.
+the container too; a small part reserves the kernel's memory for its pipe as well. With engine processes a
+part reserves the engine's buffers, from which the bytes come.
+
+Pipes are scarce: an unprivileged user may have 64 MiB of them (/proc/sys/fs/pipe-user-pages-soft), FIFOs
+included, and each takes two open files. If that is less than the memory budget, a pipe reserves
+proportionally more than its size, so that the channel quota bounds pipes too.
 If the kernel refuses a pipe, the part's bytes go through user memory, within the same reserved bytes.
 """
 
@@ -25,13 +28,13 @@ from __future__ import annotations
 
 import os
 import select
-from collections import deque
 from collections.abc import Callable
 
 from streamer.errors import SourceError
 from streamer.linux import PIPE_SIZE, SPLICE_FLAGS, is_ready, set_pipe_size
 from streamer.plan import Part
-from streamer.relay.staging.stage import Stage, StageFull, bytes_per_request
+from streamer.relay.staging.buffers import OWN_BUFFER, held_in_buffers
+from streamer.relay.staging.stage import PART_COST, Stage, StageFull, at_most_the_floor, bytes_per_request
 from streamer.relay.statistics import ChannelCounters
 from streamer.s3.ranges import Body
 from streamer.schedule.budget import ChannelQuota
@@ -40,6 +43,8 @@ from streamer.units import KIB
 WORTH_HAVING = 256 * KIB
 """Bytes; a smaller pipe costs more in splices and wake-ups than it saves in copies."""
 SMALLEST_PIPE = 64 * KIB
+PIPE_COST = 4 * KIB
+"""Memory of a pipe beside its bytes: 2.1 KiB of the kernel, measured, and the rest of its last page."""
 READ_SIZE = 256 * KIB
 
 
@@ -124,9 +129,11 @@ class PipePool:
 class PipeStages:
     """One channel's stages in the kernel: a pipe for each part, further pipes for parts that fill theirs."""
 
-    def __init__(self, quota: ChannelQuota, pool: PipePool) -> None:
+    def __init__(self, quota: ChannelQuota, pool: PipePool, *, engines: bool = False) -> None:
+        """`engines`: whether bodies come from engine processes."""
         self.quota = quota
         self._pool = pool
+        self._engines = engines
         self._further = 0
         """Bytes of further pipes, at most a quarter of the channel quota."""
 
@@ -135,8 +142,20 @@ class PipeStages:
         return quota.concurrency.part_size(min(quota.floor, quota.byte_limit // 4, bytes_per_request(quota)))
 
     def reserved_bytes(self, part: Part) -> int:
-        """Return the bytes that the part reserves; literals beside a body (64 KiB at most) do not count."""
-        return max(part.body, self._cost(self.pipe_size(part))) if part.body else len(part)
+        """As `Stages.reserved_bytes`."""
+        held = self._held(part)
+        if part.body:
+            held = max(held, self._cost(self.pipe_size(part)))
+        return at_most_the_floor(held, part.body, self.quota)
+
+    def _held(self, part: Part) -> int:
+        """Return the memory that the part takes, wherever its bytes wait."""
+        literals, pipe = len(part) - part.body, PIPE_COST if part.body else 0
+        if self._engines:
+            return sum(map(held_in_buffers, part.pieces)) + (pipe if part.body <= OWN_BUFFER else 0)
+        if part.body <= OWN_BUFFER:
+            return len(part) + PART_COST + pipe
+        return part.body + (literals if literals > PART_COST else 0)
 
     def _cost(self, size: int) -> int:
         """Return the bytes that a pipe reserves because pipes are scarcer than memory; 0 if they are not."""
@@ -184,7 +203,7 @@ class PipeStage(Stage):
     ) -> None:
         super().__init__(part, on_change=on_change, counters=counters)
         self._stages = stages
-        self._pipes: deque[Pipe] = deque()
+        self._pipes: list[Pipe] = []
         self._piped = 0
 
     @property
@@ -218,8 +237,7 @@ class PipeStage(Stage):
             raise StageFull
         memory = bytearray(min(body.left, READ_SIZE))
         count = body.read_into(memoryview(memory))
-        del memory[count:]
-        self._hold(memory)
+        self._hold(memory if count == len(memory) else memory[:count])  # a cut one would keep its memory
         self._arrived(count)
 
     def _writable_pipe(self) -> Pipe | None:
@@ -250,7 +268,7 @@ class PipeStage(Stage):
             if not pipe.count:
                 pipe.full_at = pipe.size
                 if len(self._pipes) > 1:
-                    self._stages.give(self._pipes.popleft())
+                    self._stages.give(self._pipes.pop(0))
         elif self._in_memory:
             count = self._write_memory(fd)
         elif self._body is not None and self._body.left:

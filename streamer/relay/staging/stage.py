@@ -22,9 +22,9 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from mmap import mmap
 from typing import Protocol
 
 from streamer.errors import SourceError
@@ -47,6 +47,9 @@ LEAST = 32 * KIB
 """Minimum bytes that a move counts for, so that a turn of small parts takes about a millisecond too."""
 SMALL_PART = 1 * MIB
 """Parts up to this many bytes are taken on arrival: parked, they would occupy a connection for few bytes."""
+PART_COST = 4 * KIB
+"""Memory of the objects that represent a part while it waits, measured at 2 to 3 KiB. Only a part of at most
+64 KiB reserves it; for a larger one it is less than a thirtieth."""
 _LEAST_QUOTA = 2 * MIB
 """Minimum of `bytes_per_request`: smaller parts would cost more in requests than they gain."""
 
@@ -54,6 +57,11 @@ _LEAST_QUOTA = 2 * MIB
 def bytes_per_request(quota: ChannelQuota) -> int:
     """Return the bytes that one part may reserve so that the quota holds a part for every request."""
     return max(_LEAST_QUOTA, quota.byte_limit // quota.requests_limit)
+
+
+def at_most_the_floor(held: int, least: int, quota: ChannelQuota) -> int:
+    """Return `held`, but if that exceeds the quota's floor, the floor or `least`: else it might never fit."""
+    return min(held, max(least, quota.floor))
 
 
 class StageFull(Exception):
@@ -64,7 +72,7 @@ class StageFull(Exception):
 class Chunk:
     """Bytes in memory; those between `sent` and `filled` are not delivered yet."""
 
-    memory: bytes | bytearray
+    memory: bytes | bytearray | mmap
     filled: int
     sent: int = 0
     literal: bool = False
@@ -86,7 +94,7 @@ class Stage(ABC):
         """Whether delivery waits for this stage."""
         self._on_change = on_change
         self._counters = counters
-        self._chunks: deque[Chunk] = deque()
+        self._chunks: list[Chunk] = []  # a deque takes 600 bytes more, and most parts have one chunk
         self._in_memory = 0
         self._parks = part.body > SMALL_PART
         self._body: Body | None = None
@@ -247,7 +255,7 @@ class Stage(ABC):
         chunk.sent += count
         self._in_memory -= count
         if chunk.sent == chunk.filled:
-            self._chunks.popleft()
+            del self._chunks[0]
 
 
 class Stages(Protocol):

@@ -1,0 +1,166 @@
+"""What parts reserve is at least what is allocated for them: buffers, pipes and the objects of a part."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import tracemalloc
+from collections.abc import Iterator
+
+import pytest
+
+from streamer.engines.process import KEPT
+from streamer.engines.served_span import ServedSpan
+from streamer.plan import ObjectRef, Part, Span, gathered
+from streamer.relay.fetch.part_fetch import PartFetch
+from streamer.relay.staging.buffers import BUFFER_SIZE, BufferPool, BufferStages, held_in_buffers
+from streamer.relay.staging.pipes import PipePool, PipeStages
+from streamer.relay.staging.stage import Stages
+from streamer.relay.statistics import ChannelCounters
+from streamer.retry import RetryPolicy
+from streamer.s3.ranges import Phase, RangeRequest, RequestReport
+from streamer.schedule.budget import ChannelQuota, MemoryBudget
+from streamer.schedule.concurrency import ConcurrencyController
+from streamer.schedule.window import Window
+from streamer.units import KIB, MIB
+from tests.kit.bodies import Arrived
+from tests.kit.pipes import eventually
+
+BUDGET = 2 * MIB
+SIZES = [1, 1000, 40_000, 64 * KIB + 1, 100_000, 129 * KIB, 200_000]
+
+
+def quota(members: int = 1) -> ChannelQuota:
+    return MemoryBudget(BUDGET, ConcurrencyController(100_000, MIB, most=100_000), members=members).quota()
+
+
+def parts(size: int, count: int, literals: int = 0) -> Iterator[Part]:
+    leading, length = bytes(literals), size + literals
+    for number in range(count):
+        yield Part(0, ObjectRef("b", str(number), size, "e"), 0, size, number * length, leading)
+
+
+class Here:
+    """A source whose bodies have arrived."""
+
+    name = "here"
+    span_size = 0
+
+    def __init__(self) -> None:
+        self.opened = 0
+
+    async def open(self, request: RangeRequest) -> Arrived:
+        self.opened += 1
+        return Arrived(bytes(request.part.end - request.first))
+
+
+async def staged(stages: Stages, size: int, literals: int = 0) -> list[PartFetch]:
+    """Fetch parts until the budget holds no more."""
+    window = Window(parts(size, 100_000, literals), stages.quota, reserved_bytes=stages.reserved_bytes)
+    window.last_epoch = 0
+    counters, found = ChannelCounters(), []
+    for slot in window.admit():
+        stage = stages.make(slot.part, on_change=lambda: None, counters=counters)
+        fetch = PartFetch(stage, Here(), policy=RetryPolicy(), counters=counters, quota=stages.quota)
+        await fetch.run()
+        found.append(fetch)
+    return found
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_buffers_and_objects_are_within_what_is_reserved(size: int) -> None:
+    pool = BufferPool()
+    stages = BufferStages(quota(), pool)
+    tracemalloc.start()
+    try:
+        fetches = await staged(stages, size)
+        gc.collect()
+        ours = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, "*/streamer/*")])
+    finally:
+        tracemalloc.stop()
+    mapped = sum(
+        len(chunk.memory)
+        for fetch in fetches
+        for chunk in fetch.stage._chunks  # noqa: SLF001 - the memory itself
+        if len(chunk.memory) == BUFFER_SIZE
+    )
+    held = sum(each.size for each in ours.statistics("filename")) + mapped
+    assert pool.allocated <= stages.quota.reserved_bytes <= BUDGET
+    assert held <= 1.04 * stages.quota.reserved_bytes
+
+
+async def test_literals_before_a_body_are_reserved() -> None:
+    """128 empty objects in an archive are 64 KiB before the next body."""
+    assert len(await staged(BufferStages(quota(), BufferPool()), 1000, 64 * KIB)) <= BUDGET // (64 * KIB)
+    assert len(await staged(BufferStages(quota(), BufferPool()), 100_000, 64 * KIB)) <= BUDGET // (192 * KIB)
+
+
+async def test_buffers_of_another_size_replace_free_ones() -> None:
+    """The pool was as large as the budget, and small parts came on top."""
+    pool = BufferPool()
+    stages = BufferStages(quota(), pool)
+    for size in (200_000, 60_000, 200_000):
+        for fetch in await staged(stages, size):
+            assert pool.allocated <= BUDGET
+            fetch.stage.discard()
+            stages.quota.give(stages.reserved_bytes(fetch.stage.part))
+        assert stages.quota.reserved_bytes == 0
+
+
+async def test_a_part_in_a_small_pipe_reserves_its_objects_and_the_kernel_s() -> None:
+    pool = PipePool(1024 * MIB, most=100_000)
+    try:
+        held = PipeStages(quota(), pool).reserved_bytes(next(parts(1000, 1)))
+    finally:
+        pool.close()
+    assert 1000 + 2200 + 2500 + 2048 < held < 12_000
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_an_engine_allocates_no_more_than_the_parent_has_reserved(size: int) -> None:
+    """While its span waits for a pipe, while it is written, and afterwards."""
+    span = next(gathered(parts(size, 200), MIB, held_in_buffers))
+    assert isinstance(span, Span)
+    reserved = PipeStages(quota(), PipePool(1024 * MIB, most=1), engines=True).reserved_bytes(span)
+    assert reserved <= MIB
+    pool, source = BufferPool(KEPT), Here()
+    served = ServedSpan(span.pieces, source, pool, policy=RetryPolicy(), requests=256, observer=Unobserved())
+    running = asyncio.ensure_future(served.run())
+    await eventually(lambda: source.opened == len(span.pieces))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert len(span) <= pool.allocated <= reserved
+    read_end, write_end = os.pipe2(os.O_NONBLOCK)
+    served.attach(write_end, ahead=True)
+    while served.written < len(span):
+        await asyncio.sleep(0)
+        try:
+            os.read(read_end, 32 * KIB)
+        except BlockingIOError:
+            continue
+        assert pool.allocated <= reserved - served.written + KEPT + BUFFER_SIZE
+    await running
+    served.close()
+    os.close(read_end)
+    assert pool.allocated <= KEPT == pool.limit
+
+
+class Unobserved:
+    """An `Observer` that ignores everything."""
+
+    def opened(self, peer: str | None) -> None:
+        pass
+
+    def phase(self, phase: Phase, report: RequestReport | None) -> None:
+        pass
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_every_span_fits_the_floor(size: int) -> None:
+    """A span of parts of one floor never reserves more, so it can always be admitted."""
+    shared = quota(members=4)
+    stages = PipeStages(shared, PipePool(1024 * MIB, most=1), engines=True)
+    found = list(gathered(parts(size, 300), shared.floor, held_in_buffers))
+    assert all(part is not None and shared.fits(stages.reserved_bytes(part)) for part in found)
+    assert sum(len(part) for part in found if part is not None) == 300 * size
