@@ -17,6 +17,7 @@ import os
 import signal
 import socket
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import uvloop
@@ -122,7 +123,7 @@ class EngineProcess:
         """Why a message could not be carried out."""
         self._tasks = tasks
         self._pool = BufferPool(KEPT)
-        self._spans: dict[int, tuple[ServedSpan, asyncio.Task[None]]] = {}
+        self._spans: dict[int, tuple[ServedSpan, asyncio.Task[SourceError | None]]] = {}
         self._keys = SentKeys()
         self._endpoints: dict[str, BucketEndpoint] = {}
         self._source: HttpSource | None = None
@@ -206,7 +207,9 @@ class EngineProcess:
             requests=requests,
             observer=_Observer(self._link, number),
         )
-        self._spans[number] = span, self._tasks.create_task(self._serve(number, span, once=once))
+        task = self._tasks.create_task(self._serve(span, once=once))
+        task.add_done_callback(partial(self._ended, number, span))  # also if it is cancelled before it begins
+        self._spans[number] = span, task
 
     def _attach(self, number: int, ahead: bool, descriptors: list[int]) -> None:  # noqa: FBT001
         found = self._spans.get(number)
@@ -218,31 +221,34 @@ class EngineProcess:
             return
         found[0].attach(descriptors[0], ahead=ahead)
 
-    async def _serve(self, number: int, span: ServedSpan, *, once: bool) -> None:
-        """Run a span and tell the parent how it ended."""
-        error: SourceError | None = None
+    async def _serve(self, span: ServedSpan, *, once: bool) -> SourceError | None:
+        """Run a span; return the error for the parent, if there is one."""
         try:
             await span.run()
         except SourceError as failure:
             cause = failure.__cause__
             # The parent renews credentials, and decides what follows a request that is not retried here.
             left = isinstance(cause, Expired) or (once and isinstance(failure, GaveUp))
-            error = cause if left and isinstance(cause, SourceError) else failure
+            return cause if left and isinstance(cause, SourceError) else failure
         except ReaderGone:
             pass
-        except OSError as failure:  # no descriptor or memory is left in this process
-            error = Transient(f"an engine process failed: {failure.strerror or failure}")
+        except OSError as failure:  # no descriptor is left in this process
+            return Transient(f"an engine process failed: {failure.strerror or failure}")
         except Exception as failure:  # noqa: BLE001 - one span's error must not end the others
-            error = BadAnswer(f"an engine process failed: {type(failure).__name__}: {failure}")
-        finally:
-            del self._spans[number]
-            span.close()
-            report = span.report()
-            if isinstance(error, LeftToParent):
-                report.requests.pop(error.kind, None)  # an earlier report may have it
-                report.errors.clear()
-            packed = None if error is None else pack_error(error)
-            self._link.send(("ended", number, span.written, packed, pack_report(report)))
+            return BadAnswer(f"an engine process failed: {type(failure).__name__}: {failure}")
+        return None
+
+    def _ended(self, number: int, span: ServedSpan, task: asyncio.Task[SourceError | None]) -> None:
+        """Tell the parent how a span has ended."""
+        del self._spans[number]
+        span.close()
+        error = None if task.cancelled() else task.result()
+        report = span.report()
+        if isinstance(error, LeftToParent):
+            report.requests.pop(error.kind, None)  # an earlier report may have it
+            report.errors.clear()
+        packed = None if error is None else pack_error(error)
+        self._link.send(("ended", number, span.written, packed, pack_report(report)))
 
 
 class _Observer:

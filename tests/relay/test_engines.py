@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import random
 import signal
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
 
 from streamer.engines.engine import EngineSettings, running
+from streamer.engines.link import Link
+from streamer.engines.process import EngineProcess
 from streamer.engines.served_span import ServedSpan
 from streamer.engines.source import EngineSource
+from streamer.engines.wire import pack_part
 from streamer.errors import Denied, SinkError
 from streamer.plan import Arrangement, ObjectRef, Part, Span, cut
 from streamer.relay.staging.buffers import BufferPool
@@ -256,6 +262,33 @@ async def test_a_process_that_cannot_start_is_an_error(
     with pytest.raises(SinkError, match="before it was ready"):
         async with running(1, settings(str(tmp_path / "none.pem")), silent_after=5):
             pass
+
+
+@pytest.fixture
+def collector() -> Iterator[None]:
+    """An engine process sets the garbage collector for itself."""
+    threshold = gc.get_threshold()
+    yield
+    gc.unfreeze()
+    gc.set_threshold(*threshold)
+
+
+async def test_a_span_that_is_closed_before_it_begins_ends(
+    settings: Callable[..., EngineSettings], collector: None
+) -> None:
+    """Else the parent and the engine kept it, and the engine's pool its memory."""
+    ours, theirs = socket.socketpair()
+    messages: list[tuple[Any, ...]] = []
+    part = Part(0, ObjectRef("b", "k", 1000, "e"), 0, 1000, 0)
+    async with asyncio.TaskGroup() as tasks:
+        engine = EngineProcess(theirs, tasks)
+        link = Link(ours, lambda message, _: messages.append(message), lambda: None)
+        link.send(("settings", settings()))
+        link.send(("open", 1, 1, None, False, [pack_part(part)]))
+        link.send(("close", 1))
+        await eventually(lambda: any(what == "ended" for what, *_ in messages))
+        engine.close()
+        link.close()
 
 
 async def test_no_secret_is_in_arguments_or_environment(
