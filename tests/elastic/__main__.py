@@ -1,0 +1,38 @@
+"""Searches for a kill and a resize after which a job loses or repeats a global batch.
+
+python -m tests.elastic --seeds 1000          # ends with every seed that broke the promise
+python -m tests.elastic --seeds 1 --seed 47   # that one again
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from tests.elastic.run import Found, Job, prepare, run
+from tests.kit.seeds import run_seeds, search
+
+LIMIT = 300.0
+"""Seconds after which a seed's process counts as hung; a seed takes some seconds."""
+
+
+def main() -> int:
+    """Run the seeds; return 1 if one is broken."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.elastic",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--seeds", type=int, default=100, help="how many")
+    parser.add_argument("--seed", type=int, default=1, help="the first; each further one is the next")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="at most")
+    options = parser.parse_args()
+    seeds = range(options.seed, options.seed + options.seeds)
+    outcomes = run_seeds(run, seeds, limit=LIMIT, prepare=prepare)
+    again = "--seeds 1 --seed {}"
+    searched = search(outcomes, Found(), again=again, minutes=options.minutes, drawn=Job.draw)
+    return 1 if searched.broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,16 @@
+"""Some seeds of `python -m tests.elastic`, in the suite."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.elastic.run import Data, run_seed
+from tests.kit.stub import S3Stub
+
+
+@pytest.mark.timeout(240)
+def test_a_job_that_is_killed_and_resized_takes_each_global_batch_once(stub: S3Stub, tmp_path: Path) -> None:
+    data = Data(stub, tmp_path)
+    assert sum(run_seed(seed, data).kills for seed in (1, 2)) == 2
