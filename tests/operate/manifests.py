@@ -151,10 +151,6 @@ class Pod:
         return next(each for each in self.spec["initContainers"] if each["name"] == "penstock")
 
     @property
-    def first_state(self) -> dict[str, Any] | None:
-        return next((each for each in self.spec["initContainers"] if each["name"] == "first-state"), None)
-
-    @property
     def keeper(self) -> dict[str, Any] | None:
         return next((each for each in self.spec["initContainers"] if each["name"] == "keeper"), None)
 

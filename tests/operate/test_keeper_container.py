@@ -40,8 +40,7 @@ def in_the_pod(source: str) -> tuple[list[str], list[str], str, list[str]]:
 @pytest.mark.parametrize("source", WITH_KEEPER)
 def test_the_keeper_starts_first_and_has_nothing_that_it_does_not_need(source: str) -> None:
     pod = training_pod(source)
-    # The container that writes a first state ends before the sidecar starts.
-    containers = [each for each in pod.spec["initContainers"] if each["name"] != "first-state"]
+    containers = pod.spec["initContainers"]
     assert [each["name"] for each in containers] == ["keeper", "penstock"]
     assert {each["restartPolicy"] for each in containers} == {"Always"}
     assert pod.keeper is not None
@@ -74,8 +73,7 @@ def test_a_sidecar_killed_for_memory_is_a_pause(stub: S3Stub, tmp_path: Path, so
     content = fill(stub, SIZES, prefix="b/train/")
     keeper, serving, volume, probe = in_the_pod(source)
     (tmp_path / "run").mkdir()
-    state = tmp_path / "state.json"
-    state.write_text("[]\n")  # as the container first-state does
+    state = tmp_path / "state.json"  # absent, as before the first checkpoint
     path = write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/"))
 
     def here(words: Any) -> list[Any]:

@@ -8,7 +8,6 @@ import os
 import re
 import stat
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -141,32 +140,30 @@ def test_instance_groups_count_as_hosts(tmp_path: Path) -> None:
     assert identify(load_job(tmp_path / "job.yaml"), environment={"JOB_COMPLETION_INDEX": "2"}).index == 2
 
 
-@pytest.mark.parametrize("hosts", [1, 4])
-def test_a_pod_resumes_at_its_own_state(hosts: int, tmp_path: Path) -> None:
-    """The first container writes an empty state, which the sidecar takes, and keeps one that is there."""
-    ran = manifests.chart({"hosts": hosts, "resume": {"claim": "digits-checkpoints"}})
+@pytest.mark.parametrize(
+    ("hosts", "resume", "state"),
+    [
+        (1, {"claim": "digits-checkpoints"}, "/checkpoints/state.json"),
+        (4, {"claim": "digits-checkpoints"}, "/checkpoints/state-$(JOB_COMPLETION_INDEX).json"),
+        (4, {"claim": "digits-checkpoints", "state": "/checkpoints/run 7/"}, "/checkpoints/run 7/"),
+        (4, {"state": "s3://my-bucket/run/state.json"}, "s3://my-bucket/run/state.json"),
+    ],
+)
+def test_a_pod_resumes_at_its_state(hosts: int, resume: dict[str, str], state: str) -> None:
+    ran = manifests.chart({"hosts": hosts, "resume": resume})
     assert ran.returncode == 0, ran.stderr
     job = next(each for each in yaml.safe_load_all(ran.stdout) if each and each["kind"] == "Job")
     pod = manifests.Pod(job)
-    assert pod.first_state is not None
-    assert [each["name"] for each in pod.containers] == ["first-state", "penstock", "trainer"]
+    assert [each["name"] for each in pod.containers] == ["penstock", "trainer"]
     words = pod.sidecar["args"]
-    path = words[words.index("--resume") + 1]
-    assert path == ("/checkpoints/state.json", "/checkpoints/state-$(JOB_COMPLETION_INDEX).json")[hosts > 1]
+    assert words[words.index("--resume") + 1] == state
     mounts = [
         mount for container in pod.containers for mount in container["volumeMounts"]
         if mount["name"] == "checkpoints"
     ]  # fmt: skip
-    assert [mount["mountPath"] for mount in mounts] == ["/checkpoints"] * 3
-    assert [mount.get("readOnly", False) for mount in mounts] == [False, True, False]
-    command = pod.first_state["command"]
-    assert command[-1] == path
-    state = tmp_path / "state.json"
-    for expected in ("[]\n", "[1]"):
-        subprocess.run([sys.executable, *command[1:-1], str(state)], check=True)
-        assert state.read_text() == expected
-        state.write_text("[1]")
-    assert [each.name for each in tmp_path.iterdir()] == ["state.json"]
+    mounted = "claim" in resume
+    assert [mount["mountPath"] for mount in mounts] == ["/checkpoints"] * 2 * mounted
+    assert [mount.get("readOnly", False) for mount in mounts] == [True, False] * mounted
 
 
 def test_the_admin_token_is_the_secret_s(tmp_path: Path) -> None:
@@ -259,7 +256,7 @@ def test_the_sidecar_starts_before_the_trainer_and_is_given_what_it_takes(source
     assert json.loads(STAGES["sidecar"].last("CMD")) == ["run", "-c", path]
     base = job.penstock.base_directory or "/opt/ml"
     for container in pod.containers:
-        streams = container not in (pod.keeper, pod.first_state)
+        streams = container != pod.keeper
         assert ({"name": "ml", "mountPath": base} in container["volumeMounts"]) == streams
     assert (pod.keeper is not None) == (source in WITH_KEEPER)
     assert "emptyDir" in volumes["ml"]

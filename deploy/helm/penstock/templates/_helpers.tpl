@@ -76,36 +76,11 @@ volumeMounts:
   - {name: keeper, mountPath: /run/penstock}
 {{- end }}
 
-{{/* The file of the state that the sidecar resumes at. */}}
+{{/* Where the sidecar finds the state that it resumes at; empty if it does not resume. */}}
 {{- define "penstock.state" -}}
-/checkpoints/state{{ if gt (int .Values.hosts) 1 }}-$(JOB_COMPLETION_INDEX){{ end }}.json
+{{- if .Values.resume.state }}{{ .Values.resume.state }}
+{{- else if .Values.resume.claim }}/checkpoints/state{{ if gt (int .Values.hosts) 1 }}-$(JOB_COMPLETION_INDEX){{ end }}.json
 {{- end }}
-
-{{/* Writes an empty state if there is none, for `initContainers` before the sidecar. */}}
-{{- define "penstock.firstState" -}}
-name: first-state
-image: {{ include "penstock.image" . }}
-imagePullPolicy: {{ .Values.image.pullPolicy }}
-command:
-  - python
-  - -c
-  - |
-    import os, sys
-    path = sys.argv[1]
-    if not os.path.exists(path):
-        with open(path + ".new", "w") as file:
-            file.write("[]\n")
-        os.replace(path + ".new", path)
-  - {{ include "penstock.state" . }}
-resources:
-  requests: {cpu: 50m, memory: 64Mi}
-  limits: {memory: 64Mi}
-securityContext:
-  readOnlyRootFilesystem: true
-  {{- include "penstock.confined" . | nindent 2 }}
-volumeMounts:
-  - {name: checkpoints, mountPath: /checkpoints}
-  - {name: penstock-tmp, mountPath: /tmp}
 {{- end }}
 
 {{/* The sidecar, for `initContainers` of a pod whose volumes are `ml`, `job` and `penstock-tmp`, and `keeper`,
@@ -125,9 +100,9 @@ args:
   - --keeper
   - /run/penstock/keeper
   {{- end }}
-  {{- if .Values.resume.claim }}
+  {{- with include "penstock.state" . }}
   - --resume
-  - {{ include "penstock.state" . }}
+  - {{ . | quote }}
   {{- end }}
 ports:
   - {name: admin, containerPort: 9781}
