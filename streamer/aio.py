@@ -84,7 +84,9 @@ async def _in_thread_of(executor: Executor | None, call: Callable[..., T], *argu
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:
-        await asyncio.wait([running])
+        while not running.done():  # a second cancellation must not free what the call uses, either
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([running])
         if not running.cancelled():
             running.exception()  # retrieved, so that asyncio does not log it; the cancellation is raised
         raise

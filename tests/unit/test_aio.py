@@ -1,12 +1,14 @@
-"""Task groups of `streamer.aio`: which errors leave them, and in what."""
+"""Helpers of `streamer.aio`: which errors leave a task group, and when a cancelled call in a thread ends."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Awaitable, Callable
 
 import pytest
 
-from streamer.aio import task_group
+from streamer.aio import WorkerThread, in_thread, task_group
 
 
 async def test_an_error_of_the_block_is_raised_itself_after_the_tasks_have_ended() -> None:
@@ -41,3 +43,27 @@ async def test_an_error_of_a_task_cancels_the_block_and_is_raised_in_a_group() -
             tasks.create_task(task())
             await asyncio.Event().wait()
     assert [str(error) for error in caught.value.exceptions] == ["of a task"]
+
+
+@pytest.mark.parametrize("run", [in_thread, WorkerThread("test").run])
+async def test_a_call_in_a_thread_ends_before_its_task_however_often_that_is_cancelled(
+    run: Callable[..., Awaitable[object]],
+) -> None:
+    """The caller closes what the thread writes to, and the kernel gives the descriptor's number away anew."""
+    may_end = threading.Event()
+
+    async def call() -> None:
+        await run(may_end.wait, 60)
+
+    task = asyncio.create_task(call())
+    for _ in range(3):
+        for _ in range(5):  # the cancellation reaches the task, and the task its next wait
+            await asyncio.sleep(0)
+        assert not task.done()
+        task.cancel()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not task.done()
+    may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
