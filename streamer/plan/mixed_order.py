@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from streamer.plan.uris import S3Uri
 
 _STATES_EVERY = 1 << 12
+MOST_REPEATED = 100
+"""Most records of an epoch, in multiples of those that the sources have. More are a mistake in the weights,
+and the bytes of such an epoch are summed up for hours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +162,14 @@ class MixedOrder:
             orders.append(order)
             firsts.append(first)
             first = end
-        records = self._picks.epoch([order.records for order in orders], mix.until)
+        have = [order.records for order in orders]
+        records = self._picks.epoch(have, mix.until)
+        if sum(records) > MOST_REPEATED * sum(have):
+            slowest = max(range(len(have)), key=lambda source: have[source] / mix.weights[source])
+            raise ConfigError(
+                f"Mix with Until: all makes an epoch of {sum(records)} records of {sum(have)}, because "
+                f"{uris[slowest]} is read last; raise its weight, or use Until: first"
+            )
         self.sources = tuple(map(MixedSource, orders, firsts, records))
         self.records = sum(records)
         """Number of records of an epoch."""

@@ -238,6 +238,14 @@ def test_a_source_without_a_record_is_refused_by_name() -> None:
         order_of([[[1, 2]], [[]]], Mix((1, 1)))
 
 
+def test_an_epoch_that_repeats_too_much_is_refused_by_name() -> None:
+    sources = [[[1] * 1000], [[1] * 10]]
+    with pytest.raises(ConfigError, match="s3://b0/s0/ is read last; raise its weight"):
+        order_of(sources, Mix((1, 1000), "all"))
+    assert order_of(sources, Mix((1, 1000)))[0].records == 11
+    assert 50_000 < order_of(sources, Mix((1, 50), "all"))[0].records < 51_000
+
+
 def test_picks_of_large_weights_are_those_of_their_period() -> None:
     picks = Picks((5, 3, 1))
     sequence = [
