@@ -1,0 +1,41 @@
+"""The opt-in run of training frameworks: what it calls broken, and its table."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.frameworks.__main__ import GLOBAL_BATCH, UNEVEN, Broken, Trained, judge, main, table
+from tests.frameworks.programs.task import EPOCHS
+
+STEPS = sum(UNEVEN) // GLOBAL_BATCH
+EPOCH = [list(range(step * GLOBAL_BATCH, (step + 1) * GLOBAL_BATCH)) for step in range(STEPS)]
+RIGHT = Trained(EPOCH * EPOCHS, [1.0] * STEPS * EPOCHS, 1.0)
+
+
+def test_what_was_seen_is_told_in_one_cell() -> None:
+    trained = replace(RIGHT, losses=[1.000002, *RIGHT.losses[1:]])
+    assert judge(trained, RIGHT) == f"{STEPS * EPOCHS} steps, 2e-06, 1.00"
+    assert table({"A": ["x", "y"]}, [1, 2]) == "| | N = 1 | N = 2 |\n|---|---|---|\n| A | x | y |\n"
+
+
+@pytest.mark.parametrize(
+    ("trained", "told"),
+    [
+        (replace(RIGHT, records=RIGHT.records[1:]), "steps instead of"),
+        (replace(RIGHT, records=[EPOCH[1], *EPOCH[1:], *EPOCH]), "of them different"),
+        (replace(RIGHT, records=[EPOCH[0][::-1], *RIGHT.records[1:]]), "other records"),
+        (replace(RIGHT, losses=[1.1, *RIGHT.losses[1:]]), r"losses differ by up to 1\.0e-01"),
+    ],
+    ids=["steps", "twice", "other", "losses"],
+)
+def test_a_broken_promise_is_named(trained: Trained, told: str) -> None:
+    with pytest.raises(Broken, match=told):
+        judge(trained, RIGHT)
+
+
+def test_an_unknown_framework_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["caffe"])
+    assert "no such framework: caffe" in capsys.readouterr().err
