@@ -82,9 +82,9 @@ def sample_borders(
     borders = []
     for each in range(total) if total <= most else sorted(random.sample(range(total), most)):
         number = bisect_right(ends, each)
-        row = index.get(names[number])
-        if row is not None:
-            borders.append(Border(objects[number].ref, row.offsets[each - ends[number]]))
+        name = names[number]
+        row_end = index.extent(name)[0] + index.indexed_records(name)
+        borders.append(Border(objects[number].ref, index.offsets[row_end - (ends[number] - each)]))
     return borders
 
 

@@ -15,13 +15,14 @@ import contextlib
 import fcntl
 import os
 import stat
-from typing import TYPE_CHECKING
+import weakref
+from typing import TYPE_CHECKING, TypeVar
 
 from streamer.errors import ConfigError, SinkError
 from streamer.formats.record_index import Damaged, RecordIndex, block
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from streamer.formats.record_format import RecordFormat
     from streamer.formats.record_index import IndexedObject
@@ -36,21 +37,92 @@ def index_path(folder: str, channel: str) -> str:
     return os.path.join(folder, channel + SUFFIX)
 
 
-def read_index(path: str, *, named_by: str = "--from", build: str = "penstock index build") -> RecordIndex:
-    """Return the index at `path`. Raises ConfigError if there is none, SinkError if it is damaged.
+def read_index(path: str) -> RecordIndex:
+    """Return the index at `path`. Raises ConfigError if there is none, SinkError if it is damaged."""
+    data = _bytes_of(path)
+    if data is None:
+        raise _absent(path, "--from", "penstock index build")
+    return _whole(path, RecordIndex.read, data, len(data))
+
+
+def open_stored(path: str, *, named_by: str, build: str) -> StoredIndex:
+    """Open the file of the index at `path`. Raises ConfigError if there is none, SinkError.
 
     `named_by`: the option or key that names the folder. `build`: the command that makes the index.
     """
-    data = _bytes_of(path)
-    if data is None:
-        raise ConfigError(f"there is no record index {path}: make it by `{build}`, or correct {named_by}")
-    index, end = _read(path, data)
-    if end < len(data):
+    try:
+        fd = _open(path)
+        if fd is None:
+            raise _absent(path, named_by, build)
+        return StoredIndex(path, fd)
+    except OSError as error:
+        raise SinkError(f"cannot read the record index {path}: {error.strerror}") from error
+
+
+class StoredIndex:
+    """The open file of an index, whose offsets are read when they are needed (`IndexSource`).
+
+    The descriptor is closed when nothing refers to this object any more, because plans, which are not closed,
+    read it. It stays valid if a build replaces the file. A read takes microseconds, from the page cache.
+    """
+
+    def __init__(self, path: str, fd: int) -> None:
+        self.path = path
+        self._fd = fd
+        weakref.finalize(self, os.close, fd)
+        self.size = os.fstat(fd).st_size
+
+    def index(self) -> RecordIndex:
+        """Return the index. Raises SinkError if it is damaged."""
+        return _whole(self.path, RecordIndex.open, self, self.size)
+
+    def read(self, position: int, count: int) -> bytes:
+        """See `IndexSource.read`. Raises SinkError."""
+        data = b""
+        try:
+            while len(data) < count and (
+                piece := os.pread(self._fd, count - len(data), position + len(data))
+            ):
+                data += piece
+        except OSError as error:
+            raise SinkError(f"cannot read the record index {self.path}: {error.strerror}") from error
+        if len(data) < count:
+            raise self.changed()
+        return data
+
+    def changed(self) -> SinkError:
+        """See `IndexSource.changed`."""
+        return SinkError(
+            f"the record index {self.path} was overwritten while the job reads it; put a new index in its "
+            "place by a rename, or let `penstock index build` write it, and start the job again"
+        )
+
+
+Source = TypeVar("Source")
+
+
+def _whole(
+    path: str, load: Callable[[Source], tuple[RecordIndex, int]], source: Source, size: int
+) -> RecordIndex:
+    """Return the index that `load` makes. Raises SinkError if it has an end that is damaged."""
+    try:
+        index, end = load(source)
+    except Damaged as error:
+        raise _unreadable(path, error) from None
+    if end < size:
         raise SinkError(
             f"the record index {path} is damaged at byte {end}: its build was interrupted, or goes on; run "
             "`penstock index build` again, which keeps what is whole"
         )
     return index
+
+
+def _absent(path: str, named_by: str, build: str) -> ConfigError:
+    return ConfigError(f"there is no record index {path}: make it by `{build}`, or correct {named_by}")
+
+
+def _unreadable(path: str, error: Damaged) -> SinkError:
+    return SinkError(f"{path} cannot be read as a record index: {error}; remove it, or name another folder")
 
 
 def kind_of_index(path: str) -> tuple[RecordFormat, int] | None:
@@ -67,12 +139,23 @@ def read_file(path: str, most: int = -1) -> bytes | None:
 
     A FIFO in its place is no file, and does not block.
     """
+    fd = _open(path)
+    if fd is None:
+        return None
+    with open(fd, "rb") as file:
+        return file.read(most)
+
+
+def _open(path: str) -> int | None:
+    """Open a file for reading; return its descriptor, or None if there is no file. Raises OSError."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    with open(fd, "rb") as file:
-        return file.read(most) if stat.S_ISREG(os.fstat(fd).st_mode) else None
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    return None
 
 
 def _bytes_of(path: str, most: int = -1) -> bytes | None:
@@ -87,9 +170,7 @@ def _read(path: str, data: bytes) -> tuple[RecordIndex, int]:
     try:
         return RecordIndex.read(data)
     except Damaged as error:
-        raise SinkError(
-            f"{path} cannot be read as a record index: {error}; remove it, or name another folder"
-        ) from None
+        raise _unreadable(path, error) from None
 
 
 class IndexFile:

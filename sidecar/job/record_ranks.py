@@ -10,25 +10,25 @@ The index is read again at every start, and never trusted over the bytes:
     a sample        one request each of a few bytes shows whether a record begins where the index has it
     lines           one request of a byte for each object: its last line has an end
 
-An index is in memory while the job runs: 8 bytes a record.
+The offsets stay in the file of the index, which is open while the job runs (`StoredIndex`).
 """
 
 from __future__ import annotations
 
-import os
 import random
 import shlex
 from array import array
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from sidecar.job.index_check import Access, Border, check_borders, check_rows, sample_borders
-from sidecar.job.index_file import index_path, read_index
+from sidecar.job.index_file import index_path, open_stored
 from sidecar.job.index_objects import ChannelObjects
 from sidecar.job.record_arrangement import record_order
 from streamer.aio import in_thread
 from streamer.errors import ConfigError, CorruptObject
-from streamer.formats.record_index import object_name
+from streamer.formats.record_index import memory_of, object_name
 from streamer.plan.record_order import Deal
 from streamer.plan.record_plan import HostRanks, RecordPlan
 from streamer.plan.record_table import FixedRecords, IndexedRecords, only_object
@@ -50,8 +50,6 @@ MOST_RECORDS = 250
 """Most further records that are looked at. With these the start takes about a second, most of it waiting."""
 ENDS_AT_ONCE = 1 << 15
 """Most objects of lines whose last bytes are looked at by one plan, because a plan is in memory."""
-TAKEN = 2
-"""Memory that an index takes while it is read, in sizes of its file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,25 +129,14 @@ async def load_index(channel: ChannelConfig, folder: str, memory: PlanMemory) ->
 
     `memory`: counts the index, on the event loop.
     """
-    path = index_path(folder, channel.channel_name)
-    memory.count_index(path, TAKEN * await in_thread(_size_of, path))
-    return await in_thread(_read_index, channel, folder)
-
-
-def _size_of(path: str) -> int:
-    """Return the size of a file; 0 if it cannot be looked at, which the error of its reading explains."""
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return 0
-
-
-def _read_index(channel: ChannelConfig, folder: str) -> RecordIndex:
-    """Return the index of `load_index`."""
     name, framing = channel.channel_name, channel.penstock.framing
-    path = index_path(folder, name)
     build = f"penstock index build -c JOB --to {shlex.quote(folder)} --channel {name} --every 1 --format"
-    index = read_index(path, named_by="Ranks.Index", build=f"{build} {framing or 'FORMAT'}")
+    path = index_path(folder, name)
+    stored = await in_thread(
+        partial(open_stored, path, named_by="Ranks.Index", build=f"{build} {framing or 'FORMAT'}")
+    )
+    memory.count_index(path, await in_thread(memory_of, stored))
+    index = await in_thread(stored.index)
     if framing is not None and framing != str(index.format):
         raise ConfigError(
             f"the record index {path} is of {index.format}, and channel {name!r} has Framing: {framing}; "

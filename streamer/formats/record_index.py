@@ -5,7 +5,7 @@
 
 A row is found by hashes of the object's address and of its version (ETag, size, version id), so that a
 replaced object has no row. The index holds no keys: whoever asks has the objects of a plan. Columns are
-arrays of 64-bit numbers, in memory and in the file.
+arrays of 64-bit numbers, in memory and in the file; the offsets may stay in the file (`stored_offsets`).
 
 The file (docs/reference/record-index.md) is a header, and blocks of rows that are only ever appended. Each
 block has a checksum, so a file whose writer was killed is valid up to its last whole block. Of two rows of
@@ -25,9 +25,12 @@ from operator import le
 from typing import TYPE_CHECKING, NamedTuple
 
 from streamer.formats.record_format import RecordFormat
+from streamer.formats.stored_offsets import NUMBER, PAGE, StoredOffsets, numbers_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+    from streamer.formats.stored_offsets import IndexSource
 
 MAGIC = b"PENSTIDX"
 VERSION = 1
@@ -39,8 +42,10 @@ _MARK = b"ROWS"
 _CRC = struct.Struct("<I")
 _COLUMNS = 5
 """Columns with one number a row."""
-_NUMBER = 8
-"""Bytes of a number."""
+_READ = PAGE * NUMBER * 256
+"""Bytes that are read at once: whole pages."""
+_ROW_MEMORY = 300
+"""Bytes of memory of a row and of what is kept of its object."""
 
 
 class Damaged(ValueError):
@@ -59,7 +64,7 @@ def object_version(bucket: str, key: str, *, size: int, etag: str, version: str 
 
 def _hash(*fields: str) -> int:
     text = "\n".join(fields).encode("utf-8", "surrogatepass")
-    return int.from_bytes(blake2b(text, digest_size=_NUMBER).digest(), "little")
+    return int.from_bytes(blake2b(text, digest_size=NUMBER).digest(), "little")
 
 
 class IndexedObject(NamedTuple):
@@ -105,7 +110,7 @@ class RecordIndex:
         self._names, self._versions, self._sizes, self._records, self._ends = (array("Q") for _ in range(5))
         self._first = array("Q", [0])
         """For each row, the index of its first offset; and one for the next row."""
-        self._offsets = array("Q")
+        self._offsets: array[int] | StoredOffsets = array("Q")
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -137,7 +142,7 @@ class RecordIndex:
         return self._first[row + 1] - self._first[row]
 
     @property
-    def offsets(self) -> array[int]:
+    def offsets(self) -> array[int] | StoredOffsets:
         """The offsets of all rows. It must not be changed; `extent` has those of one row."""
         return self._offsets
 
@@ -158,7 +163,9 @@ class RecordIndex:
         return IndexTotals(len(rows), sum(records[row] for row in rows), sum(sizes[row] for row in rows))
 
     def add(self, row: IndexedObject) -> None:
-        """Add a row; it replaces an earlier row of the same name."""
+        """Add a row; it replaces an earlier row of the same name. Raises TypeError if the index is stored."""
+        if isinstance(self._offsets, StoredOffsets):
+            raise TypeError("the offsets of this index are in its file")
         self._rows[row.name] = len(self._names)
         for column, number in zip(self._columns(), _numbers(row), strict=True):
             column.append(number)
@@ -186,53 +193,94 @@ class RecordIndex:
 
         Raises Damaged if the header is not that of an index.
         """
-        view = memoryview(data)
-        index = cls(*_read_header(view))
+        return cls._load(_Bytes(data), stored=False)
+
+    @classmethod
+    def open(cls, source: IndexSource) -> tuple[RecordIndex, int]:
+        """Return what `read` returns, for an index whose offsets stay in `source`. No row can be added."""
+        return cls._load(source, stored=True)
+
+    @classmethod
+    def _load(cls, source: IndexSource, *, stored: bool) -> tuple[RecordIndex, int]:
+        index = cls(*_read_header(memoryview(source.read(0, min(source.size, _HEADER.size)))))
+        if stored:
+            index._offsets = StoredOffsets(source)
         at = _HEADER.size
-        while (end := index._add_block(view, at)) is not None:
+        while (end := index._add_block(source, at)) is not None:
             at = end
         return index, at
 
-    def _add_block(self, view: memoryview, at: int) -> int | None:
+    def _add_block(self, source: IndexSource, at: int) -> int | None:
         """Add the rows of the block at `at`; return its end, or None if there is no whole, undamaged one."""
-        start = at + _BLOCK.size
-        if start > len(view):
+        sizes = _block_sizes(source, at)
+        if sizes is None:
             return None
-        mark, count, size = _BLOCK.unpack_from(view, at)
-        end = start + int(size)
-        if (
-            mark != _MARK
-            or size % _NUMBER
-            or size < _NUMBER * _COLUMNS * count
-            or end + _CRC.size > len(view)
-        ):
-            return None
-        if zlib.crc32(view[at:end]) != _CRC.unpack_from(view, end)[0]:
-            return None
-        middle = start + _NUMBER * _COLUMNS * count
-        numbers = _numbers_of(view[start:middle])
-        names, versions, sizes, records, ends = (
+        count, middle, end = sizes
+        head = source.read(at, middle - at)
+        numbers = numbers_of(memoryview(head)[_BLOCK.size :])
+        names, versions, object_sizes, records, ends = (
             numbers[column * count : (column + 1) * count] for column in range(_COLUMNS)
         )
         first = list(accumulate((-(-number // self.stride) for number in records), initial=0))
-        if first[-1] * _NUMBER != end - middle or not all(map(le, ends, sizes)):
+        if first[-1] * NUMBER != end - middle or not all(map(le, ends, object_sizes)):
+            return None
+        checksum, offsets, sums = zlib.crc32(head), array("Q"), array("I")
+        for start in range(middle, end, _READ):
+            data = memoryview(source.read(start, min(_READ, end - start)))
+            checksum = zlib.crc32(data, checksum)
+            if isinstance(self._offsets, StoredOffsets):
+                pages = range(0, len(data), PAGE * NUMBER)
+                sums.extend(zlib.crc32(data[page : page + PAGE * NUMBER]) for page in pages)
+            else:
+                offsets.extend(numbers_of(data))
+        if checksum != _CRC.unpack(source.read(end, _CRC.size))[0]:
             return None
         base, before = len(self._offsets), len(self._names)
-        for column, more in zip(self._columns(), (names, versions, sizes, records, ends), strict=True):
+        for column, more in zip(self._columns(), (names, versions, object_sizes, records, ends), strict=True):
             column.extend(more)
-        self._offsets.extend(_numbers_of(view[middle:end]))
+        if isinstance(self._offsets, StoredOffsets):
+            self._offsets.add(middle, first[-1], sums)
+        else:
+            self._offsets.extend(offsets)
         self._first.extend(base + each for each in first[1:])
         self._rows.update(zip(names, range(before, before + count), strict=True))
         return end + _CRC.size
 
 
-def _numbers_of(data: memoryview) -> array[int]:
-    """Return the numbers that `data` holds."""
-    numbers = array("Q")
-    numbers.frombytes(data)
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers
+def memory_of(source: IndexSource) -> int:
+    """Return the memory, in bytes, that `RecordIndex.open` takes, by the sizes of the blocks alone."""
+    rows, sums, at, read = 0, 0, _HEADER.size, 0
+    while (sizes := _block_sizes(source, at)) is not None:
+        count, middle, end = sizes
+        rows, sums, read = rows + count, sums + (end - middle) // PAGE, max(read, middle - at)
+        at = end + _CRC.size
+    return rows * _ROW_MEMORY + sums + 2 * read
+
+
+def _block_sizes(source: IndexSource, at: int) -> tuple[int, int, int] | None:
+    """Return rows of the block at `at`, and where its offsets begin and end; None unless it is whole."""
+    start = at + _BLOCK.size
+    if start > source.size:
+        return None
+    mark, count, size = _BLOCK.unpack(source.read(at, _BLOCK.size))
+    middle, end = start + NUMBER * _COLUMNS * count, start + size
+    if mark != _MARK or size % NUMBER or middle > end or end + _CRC.size > source.size:
+        return None
+    return count, middle, end
+
+
+class _Bytes:
+    """The bytes of an index, in memory."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = memoryview(data)
+        self.size = len(data)
+
+    def read(self, position: int, count: int) -> memoryview:
+        return self._data[position : position + count]
+
+    def changed(self) -> Exception:
+        return Damaged("its bytes have changed")
 
 
 def _numbers(row: IndexedObject) -> tuple[int, int, int, int, int]:

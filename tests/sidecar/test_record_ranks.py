@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import signal
+import struct
 import subprocess
 import sys
 from array import array
@@ -441,16 +442,18 @@ def test_an_index_that_does_not_fit_is_an_error_by_name(stub: S3Stub, tmp_path: 
 
 
 def test_an_index_too_large_for_memory_is_named(stub: S3Stub, tmp_path: Path) -> None:
-    """The file is sparse, and no byte of it is read."""
+    """A block of very many objects; the file is sparse, and none of their rows is read."""
     uneven(stub)
     path = write_job(tmp_path / "job.yaml", divided(stub, tmp_path, Count=2, Batch=2))
     index(path, tmp_path)
-    file = tmp_path / "index" / "train.index"
-    os.truncate(file, 4 << 40)
-    refused(path, 2, f"the record index {file} takes 8 TiB of memory while it is read, and plans may use ")
+    file, objects = tmp_path / "index" / "train.index", 1 << 31
+    with open(file, "ab") as end:
+        end.write(struct.pack("<4sIQ", b"ROWS", objects, 40 * objects))
+        end.truncate(end.tell() + 40 * objects + 4)
+    refused(path, 2, f"the record index {file} takes 760 GiB of memory while it is read, and plans may use ")
     refused(path, 2, "run `penstock index build` again, which leaves the rows of other objects out")
     doctor = penstock("doctor", "-c", path).stdout
-    assert f"FAILURE  index train        the record index {file} takes 8 TiB of memory" in doctor
+    assert f"FAILURE  index train        the record index {file} takes 760 GiB of memory" in doctor
 
 
 def test_objects_and_an_index_that_fill_the_memory_are_both_named() -> None:
@@ -553,3 +556,26 @@ def test_an_object_that_is_replaced_later_fails_the_epoch_by_name(stub: S3Stub, 
     read = (tmp_path / str(failed["epoch"])).read_bytes()
     assert due.startswith(read)
     assert len(read) < len(due)
+
+
+@pytest.mark.parametrize("seeded", [True, False])
+def test_an_index_that_is_overwritten_later_fails_by_name(stub: S3Stub, tmp_path: Path, seeded: bool) -> None:
+    """Offsets are read from its file; a wrong one never decides what is streamed."""
+    stub.objects["b/train/0"] = b"x\n" * 60_000
+    document = divided(stub, tmp_path, Count=1, Batch=1200)
+    path = write_job(tmp_path / "job.yaml", shuffled(document) if seeded else document)
+    index(path, tmp_path, kind="lines")
+    file = tmp_path / "index" / "train.index"
+    with sidecar(path) as running:
+        running.wait_for("ready")
+        with open(file, "r+b") as there:
+            there.seek(1000)
+            there.write(bytes(file.stat().st_size - 1000))
+        data = tmp_path / "ml" / "input" / "data"
+        command = " && ".join(f"cat {data}/train-0_{epoch} > {tmp_path}/{epoch}" for epoch in range(9))
+        shell = ["sh", "-c", f"exec 2> /dev/null; {command}"]
+        with subprocess.Popen(shell, start_new_session=True) as trainer:
+            ended = running.wait_for("ended")
+            assert f"the record index {file} was overwritten while the job reads it" in ended["error"]
+            assert running.wait() == 7
+            os.killpg(trainer.pid, signal.SIGKILL)

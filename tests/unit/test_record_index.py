@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from array import array
 
 import pytest
@@ -17,9 +18,11 @@ from streamer.formats.record_index import (
     IndexedObject,
     RecordIndex,
     block,
+    memory_of,
     object_name,
     object_version,
 )
+from streamer.formats.stored_offsets import PAGE
 
 TFRECORD = RecordFormat.parse("TFRecord")
 numbers = st.integers(0, 2**64 - 1)
@@ -155,3 +158,74 @@ def test_what_im2rec_writes() -> None:
     ]:
         with pytest.raises(BadRecord, match=message):
             read_recordio(wrong, size)
+
+
+class _File:
+    """The bytes of an index's file, which may change."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.size = len(data)
+
+    def read(self, position: int, count: int) -> bytes:
+        return self.data[position : position + count]
+
+    def changed(self) -> Exception:
+        return RuntimeError("changed")
+
+
+@given(st.lists(st.lists(rows(), max_size=6), max_size=5), st.data())
+def test_stored_offsets_are_those_of_an_index_in_memory(
+    blocks: list[list[IndexedObject]], data: st.DataObject
+) -> None:
+    """Whole files, torn ones, and ones with a wrong byte."""
+    file = file_of(RecordIndex(TFRECORD, 4), blocks)
+    cut = data.draw(st.integers(RecordIndex.HEADER_BYTES, len(file)))
+    damaged = bytearray(file[:cut])
+    if cut > RecordIndex.HEADER_BYTES and data.draw(st.booleans()):
+        damaged[data.draw(st.integers(RecordIndex.HEADER_BYTES, cut - 1))] ^= 1
+    memory, end = RecordIndex.read(bytes(damaged))
+    stored, stored_end = RecordIndex.open(_File(bytes(damaged)))
+    assert stored_end == end
+    assert list(stored) == list(memory)
+    assert list(stored.offsets) == list(memory.offsets)
+
+
+def test_stored_offsets_of_many_pages() -> None:
+    """Blocks that end within a page, looked up in any order and in slices."""
+    counts = [3 * PAGE, 1, PAGE - 1, 70 * PAGE + 5, 0]
+    index, blocks = RecordIndex(TFRECORD, 1), []
+    for name, count in enumerate(counts):
+        offsets = array("Q", (name * 10**9 + each * 31 for each in range(count)))
+        row = IndexedObject(name, 0, 10**12, count, 10**12, offsets)
+        index.add(row)
+        blocks.append([row])
+    file = _File(file_of(index, blocks))
+    assert 0 < memory_of(file) < 10_000
+    stored, end = RecordIndex.open(file)
+    assert end == file.size
+    assert len(stored.offsets) == sum(counts)
+    drawn = random.Random(5)
+    numbers = range(sum(counts))
+    for number in [*drawn.sample(numbers, 2000), *numbers[-3:]]:
+        assert stored.offsets[number] == index.offsets[number]
+    for _ in range(50):
+        start, stop = sorted(drawn.sample(numbers, 2))
+        assert stored.offsets[start:stop] == index.offsets[start:stop]
+    with pytest.raises(IndexError):
+        stored.offsets[sum(counts)]
+    with pytest.raises(TypeError):
+        stored.add(row)
+
+
+def test_stored_offsets_that_change_are_noticed() -> None:
+    row = IndexedObject(1, 0, 10**9, 2 * PAGE, 10**9, array("Q", range(2 * PAGE)))
+    data = file_of(RecordIndex(TFRECORD, 1), [[row]])
+    file = _File(data)
+    stored, _ = RecordIndex.open(file)
+    assert stored.offsets[0] == 0
+    file.data = data[:-5] + b"\1" + data[-4:]  # the last offset
+    assert stored.offsets[1] == 1
+    for bad in (2 * PAGE - 1, slice(PAGE - 1, PAGE + 1)):
+        with pytest.raises(RuntimeError, match="changed"):
+            stored.offsets[bad]

@@ -1,0 +1,128 @@
+"""The offsets of a record index that stay in its file, and are read when a record is looked up.
+
+    number ─▶ block of the file ─▶ page of 512 numbers ─▶ read, compared with its checksum ─▶ offset
+
+An index of every record has 8 bytes a record. Here a page's CRC-32 is in memory, 4 bytes for 512 records, and
+the last pages that were looked up are. The checksums are of the bytes that the block's own checksum has
+proven. So a file that is changed after that is an error, and never a wrong offset.
+
+Pure: `source` does the I/O.
+"""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from array import array
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Protocol, overload
+
+NUMBER = 8
+"""Bytes of a number."""
+PAGE = 512
+"""Numbers of a page; the last one of a block may have fewer."""
+MOST_PAGES = 64
+"""Pages in memory: the ranks of a host look up records in several places in turn."""
+
+
+class IndexSource(Protocol):
+    """The bytes of an index."""
+
+    @property
+    def size(self) -> int:
+        """Number of bytes."""
+        ...
+
+    def read(self, position: int, count: int) -> bytes | memoryview:
+        """Return so many bytes. Raises an error of its own if there are fewer."""
+        ...
+
+    def changed(self) -> Exception:
+        """Return the error of bytes that are not those of before."""
+        ...
+
+
+def numbers_of(data: bytes | memoryview) -> array[int]:
+    """Return the numbers that `data` holds."""
+    numbers = array("Q")
+    numbers.frombytes(data)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers
+
+
+class StoredOffsets(Sequence[int]):
+    """The offsets of all rows of an index, in the order of its file. Threads may share it."""
+
+    def __init__(self, source: IndexSource) -> None:
+        self._source = source
+        self._starts, self._positions = array("Q", [0]), array("Q")
+        """For each block, the number of its first offset, and one more for the end; and their positions."""
+        self._first_pages, self._sums = array("Q"), array("I")
+        """For each block, the number of its first page; for each page, its checksum."""
+        self._pages: dict[int, array[int]] = {}
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def add(self, position: int, count: int, sums: Sequence[int]) -> None:
+        """Add a block's offsets: `count` numbers at this position. `sums`: CRC-32 of each page."""
+        if count:
+            self._starts.append(self._starts[-1] + count)
+            self._positions.append(position)
+            self._first_pages.append(len(self._sums))
+            self._sums.extend(sums)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> array[int]: ...
+    def __getitem__(self, index: int | slice) -> int | array[int]:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(len(self))
+            if step != 1:
+                raise ValueError(f"a step of {step}")
+            return self._between(start, stop)
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        page, within = self._page_of(index)
+        return page[within]
+
+    def _between(self, start: int, stop: int) -> array[int]:
+        numbers = array("Q")
+        while start < stop:
+            block, page, within = self._place(start)
+            end = min(stop, self._starts[block + 1])
+            pages = range(page, page + (within + end - start - 1) // PAGE + 1)
+            numbers.extend(self._read(block, pages)[within : within + end - start])
+            start = end
+        return numbers
+
+    def _place(self, number: int) -> tuple[int, int, int]:
+        """Return the block of a number, the page of the block, and the number's place in the page."""
+        block = bisect_right(self._starts, number) - 1
+        return block, *divmod(number - self._starts[block], PAGE)
+
+    def _page_of(self, number: int) -> tuple[array[int], int]:
+        """Return the page of a number, and its place in it."""
+        block, page, within = self._place(number)
+        name = self._first_pages[block] + page
+        numbers = self._pages.get(name)
+        if numbers is None:
+            numbers = self._read(block, range(page, page + 1))
+            if len(self._pages) >= MOST_PAGES:
+                self._pages.clear()
+            self._pages[name] = numbers
+        return numbers, within
+
+    def _read(self, block: int, pages: range) -> array[int]:
+        """Return the numbers of some pages of a block, once they are compared with their checksums."""
+        first = pages.start * PAGE
+        count = min(len(pages) * PAGE, self._starts[block + 1] - self._starts[block] - first)
+        data = memoryview(self._source.read(self._positions[block] + first * NUMBER, count * NUMBER))
+        named = self._first_pages[block] + pages.start
+        for page, checksum in enumerate(self._sums[named : named + len(pages)]):
+            if zlib.crc32(data[page * PAGE * NUMBER : (page + 1) * PAGE * NUMBER]) != checksum:
+                raise self._source.changed()
+        return numbers_of(data)
