@@ -17,6 +17,7 @@ from dashboards.panels import (
     LIMIT,
     MOVING,
     ORANGE,
+    OTHER_FIFO,
     RED,
     STORAGE,
     TRAINER,
@@ -96,9 +97,11 @@ _DELIVERY = (
 _WAITING = (
     graph("Where the time goes", "percentunit", (q.STATE_SHARES, "{{state}}"), width=12, high=1,
         stacked=True,
-        colors={"idle": IDLE, "blocked": TRAINER, "starved": STORAGE, "limited": LIMIT, "moving": MOVING},
+        colors={"idle": IDLE, "blocked": TRAINER, "held_back": OTHER_FIFO, "starved": STORAGE,
+                "limited": LIMIT, "moving": MOVING},
         about="Shares of the channels' time. blocked: the FIFO is full, the trainer is slower. starved: "
-              "storage is slower. limited: a bandwidth limit holds. moving: bytes are being copied. idle: "
+              "storage is slower. held_back: another FIFO of the channel is full, or has no reader. "
+              "limited: a bandwidth limit holds. moving: bytes are being copied. idle: "
               "no reader."),
     graph("Blocked on the trainer, starved by storage", "percentunit",
         (q.most(f"sum by (channel, instance) ({q.BLOCKED})", 4), "{{channel}} {{instance}} blocked"),

@@ -31,6 +31,7 @@ __all__ = [
 ]  # fmt: skip
 
 GREEN, ORANGE, RED, PURPLE, BLUE, GREY = "green", "orange", "red", "purple", "blue", "text"
+OTHER_FIFO = "yellow"
 TRAINER, STORAGE, LIMIT, MOVING, IDLE = GREEN, PURPLE, ORANGE, BLUE, GREY
 """Colours of what a channel waits for, as on the status page. A wait for the trainer is healthy."""
 

@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import os
 import select
 import struct
 import termios
+from typing import Any
 
 from streamer.units import MIB
 
 PIPE_SIZE = 1 << 20
 """Default of /proc/sys/fs/pipe-max-size, in bytes: the largest pipe of an unprivileged process."""
+ALL = 1 << 62
+"""Default limit of the bytes to move: more than there are."""
 SPLICE_FLAGS = os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
 _UNLIMITED_CAPABILITIES = (1 << 24) | (1 << 21)
 """CAP_SYS_RESOURCE, CAP_SYS_ADMIN: either lifts the limit on pipe pages (pipe(7))."""
@@ -38,6 +42,30 @@ def release_free_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(ctypes.c_size_t(0))
+
+
+def tee(fd_in: int, fd_out: int, count: int) -> int:
+    """Copy at most `count` bytes of one pipe to another without consuming them (tee(2)); return how many.
+
+    Raises as `os.splice`, which Python has and tee(2) it has not.
+    """
+    copied = _tee()(fd_in, fd_out, count, SPLICE_FLAGS)
+    if copied < 0:
+        import ctypes
+
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    return int(copied)
+
+
+@functools.cache
+def _tee() -> Any:
+    import ctypes  # takes 2 ms, and the keeper does not need it
+
+    call = ctypes.CDLL(None, use_errno=True).tee
+    call.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_size_t, ctypes.c_uint]
+    call.restype = ctypes.c_ssize_t
+    return call
 
 
 def set_pipe_size(fd: int, size: int = PIPE_SIZE, *, least: int = 128 * 1024) -> int:

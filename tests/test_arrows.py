@@ -57,9 +57,9 @@ MAY_IMPORT = {
         "streamer.s3", "streamer.schedule",
     },
     "streamer.relay.deliver": {
-        "streamer.aio", "streamer.formats", "streamer.inflate", "streamer.plan", "streamer.relay.fetch",
-        "streamer.relay.staging", "streamer.relay.statistics", "streamer.retry", "streamer.s3",
-        "streamer.schedule", "streamer.sink",
+        "streamer.aio", "streamer.formats", "streamer.inflate", "streamer.linux", "streamer.plan",
+        "streamer.relay.fetch", "streamer.relay.staging", "streamer.relay.statistics", "streamer.retry",
+        "streamer.s3", "streamer.schedule", "streamer.sink",
     },
     "streamer.engines": {
         "streamer.aio", "streamer.helpers", "streamer.linux", "streamer.plan", "streamer.relay.fetch",

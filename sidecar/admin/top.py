@@ -35,11 +35,12 @@ if TYPE_CHECKING:
 
 COLOURS = {
     "trainer": "green", "storage": "magenta", "faults": "red", "failed": "red", "limit": "yellow",
-    "even": "blue", "mixed": "yellow", "idle": "bright_black",
+    "held_back": "cyan", "even": "blue", "mixed": "yellow", "idle": "bright_black",
 }  # fmt: skip
 STATES = (
     ("blocked", "waiting for the trainer", "green"),
     ("starved", "waiting for storage", "magenta"),
+    ("held_back", "waiting for another FIFO", "cyan"),
     ("limited", "held by a limit", "yellow"),
     ("moving", "moving bytes", "blue"),
     ("idle", "no reader", "bright_black"),

@@ -131,7 +131,7 @@ def _steps(name: str, channel: dict[str, Any]) -> Iterator[str]:
     rows = [("", "records", "steps", "bytes", "requests", "bytes a request")]
     for rank, each in channel.get("ranks", {name: channel}).items():
         figures = (each.get("records", "-"), each.get("steps", "-"), each["bytes"], each["parts"])
-        rows.append((rank, *map(str, figures), str(each["bytes"] // max(each["parts"], 1))))
+        rows.append((rank, *map(str, figures), str(each["requested"] // max(each["parts"], 1))))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for first, *others in rows:
         numbers = (text.rjust(width) for text, width in zip(others, widths[1:], strict=True))

@@ -38,7 +38,7 @@ async def plan(job: Job, flags: Flags, *, quiet: bool = False) -> dict[str, Any]
         async with job_clients(job) as clients, open_listings(job, clients) as listings:
             plans = await plan_job(state, clients, listings)
             streams = fifos(job, plans)
-            async with job_transport(state, clients, streams) as transport:
+            async with job_transport(state, clients, streams, plans) as transport:
                 part_size = transport.stages().part_size()
                 return {
                     "transport": transport.name,
@@ -62,10 +62,15 @@ def _channels(job: Job, plans: dict[str, Planned], part_size: int, hosts: int) -
     }
     return {
         name: {"mode": modes[name]}
-        | _summary(planned.whole, part_size)
+        | _summary(planned.whole, planned.whole, part_size)
         | {"keys": [[ref.bucket, ref.key, ref.size, ref.etag] for ref in planned.whole.refs(0)]}
         | (
-            {"ranks": {rank: _summary(plan, part_size) for rank, plan in planned.fifos.items()}}
+            {
+                "ranks": {
+                    rank: _summary(plan, planned.fetched(rank), part_size)
+                    for rank, plan in planned.fifos.items()
+                }
+            }
             if name in job.ranks
             else {}
         )
@@ -74,14 +79,19 @@ def _channels(job: Job, plans: dict[str, Planned], part_size: int, hosts: int) -
     }
 
 
-def _summary(plan: Plan, part_size: int) -> dict[str, Any]:
-    """Return the figures of one plan. `part_size`: the initial one if it adapts."""
-    parts = sum(1 for _ in cut(plan.segments(0), part_size=lambda: part_size, epoch=0))
+def _summary(plan: Plan, fetched: Plan | None, part_size: int) -> dict[str, Any]:
+    """Return the figures of one plan. `part_size`: the initial one if it adapts.
+
+    `fetched`: the plan whose parts are requested for it; None if they are requested for another FIFO.
+    """
+    segments = () if fetched is None else fetched.segments(0)
+    parts = sum(1 for _ in cut(segments, part_size=lambda: part_size, epoch=0))
     return {
         "objects": plan.objects(0),
         "bytes": plan.total_bytes(0),
         "size": decimal_bytes(plan.total_bytes(0)),
         "parts": parts,
+        "requested": 0 if fetched is None else fetched.total_bytes(0),
         "part_size": part_size,
         "digest": plan.digest,
     } | figures_by_record(plan)

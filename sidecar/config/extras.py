@@ -76,6 +76,10 @@ class RanksConfig(Model):
     """Bytes of every record, if all have one size. They need no index."""
     block: Annotated[ByteSize, Field(gt=0, le=LARGEST_BLOCK)] | None = None
     """Bytes of a block, which the shuffle keeps together. Unset: 1 MiB."""
+    copies: Annotated[StrictInt, Field(ge=1, le=MOST_RANKS)] = 1
+    """FIFOs of each rank, which all get the same bytes, from one download."""
+    fetch: Literal["separately", "together"] = "separately"
+    """`together`: the ranks of a host are fetched as one stream, in large parts, and read at one pace."""
 
     @model_validator(mode="after")
     def _by_record_or_not(self) -> Self:
@@ -91,6 +95,10 @@ class RanksConfig(Model):
             raise ValueError(
                 f"GlobalBatch {self.global_batch} cannot be divided over {self.count} ranks in equal slices; "
                 "make it a multiple of Count times the hosts"
+            )
+        if self.count * self.copies > MOST_RANKS:
+            raise ValueError(
+                f"Count {self.count} times Copies {self.copies} are more than {MOST_RANKS} FIFOs; lower one"
             )
         if self.index is not None and self.record_size is not None:
             raise ValueError(
@@ -108,6 +116,16 @@ class RanksConfig(Model):
     def by_record(self) -> bool:
         """Whether the rank FIFOs share the channel by record."""
         return self.batch is not None or self.global_batch is not None
+
+    @property
+    def fifos(self) -> int:
+        """Number of FIFOs on each host."""
+        return self.count * self.copies
+
+    @property
+    def shares_a_stream(self) -> bool:
+        """Whether a FIFO may share its stream with another."""
+        return self.copies > 1 or (self.fetch == "together" and self.count > 1)
 
     @property
     def block_bytes(self) -> int:

@@ -183,7 +183,7 @@ class Job(Model):
     def ranks(self) -> dict[str, int]:
         """Number of rank FIFOs, by channel that has them."""
         return {
-            channel.channel_name: channel.penstock.ranks.count
+            channel.channel_name: channel.penstock.ranks.fifos
             for channel in self.channels("Pipe")
             if channel.penstock.ranks is not None
         }
@@ -213,7 +213,7 @@ class Job(Model):
         ranks = channel.penstock.ranks
         if ranks is None:
             return (name,)
-        return tuple(rank_channel_name(name, index) for index in range(ranks.count))
+        return tuple(rank_channel_name(name, index) for index in range(ranks.fifos))
 
     def mode(self, channel: ChannelConfig) -> InputMode:
         """Return the channel's own InputMode, or that of the algorithm (contract §2.1)."""

@@ -216,6 +216,11 @@ class ChannelConfig(Model):
                 )
             return self
         found = self.not_by_record
+        if found is None and extras.when_failed == "poison" and ranks.shares_a_stream:
+            found = (
+                "WhenFailed: poison separates the records of each FIFO, which neither Copies nor Fetch: "
+                "together does; use hold or close"
+            )
         if found is None and ranks.block is not None:
             if self.shuffle_config is None and extras.mix is None:
                 found = "Block has no meaning without ShuffleConfig or Mix; remove it"

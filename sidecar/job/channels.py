@@ -14,6 +14,7 @@ from streamer.errors import SinkError
 from streamer.relay.channel import Channel
 from streamer.relay.channel_spec import ChannelSpec
 from streamer.relay.deliver.object_changes import ChangePolicy
+from streamer.relay.shared_stream import SharedStream
 from streamer.relay.transport import Transport, TransportSpec, open_transport, why_read
 from streamer.retry import RetryPolicy
 from streamer.s3.client.session import open_clients
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from streamer.helpers.keeper_client import KeeperClient
     from streamer.plan import Plan
     from streamer.relay.channel_spec import StartPosition
+    from streamer.relay.deliver.shared_fifo import SharedFifo
+    from streamer.relay.staging.stage import Stages
     from streamer.s3.catalog.object_info import ObjectInspector
     from streamer.s3.checksums import StoredChecksums
     from streamer.s3.client.session import Clients
@@ -82,12 +85,26 @@ def job_clients(job: Job) -> contextlib.AbstractAsyncContextManager[Clients]:
     )
 
 
-def transport_spec(job: Job, buckets: set[str], channels: list[str | None]) -> TransportSpec:
-    """Return the spec of the transport by the job file. `channels`: see `TransportSpec`."""
+def fetched(streams: list[Fifo], plans: Mapping[str, Planned]) -> list[Fifo]:
+    """Return the FIFOs that are fetched apart from others: of a shared stream the first alone."""
+    rest = {name for planned in plans.values() for each in planned.shared for name in each.names[1:]}
+    return [fifo for fifo in streams if fifo.name not in rest]
+
+
+def _pipes(streams: list[Fifo], plans: Mapping[str, Planned]) -> int:
+    """Return the FIFOs of the job, and the pipes of shared streams."""
+    return len(streams) + sum(len(planned.shared) for planned in plans.values())
+
+
+def transport_spec(
+    job: Job, buckets: set[str], channels: list[str | None], *, fifos: int = 0
+) -> TransportSpec:
+    """Return the spec of the transport by the job file. `channels`, `fifos`: see `TransportSpec`."""
     return TransportSpec(
         wish=job.penstock.transport,
         buckets=buckets,
         channels=channels,
+        fifos=fifos,
         budget=job.budget,
         requests_in_flight=job.penstock.requests_in_flight,
         part_size=job.penstock.part_size,
@@ -99,7 +116,9 @@ def transport_spec(job: Job, buckets: set[str], channels: list[str | None]) -> T
 
 
 @contextlib.asynccontextmanager
-async def job_transport(state: JobState, clients: Clients, streams: list[Fifo]) -> AsyncIterator[Transport]:
+async def job_transport(
+    state: JobState, clients: Clients, streams: list[Fifo], plans: Mapping[str, Planned]
+) -> AsyncIterator[Transport]:
     """Open the transport of all channels and note it in `state`.
 
     Raises ConfigError if the job file names a transport that this job cannot use.
@@ -107,7 +126,13 @@ async def job_transport(state: JobState, clients: Clients, streams: list[Fifo]) 
     job = state.job
     buckets = set().union(*(fifo.plan.buckets() for fifo in streams))
     entering = open_transport(
-        clients, transport_spec(job, buckets, [fifo.why_read for fifo in streams] or [None])
+        clients,
+        transport_spec(
+            job,
+            buckets,
+            [fifo.why_read for fifo in fetched(streams, plans)] or [None],
+            fifos=_pipes(streams, plans),
+        ),
     )
     async with contextlib.AsyncExitStack() as stack:
         try:
@@ -134,17 +159,64 @@ def footprint(job: Job, transport: Transport, streams: list[Fifo], *, keeper: bo
     return job.footprint("buffered" if read else transport.name, keeper=keeper)
 
 
-def make_channel(state: JobState, fifo: Fifo, resources: ChannelResources, start: StartPosition) -> Channel:
-    """Return the channel of one FIFO, with its log lines."""
-    penstock, config = state.job.penstock, fifo.channel
+def make_channels(
+    state: JobState,
+    streams: list[Fifo],
+    plans: Mapping[str, Planned],
+    resources: ChannelResources,
+    starts: Mapping[str, StartPosition],
+) -> list[SharedStream]:
+    """Put the channels of all FIFOs into `state`; return the streams that several of them share."""
+    by_name = {fifo.name: fifo for fifo in streams}
+    delivered: dict[str, tuple[Stages, SharedFifo]] = {}
+    """By FIFO of a shared stream, what delivers its bytes."""
+    found = []
+    for shared in (each for planned in plans.values() for each in planned.shared):
+        fifo = by_name[shared.names[0]]
+        stages = _stages(state, fifo, resources)
+        stream = SharedStream(
+            shared.plan,
+            shared.ranks,
+            starts,
+            source=resources.transport.source,
+            stages=stages,
+            retry=_retry(state),
+        )
+        delivered |= {each.name: (stages, each) for each in stream.fifos}
+        found.append(stream)
+    state.channels = {
+        fifo.name: _make_channel(state, fifo, resources, starts[fifo.name], delivered.get(fifo.name))
+        for fifo in streams
+    }
+    return found
+
+
+def _stages(state: JobState, fifo: Fifo, resources: ChannelResources) -> Stages:
     stages = resources.transport.stages(fifo.why_read)
-    stages.quota.bandwidth = state.bandwidth[config.channel_name]
+    stages.quota.bandwidth = state.bandwidth[fifo.channel.channel_name]
+    return stages
+
+
+def _retry(state: JobState) -> RetryPolicy:
+    return RetryPolicy(give_up_after=state.job.penstock.give_up_after)
+
+
+def _make_channel(
+    state: JobState,
+    fifo: Fifo,
+    resources: ChannelResources,
+    start: StartPosition,
+    shared: tuple[Stages, SharedFifo] | None,
+) -> Channel:
+    """Return the channel of one FIFO, with its log lines. `shared`: what delivers its bytes; None: itself."""
+    penstock, config = state.job.penstock, fifo.channel
+    stages, part = (_stages(state, fifo, resources), None) if shared is None else shared
     spec = ChannelSpec(
         name=fifo.name,
         plan=fifo.plan,
         directory=resources.directory,
         fifo_mode=penstock.fifo_mode,
-        retry=RetryPolicy(give_up_after=penstock.give_up_after),
+        retry=_retry(state),
         start=start,
         when_failed=config.failure_policy,
         when_changed=ChangePolicy(config.penstock.when_changed, resources.inspector.stat),
@@ -158,4 +230,5 @@ def make_channel(state: JobState, fifo: Fifo, resources: ChannelResources, start
         write_ends=None
         if resources.keeper is None
         else KeeperWriteEnds(resources.keeper, fifo.name, digest=lambda: fifo.plan.digest),
+        shared=part,
     )

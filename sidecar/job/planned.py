@@ -8,7 +8,22 @@ from typing import TYPE_CHECKING, Any
 from streamer.plan.record_plan import RecordPlan
 
 if TYPE_CHECKING:
+    from sidecar.config.extras import RanksConfig
     from streamer.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPlan:
+    """A stream that is fetched once for several FIFOs."""
+
+    plan: Plan
+    ranks: tuple[dict[str, Plan], ...]
+    """Of each of its ranks, the plans by FIFO name: one for each copy."""
+
+    @property
+    def names(self) -> list[str]:
+        """Names of its FIFOs."""
+        return [name for fifos in self.ranks for name in fifos]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +33,32 @@ class Planned:
     whole: Plan
     fifos: dict[str, Plan]
     """Plans by FIFO name; `whole` alone, unless the channel has several rank FIFOs."""
+    shared: tuple[SharedPlan, ...] = ()
+    """Streams that several of the FIFOs share; no FIFO has two."""
+
+    def fetched(self, name: str) -> Plan | None:
+        """Return the plan that is fetched for a FIFO; None if it comes with that of another FIFO."""
+        for shared in self.shared:
+            if name in shared.names:
+                return shared.plan if name == shared.names[0] else None
+        return self.fifos[name]
 
     @classmethod
-    def dealt(cls, whole: Plan, names: tuple[str, ...]) -> Planned:
-        """Divide `whole` over the FIFOs of these names."""
-        plans = (whole,) if len(names) == 1 else whole.ranks(len(names))
-        return cls(whole, dict(zip(names, plans, strict=True)))
+    def dealt(cls, whole: Plan, names: tuple[str, ...], ranks: RanksConfig | None = None) -> Planned:
+        """Divide `whole` over the FIFOs of these names: the copies of rank 0, then those of rank 1, …"""
+        copies = 1 if ranks is None else ranks.copies
+        count = len(names) // copies
+        plans = (whole,) if count == 1 else whole.ranks(count)
+        by_rank = tuple(
+            dict.fromkeys(names[rank * copies : (rank + 1) * copies], plan) for rank, plan in enumerate(plans)
+        )
+        fifos = {name: plan for each in by_rank for name, plan in each.items()}
+        if ranks is not None and ranks.fetch == "together" and ranks.shares_a_stream:
+            return cls(whole, fifos, (SharedPlan(whole, by_rank),))
+        if copies > 1:
+            shared = (SharedPlan(plan, (each,)) for plan, each in zip(plans, by_rank, strict=True))
+            return cls(whole, fifos, tuple(shared))
+        return cls(whole, fifos)
 
 
 def figures_by_record(plan: Plan) -> dict[str, Any]:

@@ -127,7 +127,9 @@ class _JobPlanner:
 
         self._listings.begin(name, open_plan, listing())
         await open_plan.first()
-        planned = self.plans[name] = Planned.dealt(open_plan.plan, self._state.job.fifos(channel))
+        planned = self.plans[name] = Planned.dealt(
+            open_plan.plan, self._state.job.fifos(channel), channel.penstock.ranks
+        )
         if planned.whole.open:
             notes.listing(planned.whole)
         notes.end_marks(planned.whole)
@@ -162,7 +164,7 @@ class _JobPlanner:
                 notes.record_index()
                 async with self._one_index:
                     whole = await plan_by_record(whole, setup, job=job, clients=self._clients)
-            planned = self.plans[name] = Planned.dealt(whole, job.fifos(channel))
+            planned = self.plans[name] = Planned.dealt(whole, job.fifos(channel), channel.penstock.ranks)
             notes.digest()
             await asyncio.to_thread(_sum_up, planned)  # takes seconds for a million entries
         if self._layout is not None and name in self._files:

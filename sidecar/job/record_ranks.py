@@ -86,6 +86,11 @@ async def plan_by_record(plan: Plan, setup: RankSetup, *, job: Job, clients: Cli
         table = await in_thread(FixedRecords, plan.entries, int(setup.ranks.record_size or 0))
     else:
         table = await _checked(setup.index, plan, Access(job, clients, ChannelCounters()))
+    if table.end_mark and setup.ranks.fetch == "together" and setup.ranks.count > 1:
+        raise ConfigError(
+            f"channel {setup.channel.channel_name!r} has tar samples, whose streams have an end mark after "
+            "each run of samples, so no stream of several ranks has their bytes; remove Fetch: together"
+        )
 
     def arrange() -> RecordPlan:
         order = record_order(setup.channel, plan.entries, table.counts)

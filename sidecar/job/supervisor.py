@@ -31,7 +31,7 @@ from sidecar.job.channels import (
     footprint,
     job_clients,
     job_transport,
-    make_channel,
+    make_channels,
 )
 from sidecar.job.download import download_channels
 from sidecar.job.environment import write_environment_file
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from sidecar.job.resume import Saved
     from streamer.plan import Plan
     from streamer.relay.channel_spec import StartPosition
+    from streamer.relay.shared_stream import SharedStream
     from streamer.s3.client.session import Clients
     from streamer.step_state import StepState
 
@@ -93,6 +94,8 @@ class Supervisor:
         self._spec = spec
         self.state = JobState(spec.job, spec.hosts)
         self.state.directory = spec.layout.data
+        self._shared: list[SharedStream] = []
+        """Streams that deliver to several channels."""
         self._keeper = KeeperLink(spec.keeper, spec.layout.keeper)
         self._cut_off: list[str] = []
         """Channels that were still streaming when `DrainFor` had passed."""
@@ -127,7 +130,7 @@ class Supervisor:
             )
             state.planning_seconds = time.monotonic() - planning_began
             streams = fifos(job, plans)
-            transport = await stack.enter_async_context(job_transport(state, clients, streams))
+            transport = await stack.enter_async_context(job_transport(state, clients, streams, plans))
             memory(job, footprint(job, transport, streams, keeper=keeper))
             inspector = await stack.enter_async_context(job_inspector(job, clients))
             self._lay_out(stack)
@@ -149,9 +152,7 @@ class Supervisor:
                 directory=layout.data,
             )
             listings.check()
-            state.channels = {
-                fifo.name: make_channel(state, fifo, resources, starts[fifo.name]) for fifo in streams
-            }
+            self._shared = make_channels(state, streams, plans, resources, starts)
             for channel in state.channels.values():
                 stack.callback(channel.close, forget=not spec.keep_proof)
                 channel.prepare()
@@ -222,6 +223,8 @@ class Supervisor:
             async with asyncio.TaskGroup() as group:
                 for name, channel in state.channels.items():
                     group.create_task(channel.run(), name=f"channel {name}")
+                for stream in self._shared:
+                    group.create_task(stream.run(), name=repr(stream))
                 group.create_task(stop_after_until(), name="stop")
                 group.create_task(state.history.run(), name="history")
                 group.create_task(remind(state.channels), name="reminder")

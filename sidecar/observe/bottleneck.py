@@ -4,7 +4,7 @@ The status page, `penstock top` and the log line at an epoch's end show its resu
 not count. The side that the channel waited for longest is the bottleneck, if that was at least `MATTERS` of
 the time. The trainer waits while the channel waits for storage, so every result contains a wait for storage
 of `MATTERS`: as `storage`, as `faults` if requests fail, as `mixed` if the wait for the trainer was longer,
-and in the text of `limit`.
+and in the text of `limit`. A FIFO that waits longest for another FIFO of its shared stream is `held_back`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from streamer.relay.statistics import ChannelStatistics
 
-Kind = Literal["failed", "idle", "trainer", "storage", "faults", "mixed", "limit", "even"]
+Kind = Literal["failed", "idle", "trainer", "storage", "faults", "mixed", "limit", "even", "held_back"]
 
 MATTERS = 0.2
 """Least share of the time with a reader that the channel waited for a side which is called the bottleneck."""
@@ -71,6 +71,8 @@ class Sample:
     """Bytes that the FIFO has accepted in all epochs."""
     seconds: Mapping[str, float]
     starved: Mapping[str, float]
+    held_back_by: tuple[str, ...]
+    """FIFOs of a shared stream that this one waits for now."""
     ok: int
     failures: int
     """Requests that ended in one of `FAILURES`."""
@@ -82,7 +84,7 @@ class Sample:
         return cls(
             at=at, state="waiting", connected=False, error=None, epoch=0, total=0, consumed=0,
             ever_consumed=0, written=0, seconds=dict.fromkeys(STATES, 0.0),
-            starved=dict.fromkeys(CAUSES, 0.0), ok=0, failures=0, throttled=0,
+            starved=dict.fromkeys(CAUSES, 0.0), held_back_by=(), ok=0, failures=0, throttled=0,
         )  # fmt: skip
 
     @classmethod
@@ -100,6 +102,7 @@ class Sample:
             written=statistics.written_bytes,
             seconds=statistics.seconds,
             starved=statistics.starved,
+            held_back_by=statistics.held_back_by,
             ok=statistics.requests.get("ok", 0),
             failures=sum(statistics.requests.get(kind, 0) for kind in FAILURES),
             throttled=statistics.requests.get("throttled", 0),
@@ -151,6 +154,14 @@ def diagnose(before: Sample, after: Sample, *, when: str | None = None) -> Bottl
         return _idle(after)
     when = when or _when(after.at - before.at)
     blocked, starved, limited = (spent[state] / connected for state in ("blocked", "starved", "limited"))
+    held_back = spent["held_back"] / connected
+    if held_back >= max(MATTERS, blocked, starved, limited):
+        by = ", ".join(after.held_back_by) or "another FIFO of the channel"
+        return Bottleneck(
+            "held_back",
+            f"held back {held_back:.0%} of {when} by {by}, whose FIFO is full or has no reader",
+            f"Look at the process that reads {by}: the FIFOs of the channel are filled in turn.",
+        )
     failures, ended = after.failures - before.failures, after.ok - before.ok
     failing = failures / max(failures + ended, 1)
     faulty = failing > FAULTY

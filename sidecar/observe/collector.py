@@ -162,9 +162,10 @@ def _config_info(state: JobState) -> Iterator[dict[str, str]]:
 
 def _channel_info(state: JobState) -> Iterator[dict[str, str]]:
     for config in state.job.channels("Pipe"):
-        has_ranks = config.penstock.ranks is not None
-        for rank, channel in enumerate(state.job.fifos(config)):
-            yield {"channel": channel, "whole": config.channel_name, "rank": str(rank) if has_ranks else ""}
+        ranks = config.penstock.ranks
+        for number, channel in enumerate(state.job.fifos(config)):
+            rank = "" if ranks is None else str(number // ranks.copies)
+            yield {"channel": channel, "whole": config.channel_name, "rank": rank}
 
 
 def _eta(state: JobState, channel: str) -> float:

@@ -79,7 +79,7 @@ METRICS: dict[str, Spec] = {
         "counter",
         ("channel", "state"),
         "Seconds in each state: idle (no reader), blocked (FIFO full: the trainer is slower), "
-        "starved (storage is slower), "
+        "starved (storage is slower), held_back (another FIFO of a shared stream is full, or has no reader), "
         "limited (by a bandwidth limit), moving.",
     ),
     "penstock_starved_seconds_total": Spec(

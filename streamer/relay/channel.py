@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from streamer.plan import ResumePoint
     from streamer.relay.channel_spec import ChannelEvents, ChannelSpec
     from streamer.relay.channel_state import ChannelFailure
+    from streamer.relay.deliver.epoch_delivery import EpochDelivery
+    from streamer.relay.deliver.shared_fifo import SharedFifo
     from streamer.relay.staging.stage import Stages
     from streamer.relay.statistics import ChannelStatistics
     from streamer.s3.ranges import RangeSource
@@ -69,8 +71,12 @@ class Channel:
         *,
         events: ChannelEvents = NO_EVENTS,
         write_ends: WriteEnds | None = None,
+        shared: SharedFifo | None = None,
     ) -> None:
-        """`write_ends`: holder of the FIFOs' write ends. Default: this process."""
+        """`write_ends`: holder of the FIFOs' write ends. Default: this process.
+
+        `shared`: the FIFO of a shared stream that delivers the bytes. Default: this channel fetches them.
+        """
         self.spec = spec
         self.done = asyncio.Event()
         """Set when `run` has ended."""
@@ -78,9 +84,11 @@ class Channel:
         stored = spec.stored_checksums
         self._source = source if stored is None else ChecksummingSource(source, stored)
         self._stages = stages
-        self._quota = stages.quota
+        self._shared = shared
         self._report = ChannelReport(events, spec.when_changed)
         self._counters = self._report.counters
+        if shared is not None:
+            shared.counters = self._counters
         trailers = EpochTrailers(spec)
         self._write_ends = write_ends or LocalWriteEnds(spec.name)
         self._fifos = FifoDirectory(
@@ -133,21 +141,33 @@ class Channel:
         return self.failure is not None and not self.failure.fifo_ended and self._write_ends.lasting
 
     @property
+    def held_back_by(self) -> tuple[str, ...]:
+        """FIFOs of a shared stream that this one waits for now: they are full, or have no reader yet."""
+        return () if self._shared is None else tuple(self._shared.held_back_by)
+
+    @property
     def _interrupted(self) -> bool:
         """Whether the channel ends without a drain while a keeper holds its FIFO."""
         return self._write_ends.lasting and not self._draining.is_set()
 
     def __repr__(self) -> str:
-        return f"<Channel {self.name} {self._state.phase}, epoch {self._state.epoch}, {self._quota}>"
+        return f"<Channel {self.name} {self._state.phase}, epoch {self._state.epoch}, {self._stages.quota}>"
 
     def statistics(self) -> ChannelStatistics:
-        """Return a snapshot for metrics and status."""
+        """Return a snapshot for metrics and status.
+
+        The first FIFO of a shared stream has the figures of the stream's requests and memory.
+        """
+        shared = self._shared
+        first = shared is None or shared.first
         return snapshot(
             self._plan,
             self._state,
             counters=self._counters,
-            quota=self._quota,
+            fetched=self._counters if shared is None else shared.fetched,
+            quota=self._stages.quota if first else None,
             changed=self._report.changes.totals,
+            held_back_by=self.held_back_by,
         )
 
     def prepare(self) -> None:
@@ -193,11 +213,13 @@ class Channel:
                 try:
                     await self._run_epochs(delivery)
                 finally:
-                    delivery.prefetcher.close()
+                    delivery.close()
         finally:
             self._finish()
 
-    def _delivery(self, requests: asyncio.TaskGroup) -> Delivery:
+    def _delivery(self, requests: asyncio.TaskGroup) -> EpochDelivery:
+        if self._shared is not None:
+            return self._shared
         spec, stored = self.spec, self.spec.stored_checksums
         looked_at = self._plan.rewrites or spec.when_failed.needs_records or spec.when_changed.amends
         prefetcher = Prefetcher(
@@ -217,14 +239,14 @@ class Channel:
             on_resume_point=self._note_mark,
         )
 
-    async def _run_epochs(self, delivery: Delivery) -> None:
+    async def _run_epochs(self, delivery: EpochDelivery) -> None:
         if self.spec.start.refused is not None:
             delivery.begin(self._state.epoch)
             await self._epochs.fail(delivery, self.spec.start.refused)
             return
         if self._state.start.offset:
             self._counters.resumes["epoch"] += 1
-        delivery.prefetcher.allow(self._state.epoch)
+        delivery.allow(self._state.epoch)
         while await self._epochs.run(delivery):
             self._state.epoch += 1
 
@@ -248,7 +270,7 @@ class Channel:
         if not self._plan.open:
             self._publish_digest()
         if self._state.delivery is not None:
-            self._state.delivery.prefetcher.plan_grew()
+            self._state.delivery.plan_grew()
 
     def _publish_digest(self) -> None:
         """Publish the digest over the entries that may be streamed now, before their first byte.

@@ -9,11 +9,11 @@ from streamer.plan import Position, ResumePoint
 from streamer.relay.statistics import ChannelStatistics
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from streamer.errors import SinkError, SourceError
     from streamer.plan import Plan
-    from streamer.relay.deliver.delivery import Delivery
+    from streamer.relay.deliver.epoch_delivery import EpochDelivery
     from streamer.relay.deliver.failure_policy import FifoFate
     from streamer.relay.statistics import ChannelCounters
     from streamer.schedule.budget import ChannelQuota
@@ -44,7 +44,7 @@ class ChannelState:
     """Position at which the channel began."""
     mark: tuple[int, ResumePoint]
     """An epoch and the last resume point in it."""
-    delivery: Delivery | None = None
+    delivery: EpochDelivery | None = None
     """None before the channel runs."""
     phase: Phase = "waiting"
     outlet: PipeOutlet | None = None
@@ -81,10 +81,15 @@ def snapshot(
     state: ChannelState,
     *,
     counters: ChannelCounters,
-    quota: ChannelQuota,
+    fetched: ChannelCounters,
+    quota: ChannelQuota | None,
     changed: Mapping[str, int],
+    held_back_by: Sequence[str] = (),
 ) -> ChannelStatistics:
-    """Return one channel's current statistics. `changed`: number of changed objects, by action taken."""
+    """Return one channel's current statistics. `changed`: number of changed objects, by action taken.
+
+    `fetched`: counters of its requests and parts. `quota`: None if another channel has them.
+    """
     outlet, failure, delivery = state.outlet, state.failure, state.delivery
     return ChannelStatistics(
         state=state.phase,
@@ -96,9 +101,9 @@ def snapshot(
         listing=plan.open,
         written_bytes=counters.written_bytes,
         consumed_bytes=counters.consumed_bytes,
-        received_bytes=counters.received_bytes,
-        wasted_bytes=counters.wasted_bytes,
-        objects_completed=counters.objects_completed,
+        received_bytes=fetched.received_bytes,
+        wasted_bytes=fetched.wasted_bytes,
+        objects_completed=fetched.objects_completed,
         records=counters.records if plan.counts_records else None,
         epochs=dict(counters.epochs),
         seconds=counters.timer.seconds(),
@@ -109,20 +114,21 @@ def snapshot(
         readers_at_ends=counters.readers_at_ends,
         fifo_capacity=state.fifo_capacity,
         fifo_bytes=0 if outlet is None else outlet.unread,
-        reserved_bytes=quota.reserved_bytes,
-        quota_bytes=quota.byte_limit,
-        requests_in_flight=quota.requests_in_flight,
-        requests_in_flight_limit=quota.requests_limit,
-        bandwidth_limit=quota.bandwidth.limit,
-        requests=dict(counters.requests),
-        retries=dict(counters.retries),
-        resumes=dict(counters.resumes),
-        hedges=dict(counters.hedges),
-        first_byte=counters.first_byte.snapshot(),
-        part=counters.part.snapshot(),
-        head_wait=counters.head_wait.snapshot(),
-        errors=tuple(counters.notes),
+        reserved_bytes=0 if quota is None else quota.reserved_bytes,
+        quota_bytes=0 if quota is None else quota.byte_limit,
+        requests_in_flight=0 if quota is None else quota.requests_in_flight,
+        requests_in_flight_limit=0 if quota is None else quota.requests_limit,
+        bandwidth_limit=None if quota is None else quota.bandwidth.limit,
+        requests=dict(fetched.requests),
+        retries=dict(fetched.retries),
+        resumes=dict(counters.resumes) if fetched is counters else dict(counters.resumes + fetched.resumes),
+        hedges=dict(fetched.hedges),
+        first_byte=fetched.first_byte.snapshot(),
+        part=fetched.part.snapshot(),
+        head_wait=fetched.head_wait.snapshot(),
+        errors=tuple(counters.notes) if fetched is counters else (*fetched.notes, *counters.notes),
         changed=dict(changed),
+        held_back_by=tuple(held_back_by),
         checked=dict(counters.checked),
         error=None if failure is None else str(failure.error),
         error_kind=None if failure is None else failure.error.kind,

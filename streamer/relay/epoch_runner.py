@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from streamer.relay.channel_report import ChannelReport
     from streamer.relay.channel_spec import ChannelSpec
     from streamer.relay.channel_state import ChannelState
-    from streamer.relay.deliver.delivery import Delivery
+    from streamer.relay.deliver.epoch_delivery import EpochDelivery
     from streamer.relay.epoch_trailers import EpochTrailers
     from streamer.sink.fifo import FifoDirectory
     from streamer.sink.outlet import PipeOutlet
@@ -59,7 +59,7 @@ class EpochRunner:
         self._draining = draining
         self._keeper = keeper
 
-    async def run(self, delivery: Delivery) -> bool:
+    async def run(self, delivery: EpochDelivery) -> bool:
         """Run one epoch from open to retire; return whether another may follow."""
         self._state.phase = "waiting"
         epoch = self._state.epoch
@@ -77,7 +77,7 @@ class EpochRunner:
                 state = await self._deliver(delivery, outlet)
             except ReaderGone:
                 outlet = None  # the reader left while no sidecar ran
-                delivery.prefetcher.allow(epoch + 1)
+                delivery.allow(epoch + 1)
             return await self._conclude(delivery, outlet, state)
         except KeeperLost:
             raise
@@ -85,7 +85,7 @@ class EpochRunner:
             await self.fail(delivery, error)
             return False
 
-    async def _open(self, delivery: Delivery) -> PipeOutlet | None:
+    async def _open(self, delivery: EpochDelivery) -> PipeOutlet | None:
         """Wait for a reader and return the epoch's write end, or None if the channel drains first.
 
         Raises SinkError, and ReaderGone if the reader came and left while no sidecar ran.
@@ -115,22 +115,22 @@ class EpochRunner:
 
         def reader_left() -> None:
             self._counters.readers_gone += 1
-            delivery.prefetcher.wake()
+            delivery.wake()
 
         await first_of(open_or_fail(), self._draining.wait())
         if failure is not None:
             raise failure
         return self._state.outlet
 
-    async def _deliver(self, delivery: Delivery, outlet: PipeOutlet) -> TrailerState:
+    async def _deliver(self, delivery: EpochDelivery, outlet: PipeOutlet) -> TrailerState:
         """Deliver the epoch until its last byte or until the reader leaves; return the trailer state."""
         epoch = self._state.epoch
-        delivery.prefetcher.activate(active=True)
+        delivery.activate(active=True)
         try:
             self._fifos.prepare(epoch + 1)
         except Shortage as error:
             self._report.shortage(error)  # this epoch goes on: the next FIFO is made again at its end
-        delivery.prefetcher.allow(epoch + 1)
+        delivery.allow(epoch + 1)
         try:
             await delivery.deliver(epoch, outlet)
             self._counters.timer.enter("blocked")
@@ -146,13 +146,15 @@ class EpochRunner:
             raise RuntimeError(f"the FIFO of epoch {epoch} accepted {accepted} bytes of {due}")
         return "complete"
 
-    async def _conclude(self, delivery: Delivery, outlet: PipeOutlet | None, state: TrailerState) -> bool:
+    async def _conclude(
+        self, delivery: EpochDelivery, outlet: PipeOutlet | None, state: TrailerState
+    ) -> bool:
         """End the epoch; return whether another may follow.
 
         Raises SinkError if this machine refuses a step; the FIFO is still open then.
         """
         self._counters.timer.enter("idle")
-        delivery.prefetcher.activate(active=False)
+        delivery.activate(active=False)
         delivery.abandon(self._state.epoch)
         trailer = self._trailer(state)
         successor = not self._draining.is_set()
@@ -168,7 +170,7 @@ class EpochRunner:
         self._report.epoch_ended(trailer)
         return successor
 
-    async def fail(self, delivery: Delivery, error: SourceError | SinkError) -> None:
+    async def fail(self, delivery: EpochDelivery, error: SourceError | SinkError) -> None:
         """Publish the epoch's failure, hold or end its FIFO as the policy decides, and wait for a drain."""
         state, policy, outlet = self._state, self._spec.when_failed, self._state.outlet
         fate = policy.fifo_fate(
@@ -189,7 +191,7 @@ class EpochRunner:
         except Shortage as shortage:
             self._report.shortage(shortage)
         self._report.epoch_ended(trailer)  # the log reports the failure even if the trailer cannot be written
-        delivery.prefetcher.close()
+        delivery.close()
         if not epoch.published:
             await epoch.publish_before(self._draining.wait())
         if epoch.published and outlet is not None and fate != "held":
@@ -226,7 +228,7 @@ class EpochRunner:
             poison=poison,
         )
 
-    def _note_end_believed(self, delivery: Delivery, outlet: PipeOutlet) -> None:
+    def _note_end_believed(self, delivery: EpochDelivery, outlet: PipeOutlet) -> None:
         """Report a reader that stopped at an object's end; with a keeper its position is unknown."""
         if self._plan.framed or self._plan.join is not None or self._keeper:
             return

@@ -14,10 +14,11 @@ from typing import Literal
 
 from streamer.s3.ranges import PHASES, Phase
 
-State = Literal["idle", "blocked", "starved", "limited", "moving"]
-STATES: tuple[State, ...] = ("idle", "blocked", "starved", "limited", "moving")
+State = Literal["idle", "blocked", "held_back", "starved", "limited", "moving"]
+STATES: tuple[State, ...] = ("idle", "blocked", "held_back", "starved", "limited", "moving")
 """idle: no reader. blocked: the FIFO is full, because the trainer is slower. starved: the next bytes have not
-arrived, because storage is slower. limited: a bandwidth limit delays delivery. moving: nothing delays it."""
+arrived, because storage is slower. limited: a bandwidth limit delays delivery. moving: nothing delays it.
+held_back: another FIFO of a shared stream is full, or has no reader yet."""
 
 Cause = Literal["queued", "inflate", "listing"] | Phase
 CAUSES: tuple[Cause, ...] = ("queued", *PHASES, "inflate", "listing")
@@ -44,6 +45,11 @@ class StateTimer:
         self._since = time.monotonic()
         self._seconds: dict[str, float] = dict.fromkeys(STATES, 0.0)
         self._starved: dict[str, float] = dict.fromkeys(CAUSES, 0.0)
+
+    @property
+    def state(self) -> State:
+        """The current state."""
+        return self._state
 
     def enter(self, state: State) -> None:
         if state != self._state:
@@ -210,6 +216,8 @@ class ChannelStatistics:
     first_byte: DurationsSnapshot
     part: DurationsSnapshot
     head_wait: DurationsSnapshot
+    held_back_by: tuple[str, ...]
+    """FIFOs of a shared stream that this one waits for now: they are full, or have no reader yet."""
     errors: tuple[RecentError, ...]
     """Last errors, the newest at the end."""
     changed: dict[str, int]

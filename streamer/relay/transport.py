@@ -96,6 +96,8 @@ class TransportSpec:
     buckets: set[str]
     channels: Sequence[str | None]
     """For each channel, why its bytes must be read into memory, or None if they may be spliced."""
+    fifos: int = 0
+    """Number of FIFOs, if several may share a channel's bytes; 0: one for each channel."""
     budget: int
     """Memory budget in bytes; spliced bytes in pipes count too."""
     wish: Wish = "auto"
@@ -126,9 +128,10 @@ async def open_transport(clients: Clients, spec: TransportSpec) -> AsyncIterator
     fallback = AiobotocoreSource(clients.data, clients.credentials)
     hedging = Hedging(spec.hedge)
     count, spliced = len(spec.channels), sum(why is None for why in spec.channels)
-    files = open_files(count)
+    fifos = max(spec.fifos, count)
+    files = open_files(fifos)
     requests = _RequestLimits(spec.requests_in_flight, spec.part_size, files // 2)
-    pipe_budget, most_pipes = _pipe_limits(count, files - requests.most)
+    pipe_budget, most_pipes = _pipe_limits(fifos, files - requests.most)
     no_client = why_not(clients, spec.buckets)
     processes = _processes(clients, spec, "aiobotocore is asked for" if wish == "aiobotocore" else no_client)
     first_why = next((why for why in spec.channels if why is not None), None)

@@ -22,7 +22,7 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 from streamer.errors import ReaderGone, Shortage
-from streamer.linux import bytes_unread, set_pipe_size
+from streamer.linux import ALL, bytes_unread, set_pipe_size
 from streamer.sink.stdout import refused
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ SHORT_OF_MEMORY = 0.05
 class Drainable(Protocol):
     """Staged bytes that can be moved into a descriptor."""
 
-    def drain_into(self, fd: int) -> int:
-        """Move as many bytes as `fd` accepts now, at least one; return how many.
+    def drain_into(self, fd: int, most: int = ALL) -> int:
+        """Move as many bytes as `fd` accepts now, at least one and at most `most`; return how many.
 
         Raises BlockingIOError if `fd` accepts none, BrokenPipeError if its reader has closed.
         """
@@ -45,6 +45,10 @@ class Drainable(Protocol):
 
 class Outlet(Protocol):
     """A descriptor that a stream is written to; its owner closes it once."""
+
+    @property
+    def holding(self) -> bool:
+        """Whether the outlet has accepted bytes that `writable` must move on, before it accepts more."""
 
     def push(self, source: Drainable) -> int:
         """Move bytes without waiting; return how many. Raises BlockingIOError if full, and ReaderGone."""
@@ -62,6 +66,8 @@ class Outlet(Protocol):
 
 class PipeOutlet:
     """The write end of a pipe or FIFO. `on_gone` is called once when the reader closes its end."""
+
+    holding = False
 
     def __init__(self, fd: int, *, on_gone: Callable[[], None], epoll: select.epoll | None = None) -> None:
         """`epoll`: epoll object to use and to close; default: a new one."""
@@ -105,9 +111,10 @@ class PipeOutlet:
         """
         return source.drain_into(self._fd)
 
-    def push(self, source: Drainable) -> int:
+    def push(self, source: Drainable, most: int = ALL) -> int:
+        """As `Outlet.push`, at most `most` bytes."""
         try:
-            count = source.drain_into(self._fd)
+            count = source.drain_into(self._fd, most)
         except BlockingIOError:
             self._short_since = None  # the pipe is full; the kernel did not refuse
             raise
@@ -200,6 +207,7 @@ class FileOutlet:
     """
 
     reader_gone = False
+    holding = False
 
     def __init__(self, fd: int) -> None:
         self._fd = fd

@@ -106,15 +106,16 @@ async def test_a_foreign_file_in_the_place_of_the_next_fifo_is_waited_for(
 class Refused:
     """Bytes that the kernel refuses to write."""
 
-    def drain_into(self, fd: int) -> int:
-        del fd
+    def drain_into(self, fd: int, most: int = 0) -> int:
+        del fd, most
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 class Taken:
     """One byte."""
 
-    def drain_into(self, fd: int) -> int:
+    def drain_into(self, fd: int, most: int = 0) -> int:
+        del most
         return os.write(fd, b"x")
 
 

@@ -239,7 +239,8 @@ class Zeros:
     def __init__(self, count: int) -> None:
         self.count = count
 
-    def drain_into(self, fd: int) -> int:
+    def drain_into(self, fd: int, most: int = 0) -> int:
+        del most
         return os.write(fd, bytes(self.count))
 
 

@@ -150,5 +150,5 @@ def test_a_failed_channel_comes_first_and_every_kind_of_bottleneck_has_a_frame()
     document = event(50)
     document["channels"][49]["bottleneck"] = {"kind": "failed", "text": "Access denied", "remedy": ""}
     assert "Access denied" in lines_of(document, 60, 20)[1]
-    for kind in ("failed", "idle", "trainer", "storage", "faults", "mixed", "limit", "even"):
+    for kind in ("failed", "idle", "trainer", "storage", "faults", "mixed", "limit", "even", "held_back"):
         lines_of(event(1, bottleneck={"kind": kind, "text": "so", "remedy": ""}), 80, 24)

@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import islice
 
+from streamer.linux import ALL
+
 _MAX_VECTORS = 64
 """Pieces passed to one writev(2); the kernel allows 1,024."""
 
@@ -20,8 +22,14 @@ class ByteQueue:
     def __bool__(self) -> bool:
         return bool(self._left)
 
-    def drain_into(self, fd: int) -> int:
-        count = left = os.writev(fd, list(islice(self._left, _MAX_VECTORS)))
+    def drain_into(self, fd: int, most: int = ALL) -> int:
+        """As `streamer.sink.outlet.Drainable`."""
+        vectors: list[memoryview] = []
+        size = 0
+        for piece in islice(self._left, _MAX_VECTORS):
+            vectors.append(piece[: most - size])
+            size += len(vectors[-1])
+        count = left = os.writev(fd, vectors)
         while left:
             first = self._left[0]
             if left < len(first):

@@ -58,7 +58,7 @@ class _Detour:
 
 
 class Delivery:
-    """Moves the parts of `prefetcher` into outlets, one epoch at a time."""
+    """Moves the parts of `prefetcher` into outlets, one epoch at a time; an `EpochDelivery`."""
 
     def __init__(
         self,
@@ -101,6 +101,26 @@ class Delivery:
         """Epoch and offset of the last resume point reported."""
         self._next_mark: ResumePoint | None = None
         """Resume point at the current object's first byte, until it may be reported."""
+
+    def allow(self, epoch: int) -> None:
+        """As `EpochDelivery`."""
+        self.prefetcher.allow(epoch)
+
+    def activate(self, *, active: bool) -> None:
+        """As `EpochDelivery`."""
+        self.prefetcher.activate(active=active)
+
+    def wake(self) -> None:
+        """As `EpochDelivery`."""
+        self.prefetcher.wake()
+
+    def plan_grew(self) -> None:
+        """As `EpochDelivery`."""
+        self.prefetcher.plan_grew()
+
+    def close(self) -> None:
+        """As `EpochDelivery`."""
+        self.prefetcher.close()
 
     def begin(self, epoch: int) -> None:
         """Set the counts to the epoch's start position."""
@@ -148,13 +168,17 @@ class Delivery:
         timer = self._counters.timer
         self._total = self._plan.known_bytes(epoch)
         left = TURN
-        while not self._at_end(epoch):
+        while outlet.holding or not self._at_end(epoch):
             if left <= 0:
                 left = TURN
                 await asyncio.sleep(0)
-            fetch = self._head_fetch(epoch)
             if outlet.reader_gone:
                 raise ReaderGone("the reader closed the pipe")
+            if outlet.holding:
+                timer.enter("blocked")
+                await outlet.writable()
+                continue
+            fetch = self._head_fetch(epoch)
             if (error := self._torn()) is not None:
                 await self._amend(error)
                 continue

@@ -84,6 +84,7 @@ class FilesOutlet:
     """An `Outlet` that writes `files`, one after the other, with the bytes that are pushed."""
 
     reader_gone = False
+    holding = False
 
     def __init__(self, files: Iterator[TargetFile], *, journal: Journal, batch: int = PIPE_SIZE) -> None:
         """`files`: the files of the stream's objects, in order. `batch`: bytes of a writer's pipe.

@@ -168,9 +168,9 @@ class BufferStage(Stage):
             most = 0 if chunk.literal else most - len(pieces[-1])
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def _drain_rest(self, fd: int) -> int:
+    def _drain_rest(self, fd: int, most: int) -> int:
         self._pull()
-        return self._write_memory(fd) if self._in_memory else 0
+        return self._write_memory(fd, most) if self._in_memory else 0
 
     def _pull(self) -> None:
         """Read from the socket if no byte is in memory."""

@@ -259,10 +259,10 @@ class PipeStage(Stage):
         self._pipes.append(further)
         return further
 
-    def _drain_rest(self, fd: int) -> int:
+    def _drain_rest(self, fd: int, most: int) -> int:
         if self._piped:
             pipe = self._pipes[0]
-            count = os.splice(pipe.read_fd, fd, pipe.count, flags=SPLICE_FLAGS)
+            count = os.splice(pipe.read_fd, fd, min(pipe.count, most), flags=SPLICE_FLAGS)
             pipe.count -= count
             self._piped -= count
             if not pipe.count:
@@ -270,21 +270,21 @@ class PipeStage(Stage):
                 if len(self._pipes) > 1:
                     self._stages.give(self._pipes.pop(0))
         elif self._in_memory:
-            count = self._write_memory(fd)
+            count = self._write_memory(fd, most)
         elif self._body is not None and self._body.left:
-            return self._move_on(fd, self._body)
+            return self._move_on(fd, self._body, most)
         else:
             return 0
         self._note_freed()
         return count
 
-    def _move_on(self, fd: int, body: Body) -> int:
+    def _move_on(self, fd: int, body: Body, most: int) -> int:
         """Move bytes from the socket into `fd`; the stage itself must be empty."""
         try:
             if not body.spliceable:
                 self._read(body)
-                return self._write_memory(fd)
-            count = body.splice_into(fd, body.left)
+                return self._write_memory(fd, most)
+            count = body.splice_into(fd, min(body.left, most))
         except BlockingIOError:
             if is_ready(fd, select.POLLOUT):  # the FIFO is not full, or has no reader: the socket is empty
                 self._dry = True

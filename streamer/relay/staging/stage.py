@@ -28,6 +28,7 @@ from mmap import mmap
 from typing import Protocol
 
 from streamer.errors import SourceError
+from streamer.linux import ALL
 from streamer.plan import Part
 from streamer.relay.statistics import ChannelCounters
 from streamer.s3.ranges import Body
@@ -183,24 +184,24 @@ class Stage(ABC):
         Raises BlockingIOError if no byte has arrived, StageFull, and SourceError if no further byte will.
         """
 
-    def drain_into(self, fd: int) -> int:
+    def drain_into(self, fd: int, most: int = ALL) -> int:
         """As `streamer.sink.outlet.Drainable`."""
         count = 0
         if self._before:
-            count = os.write(fd, self._before)
+            count = os.write(fd, self._before[:most])
             self._before = self._before[count:]
-            if self._before or not self.staged:
+            if self._before or not self.staged or count == most:
                 return count
         try:
-            return count + self._drain_rest(fd)
+            return count + self._drain_rest(fd, most - count)
         except OSError:
             if not count:
                 raise
             return count  # the caller must count the bytes that moved; a lasting error is raised next time
 
     @abstractmethod
-    def _drain_rest(self, fd: int) -> int:
-        """Move bytes after the leading literals into `fd`; return how many."""
+    def _drain_rest(self, fd: int, most: int) -> int:
+        """Move at most `most` bytes after the leading literals into `fd`; return how many."""
 
     def _note_freed(self) -> None:
         """Watch the body again if the stage was full. Called when bytes have left the stage."""
@@ -235,12 +236,12 @@ class Stage(ABC):
             self.awaited = False
             self._on_change()
 
-    def _write_memory(self, fd: int) -> int:
+    def _write_memory(self, fd: int, most: int) -> int:
         chunks, vectors, size = self._chunks, [], 0
         for chunk in chunks:
-            vectors.append(chunk.unsent)
-            size += chunk.filled - chunk.sent
-            if size >= MOST_WRITTEN or len(vectors) == _MAX_VECTORS:
+            vectors.append(chunk.unsent[: most - size])
+            size += len(vectors[-1])
+            if size >= min(most, MOST_WRITTEN) or len(vectors) == _MAX_VECTORS:
                 break
         count = left = os.writev(fd, vectors)
         while left:

@@ -1,0 +1,165 @@
+"""The outlet of a shared stream: moves each piece of it into the FIFOs of one rank, in turn.
+
+    stage ── splice of an exact length ──▶ FIFO              a rank with one FIFO
+    stage ──▶ pipe ── tee ──▶ FIFO, FIFO, … ── drop          a rank with copies (tee(2) copies no page)
+    stage ──▶ pipe ── drop                                   a rank whose readers have left its epoch
+
+A full FIFO blocks the stream: the ranks after it get their bytes in stream order. Copies may differ by what
+the pipe holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING
+
+from streamer.linux import ALL, SPLICE_FLAGS, set_pipe_size, tee
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from streamer.plan.dealing import DealtEpoch, Piece
+    from streamer.relay.deliver.shared_fifo import SharedFifo, SharedGroup
+    from streamer.sink.outlet import Drainable
+
+
+class DealtOutlet:
+    """An `Outlet` whose bytes go to the FIFOs of several ranks; its owner closes it once."""
+
+    def __init__(self, group: SharedGroup) -> None:
+        """Raises OSError if a pipe cannot be made."""
+        self._dropped = 0
+        self._group = group
+        self._ranks = group.ranks
+        self._fifos = group.fifos
+        self._pieces: Iterator[Piece] = iter(())
+        self._rank = self._left = 0
+        """Rank of the current piece, and its bytes that are still to come."""
+        self._copied = 0
+        """Bytes in the pipe: not every copy of the rank has them."""
+        self._ahead: dict[SharedFifo, int] = {}
+        """Of them, how many each copy has."""
+        with contextlib.ExitStack() as stack:
+            self._null = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
+            stack.callback(os.close, self._null)
+            self._pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+            for fd in self._pipe:
+                stack.callback(os.close, fd)
+            set_pipe_size(self._pipe[1])
+            self._opened = stack.pop_all()
+
+    def __repr__(self) -> str:
+        return f"<DealtOutlet epoch {self._group.epoch}, {self._left} bytes for rank {self._rank}>"
+
+    def begin(self, dealt: DealtEpoch) -> None:
+        """Begin the group's epoch."""
+        self._pieces, self._left, self._copied = dealt.pieces, 0, 0
+        for before, fifos in zip(dealt.before, self._ranks, strict=True):
+            for fifo in fifos:
+                if fifo.takes(self._group.epoch):
+                    fifo.begin_stream(before)
+
+    def end(self) -> None:
+        """End the epoch. Raises RuntimeError if a FIFO lacks bytes of it, or a piece is left."""
+        if self._left or self.holding or not self.reader_gone or next(self._pieces, None) is not None:
+            raise RuntimeError(f"the stream of epoch {self._group.epoch} has ended early: {self!r}")
+
+    def _takers(self) -> list[SharedFifo]:
+        """Return the FIFOs of the current piece's rank that take bytes of the epoch."""
+        return [fifo for fifo in self._ranks[self._rank] if fifo.takes(self._group.epoch)]
+
+    @property
+    def reader_gone(self) -> bool:
+        """Whether no FIFO takes bytes of the epoch any more."""
+        return not any(fifo.takes(self._group.epoch) for fifo in self._fifos)
+
+    @property
+    def holding(self) -> bool:
+        """As `Outlet`: whether a copy lacks bytes that are in the pipe."""
+        return self._copied > 0
+
+    def push(self, source: Drainable) -> int:
+        """As `Outlet`: moves bytes of one piece, and at most to its end."""
+        if not self._left:
+            if (piece := next(self._pieces, None)) is None:
+                raise RuntimeError(f"the stream of epoch {self._group.epoch} is longer than its pieces")
+            self._rank, self._left = piece
+        takers = self._takers()
+        if not takers:
+            count = self._drop(source, self._left)
+        elif len(self._ranks[self._rank]) > 1:
+            count = self._copied = source.drain_into(self._pipe[1], self._left)
+            self._ahead = dict.fromkeys(takers, 0)
+            self._copy()
+        elif takers[0].lead:
+            count = self._drop(source, min(self._left, takers[0].lead))
+            takers[0].lead -= count
+        else:
+            count = takers[0].take(source, self._left)
+        self._left -= count
+        return count
+
+    def _drop(self, source: Drainable, most: int) -> int:
+        """Discard bytes of `source`; by a pipe, which splice(2) needs at one end."""
+        count = source.drain_into(self._pipe[1], most)
+        self._empty(count)
+        self._dropped += count
+        return count
+
+    def _empty(self, count: int) -> None:
+        """Discard `count` bytes that are in the pipe."""
+        while count:
+            count -= os.splice(self._pipe[0], self._null, count, flags=SPLICE_FLAGS)
+
+    def take_dropped(self) -> int:
+        """Return the bytes that no FIFO took since the last call."""
+        dropped, self._dropped = self._dropped, 0
+        return dropped
+
+    def _copy(self) -> None:
+        """Move the bytes in the pipe to all copies, until one is full."""
+        while self._copied:
+            takers = [fifo for fifo in self._takers() if fifo in self._ahead]
+            for fifo in takers:
+                if not self._ahead[fifo]:
+                    self._tee(fifo)
+            least = min((self._ahead[fifo] for fifo in takers if fifo.takes(self._group.epoch)), default=ALL)
+            if not (least := min(least, self._copied)):
+                return
+            self._empty(least)
+            self._copied -= least
+            for fifo in takers:
+                self._ahead[fifo] -= least
+
+    def _tee(self, fifo: SharedFifo) -> None:
+        """Give a copy the bytes from the begin of the pipe on, as many as it takes."""
+        if lead := min(fifo.lead, self._copied):
+            fifo.lead -= lead
+            self._ahead[fifo] = lead
+            return
+        with contextlib.suppress(BlockingIOError):
+            self._ahead[fifo] = fifo.take(_Copied(self._pipe[0]), self._copied)
+
+    async def writable(self) -> None:
+        """As `Outlet`: waits for a FIFO that is full, and moves what the pipe holds."""
+        full = [fifo for fifo in self._takers() if not self.holding or not self._ahead.get(fifo, 1)]
+        if full:
+            self._group.timer.block(full)
+            await full[0].writable()
+        if self.holding:
+            self._copy()
+
+    def close(self) -> None:
+        """As `Outlet`: releases the pipe; the FIFOs have other owners."""
+        self._opened.close()
+
+
+class _Copied:
+    """Bytes in a pipe that stay there; a `Drainable`."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def drain_into(self, fd: int, most: int = ALL) -> int:
+        return tee(self._fd, fd, most)

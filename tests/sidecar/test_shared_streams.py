@@ -1,0 +1,355 @@
+"""Ranks that are fetched together, and copies: bytes, requests, resume, errors, by real processes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from tests.kit.pipes import probe, read_all, read_some
+from tests.kit.processes import Sidecar, job, penstock, sidecar, write_job
+from tests.kit.stub import S3Stub
+from tests.kit.trailers import published_trailer
+from tests.sidecar.test_keeper import keeper_of, running
+from tests.sidecar.test_record_ranks import (
+    GLOBAL,
+    TRAINER,
+    batches,
+    divided,
+    due,
+    index,
+    refused,
+    shuffled,
+    uneven,
+)
+from tests.unit.test_borders import made
+
+TOGETHER = {"Fetch": "together"}
+RECORD = 4096
+"""Bytes of a record. A FIFO may hold 16 MiB of large network fragments."""
+
+
+def trained(tmp_path: Path, fifos: int, running: Any) -> dict[str, list[list[str]]]:
+    """Read two epochs of every FIFO, each in a process of its own, at the same time."""
+    running.wait_for("ready")
+    trainers = [
+        subprocess.Popen(
+            [sys.executable, "-c", TRAINER, f"train-{number}"],
+            env=os.environ | {"SAGEMAKER_BASE_DIR": str(tmp_path / "ml"), "LOCAL_RANK": str(number)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(fifos)
+    ]
+    read: dict[str, list[list[str]]] = {}
+    for trainer in trainers:
+        read |= json.loads(trainer.communicate()[0])
+    return read
+
+
+@pytest.mark.parametrize("transport", ["splice", "buffered", "aiobotocore"])
+@pytest.mark.parametrize(("count", "copies"), [(3, 1), (1, 3), (2, 2)])
+def test_a_shared_stream_has_the_bytes_of_every_fifo(
+    stub: S3Stub, tmp_path: Path, count: int, copies: int, transport: str
+) -> None:
+    """The same global batches as of ranks that are fetched separately; each FIFO has its own trailer."""
+    records = uneven(stub)
+    document = shuffled(divided(stub, tmp_path, Count=count, Copies=copies, GlobalBatch=GLOBAL, **TOGETHER))
+    document["Penstock"]["Transport"] = transport
+    path = write_job(tmp_path / "job.yaml", document)
+    index(path, tmp_path)
+    with sidecar(path) as running:
+        read = trained(tmp_path, count * copies, running)
+        trailers = [
+            published_trailer(tmp_path / "ml/input/data", f"train-{number}", 1)
+            for number in range(count * copies)
+        ]
+        assert running.status()["transport"] == transport
+        assert running.end() == 0
+    for epoch in range(2):
+        for copy in range(copies):
+            ranks = [read[f"train-{rank * copies + copy}"][epoch] for rank in range(count)]
+            assert batches(ranks) == due(records, epoch)
+    assert {(each.state, each.steps, each.records) for each in trailers} == {("complete", 6, 72 // count)}
+    assert len({each.digest for each in trailers}) == count
+
+
+def filled(
+    stub: S3Stub, tmp_path: Path, *, count: int = 2, batch: int = 16, megabytes: int = 8, **ranks: Any
+) -> tuple[str, list[bytes]]:
+    """A job of records of one size, fetched together, and the stream of each rank."""
+    data = random.Random(3).randbytes(megabytes << 20)
+    half = len(data) // 2
+    stub.objects |= {"b/train/0": data[:half], "b/train/1": data[half:]}
+    extras = TOGETHER | {"RecordSize": RECORD, "Count": count, "Batch": batch} | ranks
+    document = job(stub.url, tmp_path / "ml", "b/train/", MemoryBudget="32MiB", PartSize="1MiB")
+    document["InputDataConfig"][0]["Penstock"] = {"Ranks": extras, "WhenFailed": "close"}
+    slice_bytes = batch * RECORD
+    pieces = [data[start : start + slice_bytes] for start in range(0, len(data), slice_bytes)]
+    return write_job(tmp_path / "job.yaml", document), [
+        b"".join(pieces[rank::count]) for rank in range(count)
+    ]
+
+
+def fifo(tmp_path: Path, number: int, epoch: int = 0) -> Path:
+    return tmp_path / "ml" / "input" / "data" / f"train-{number}_{epoch}"
+
+
+class Pull:
+    """A reader in a thread of its own."""
+
+    def __init__(self, read: Callable[..., bytes], *arguments: object) -> None:
+        self._read: Callable[[], bytes] = partial(read, *arguments)
+        self._data: bytes | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        self._data = self._read()
+
+    def join(self) -> bytes:
+        self._thread.join()
+        assert self._data is not None
+        return self._data
+
+
+def opened(stack: contextlib.ExitStack, paths: list[Path]) -> list[IO[bytes]]:
+    """Open FIFOs at the same time, for the life of `stack`."""
+    with ThreadPoolExecutor(len(paths)) as pool:
+        return [stack.enter_context(file) for file in pool.map(lambda path: open(path, "rb", 0), paths)]
+
+
+def both(tmp_path: Path, epoch: int, count: int = 2) -> list[bytes]:
+    readers = [Pull(read_all, fifo(tmp_path, each, epoch)) for each in range(count)]
+    return [reader.join() for reader in readers]
+
+
+def status_with(running: Sidecar, name: str, held: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    """The first status in which `held` is true of this channel."""
+    while True:
+        channels: dict[str, Any] = running.status()["channels"]
+        if held(channels[name]):
+            return channels
+
+
+def test_requests_are_large_whatever_the_number_of_ranks(stub: S3Stub, tmp_path: Path) -> None:
+    """Slices of 64 KiB, and parts of 1 MiB: each byte is fetched once."""
+    path, due = filled(stub, tmp_path, count=4)
+    with sidecar(path) as running:
+        running.wait_for("ready")
+        assert both(tmp_path, 0, 4) == due
+        channels = running.status()["channels"]
+        assert running.end() == 0
+    ranges = [each.range for each in stub.seen]
+    assert set(ranges) == {f"bytes={start << 20}-{(start + 1 << 20) - 1}" for start in range(4)}
+    assert len({(each.key, each.range) for each in stub.seen}) == 8
+    assert channels["train-0"]["received_bytes"] >= 8 << 20
+    assert [channels[f"train-{each}"]["received_bytes"] for each in (1, 2, 3)] == [0, 0, 0]
+    assert {each["written_bytes"] for each in channels.values()} == {2 << 20}
+
+
+def test_plan_counts_the_requests_of_a_stream_once(stub: S3Stub, tmp_path: Path) -> None:
+    path, _ = filled(stub, tmp_path, Copies=2)
+    found = json.loads(penstock("plan", "-c", path, "--json").stdout)["channels"]["train"]["ranks"]
+    assert [(each["parts"], each["requested"]) for each in found.values()] == [(8, 8 << 20)] + [(0, 0)] * 3
+    assert {each["bytes"] for each in found.values()} == {4 << 20}
+
+
+def test_a_rank_that_leaves_early_does_not_end_the_epoch_of_others(stub: S3Stub, tmp_path: Path) -> None:
+    path, due = filled(stub, tmp_path, megabytes=48)
+    with sidecar(path) as running:
+        running.wait_for("ready")
+        other = Pull(read_all, fifo(tmp_path, 0))
+        assert read_some(fifo(tmp_path, 1), 5000) == due[1][:5000]
+        running.wait_for("epoch abandoned", channel="train-1", epoch=0)
+        assert other.join() == due[0]
+        assert both(tmp_path, 1) == due
+        channels = running.status()["channels"]
+        assert running.end() == 0
+    assert [channels[f"train-{rank}"]["epochs"] for rank in range(2)] == [
+        {"complete": 2},
+        {"abandoned": 1, "complete": 1},
+    ]
+    assert channels["train-0"]["wasted_bytes"] > 0
+
+
+def test_readers_that_open_and_close_pass_the_epoch(stub: S3Stub, tmp_path: Path) -> None:
+    """As TensorFlow's `repeat` does, with all ranks or with one."""
+    path, due = filled(stub, tmp_path)
+    with sidecar(path) as running:
+        running.wait_for("ready")
+        for rank in range(2):
+            probe(fifo(tmp_path, rank))
+        for rank in range(2):
+            running.wait_for("epoch abandoned", channel=f"train-{rank}", epoch=0)
+        probe(fifo(tmp_path, 1, 1))
+        running.wait_for("epoch abandoned", channel="train-1", epoch=1)
+        assert read_all(fifo(tmp_path, 0, 1)) == due[0]
+        assert both(tmp_path, 2) == due
+        assert running.end() == 0
+
+
+def test_status_names_the_fifo_that_holds_back_the_others(stub: S3Stub, tmp_path: Path) -> None:
+    """First it has no reader, then its reader is slow."""
+    path, due = filled(stub, tmp_path, megabytes=48)
+    with sidecar(path) as running:
+        running.wait_for("ready")
+        first = Pull(read_all, fifo(tmp_path, 0))
+        channels = status_with(running, "train-0", lambda each: each["held_back_by"])
+        assert channels["train-0"]["held_back_by"] == ["train-1"]
+        assert channels["train-1"]["state"] == "waiting"
+        with open(fifo(tmp_path, 1), "rb") as slow:
+            channels = status_with(
+                running, "train-0", lambda each: each["written_bytes"] and each["held_back_by"]
+            )
+            assert channels["train-0"]["held_back_by"] == ["train-1"]
+            assert channels["train-1"]["held_back_by"] == []
+            assert channels["train-1"]["state"] == "streaming"
+            assert channels["train-0"]["written_bytes"] < len(due[0])
+            assert slow.read() == due[1]
+        assert first.join() == due[0]
+        metrics = running.get("/metrics")[1]
+        assert running.end() == 0
+    seconds = {
+        (rank, state): float(line.rpartition(" ")[2])
+        for line in metrics.splitlines()
+        for rank in range(2)
+        for state in ("blocked", "held_back")
+        if line.startswith(f'penstock_channel_seconds_total{{channel="train-{rank}",state="{state}"}}')
+    }
+    assert seconds[0, "held_back"] > 0
+    assert seconds[1, "blocked"] > 0
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_every_fifo_resumes_at_its_own_byte(stub: S3Stub, tmp_path: Path, copies: int) -> None:
+    """From states of readers that were not at the same step, the second in the next epoch."""
+    path, streams = filled(stub, tmp_path, Copies=copies)
+    due = [stream for stream in streams for _ in range(copies)]
+    ranks = json.loads(penstock("plan", "-c", path, "--json").stdout)["channels"]["train"]["ranks"]
+    offsets = [3_000_000, 5, 2_000_001, 2_100_000][: 2 * copies]
+    epochs = [3, 4, 3, 3][: 2 * copies]
+    states = [
+        {"format": 1, "channel": f"train-{number}", "epoch": epoch, "offset": offset, "skip": 0, "records": 0}
+        | {"digest": ranks[f"train-{number}"]["digest"]}
+        for number, (epoch, offset) in enumerate(zip(epochs, offsets, strict=True))
+    ]
+    with sidecar(path, "--resume", json.dumps(states)) as running:
+        running.wait_for("ready")
+
+        def read(number: int) -> bytes:
+            found = b""
+            for epoch in range(epochs[number], 6):
+                found += read_all(fifo(tmp_path, number, epoch))
+            return found
+
+        readers = [Pull(read, number) for number in range(2 * copies)]
+        for number, reader in enumerate(readers):
+            assert reader.join() == due[number][offsets[number] :] + due[number] * (5 - epochs[number])
+        assert running.end() == 0
+
+
+@pytest.mark.parametrize(("count", "copies"), [(2, 1), (1, 2), (2, 2)])
+def test_a_killed_sidecar_loses_no_byte_of_any_fifo(
+    stub: S3Stub, tmp_path: Path, count: int, copies: int
+) -> None:
+    """A keeper holds the FIFOs, in which the readers are at different bytes."""
+    path, streams = filled(stub, tmp_path, megabytes=48, count=count, Copies=copies)
+    due = [stream for stream in streams for _ in range(copies)]
+    with contextlib.ExitStack() as stack:
+        with running(path, "--keeper", "auto") as started:
+            started.wait_for("ready")
+            files = opened(stack, [fifo(tmp_path, number) for number in range(len(due))])
+            begun = [file.read(1) + file.read(10_000 * number) for number, file in enumerate(files)]
+        with sidecar(path, "--keeper", "auto") as again:
+            again.wait_for("ready")
+            readers = [Pull(file.read) for file in files]
+            for number, reader in enumerate(readers):
+                assert begun[number] + reader.join() == due[number]
+            for number in range(len(due)):
+                again.wait_for("epoch complete", channel=f"train-{number}", epoch=0)
+            assert both(tmp_path, 1, len(due)) == due
+            assert keeper_of(again)
+            assert again.end() == 0
+
+
+def test_a_failure_of_storage_fails_every_fifo_at_its_own_byte(stub: S3Stub, tmp_path: Path) -> None:
+    path, due = filled(stub, tmp_path, count=3, batch=7, Remainder="repeat")
+    with sidecar(path) as running:
+        running.wait_for("ready")
+        stub.objects["b/train/1"] = bytes(len(stub.objects["b/train/1"]))
+        readers = both(tmp_path, 0, 3)
+        for rank in range(3):
+            running.wait_for("epoch failed", channel=f"train-{rank}")
+        trailers = [published_trailer(tmp_path / "ml/input/data", f"train-{rank}", 0) for rank in range(3)]
+        running.end()
+    for rank, (trailer, data) in enumerate(zip(trailers, readers, strict=True)):
+        assert trailer.state == "failed"
+        assert trailer.bytes_delivered == len(data)
+        assert due[rank].startswith(data)
+        assert "s3://b/train/1" in (trailer.error or "")
+    assert sum(map(len, readers)) == 4 << 20, "every byte before the missing one"
+
+
+def test_the_drain_lets_a_running_epoch_end(stub: S3Stub, tmp_path: Path) -> None:
+    """One rank is at the end of its epoch, and another has not read yet: SIGTERM cuts off nothing."""
+    path, due = filled(stub, tmp_path, megabytes=48)
+    with sidecar(path) as running:
+        running.wait_for("ready")
+        with contextlib.ExitStack() as stack:
+            files = opened(stack, [fifo(tmp_path, rank) for rank in range(2)])
+            begun = [file.read(1) for file in files]
+            running.process.send_signal(signal.SIGTERM)
+            running.wait_for("signal, draining")
+            readers = [Pull(file.read) for file in files]
+            assert [first + reader.join() for first, reader in zip(begun, readers, strict=True)] == due
+        assert running.wait() == 0
+
+
+def test_what_cannot_be_shared_is_refused(stub: S3Stub, tmp_path: Path) -> None:
+    path, _ = filled(stub, tmp_path, Copies=33)
+    refused(path, 2, "Count 2 times Copies 33 are more than 64 FIFOs")
+    document = job(stub.url, tmp_path / "ml", "b/train/")
+    channel = document["InputDataConfig"][0]
+    for key, value in (("Copies", 2), ("Fetch", "together")):
+        channel["Penstock"] = {"Ranks": {"Count": 2, key: value}}
+        refused(write_job(Path(path), document), 2, f"{key} has no meaning without Batch or GlobalBatch")
+        channel["Penstock"] = {"Ranks": {"Count": 2, "Batch": 1, "RecordSize": RECORD, key: value}}
+        channel["Penstock"] |= {"WhenFailed": "poison", "Framing": "TFRecord"}
+        refused(
+            write_job(Path(path), document), 2, "and WhenFailed: poison separates the records of each FIFO"
+        )
+
+
+def test_streams_with_end_marks_are_not_fetched_together(stub: S3Stub, tmp_path: Path) -> None:
+    stub.objects |= {f"b/train/{number}.tar": made("tar", [b"a", b"b"]) for number in range(2)}
+    path = write_job(tmp_path / "job.yaml", divided(stub, tmp_path, Count=2, Batch=1, **TOGETHER))
+    index(path, tmp_path, kind="tar")
+    refused(path, 2, "channel 'train' has tar samples, whose streams have an end mark")
+
+
+def test_copies_of_tar_samples(stub: S3Stub, tmp_path: Path) -> None:
+    """Each rank is a stream of its own, end marks included."""
+    stub.objects |= {f"b/train/{number}.tar": made("tar", [b"a", b"b", b"c"]) for number in range(2)}
+    found = []
+    for copies in (1, 2):
+        document = divided(stub, tmp_path, Count=2, Batch=1, Copies=copies)
+        path = write_job(tmp_path / "job.yaml", document)
+        index(path, tmp_path, kind="tar")
+        with sidecar(path) as running:
+            running.wait_for("ready")
+            found.append(both(tmp_path, 0, 2 * copies))
+            assert running.end() == 0
+    assert found[1] == [found[0][0], found[0][0], found[0][1], found[0][1]]
