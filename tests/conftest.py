@@ -36,6 +36,17 @@ def pytest_asyncio_loop_factories(
     return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
+    """Collect without the garbage collector: nearly all that collection makes stays until the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_timeout_set_timer(item: Any, settings: Any) -> bool | None:
     """Set a timer that ends the test when its processes have done nothing for `settings.timeout` seconds."""
