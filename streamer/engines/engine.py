@@ -142,9 +142,13 @@ class Engine:
         return EngineUsage(self.number, self.process.pid, seconds, resident, self.load)
 
     def check(self, silent_after: float) -> None:
-        """Ask the process for an answer; kill it if it has given none for `silent_after` seconds."""
-        if self.ready and time.monotonic() - self._heard > silent_after:
-            self.process.kill()
+        """Ask the process for an answer; note its end if it has given none for `silent_after` seconds.
+
+        A process that has exited counts as ended even if its socket has not reported the end.
+        """
+        silent = self.ready and time.monotonic() - self._heard > silent_after
+        if silent or self.process.poll() is not None:
+            self.ended.set()  # `close` kills it
         else:
             self.send("ping")
 

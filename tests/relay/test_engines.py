@@ -256,6 +256,16 @@ async def test_a_process_that_does_not_answer_is_replaced(settings: Callable[...
         assert first.returncode == -signal.SIGKILL
 
 
+async def test_a_process_whose_end_the_socket_does_not_report_is_replaced(
+    settings: Callable[..., EngineSettings],
+) -> None:
+    async with running(1, settings(), silent_after=60, ping_every=0.1) as engines:
+        first = engines.engines[0]
+        asyncio.get_running_loop().remove_reader(first._link._sock.fileno())  # noqa: SLF001 - no end comes
+        first.process.kill()
+        await eventually(lambda: engines.replaced and any(each.serves for each in engines.engines))
+
+
 async def test_a_process_that_cannot_start_is_an_error(
     settings: Callable[..., EngineSettings], tmp_path: Path
 ) -> None:
