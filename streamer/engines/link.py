@@ -58,11 +58,12 @@ class Link:
         body = marshal.dumps(message)
         data = memoryview(_HEADER.pack(len(body), len(descriptors)) + body)
         if not self._unsent:
-            data = self._write(data, descriptors)
-            if not data:
+            rest = self._write(data, descriptors)
+            if not rest:
                 return
-            if len(data) < len(body):
+            if len(rest) < len(data):
                 descriptors = ()  # sent with the first byte
+            data = rest
             self._loop.add_writer(self._sock.fileno(), self._send_rest)
         self._unsent.append((data, [os.dup(fd) for fd in descriptors]))
 
@@ -75,8 +76,11 @@ class Link:
             return data[self._sock.sendmsg([data], ancillary) :]
         except BlockingIOError:
             return data
-        except OSError:
+        except (BrokenPipeError, ConnectionResetError):
             return data[len(data) :]  # the other end is gone, which `_receive` reports
+        except OSError:
+            self._loop.call_soon(self._end)  # a message that is lost would be waited for
+            return data[len(data) :]
 
     def _send_rest(self) -> None:
         while self._unsent:
@@ -93,12 +97,23 @@ class Link:
         self._loop.remove_writer(self._sock.fileno())
 
     def _receive(self) -> None:
+        """Take everything that has come.
+
+        If the other process is killed with messages unread, libuv reports that once, and never the end.
+        """
+        while not self._closed and self._receive_once():
+            pass
+
+    def _receive_once(self) -> bool:
+        """Return whether there may be more."""
         try:
             data, ancillary, _, _ = self._sock.recvmsg(
                 _READ_SIZE, socket.CMSG_SPACE(_MOST_DESCRIPTORS * 4), socket.MSG_CMSG_CLOEXEC
             )
         except BlockingIOError:
-            return
+            return False
+        except ConnectionResetError:
+            return True  # the other end left messages unread; its own come next, then the end
         except OSError:
             data, ancillary = b"", []
         for level, kind, packed in ancillary:
@@ -107,11 +122,16 @@ class Link:
                 numbers.frombytes(packed[: len(packed) - len(packed) % numbers.itemsize])
                 self._descriptors.extend(numbers)
         if not data:
-            self.close()
-            self._on_end()
-            return
+            self._end()
+            return False
         self._received += data
         self._deliver()
+        return True
+
+    def _end(self) -> None:
+        if not self._closed:
+            self.close()
+            self._on_end()
 
     def _deliver(self) -> None:
         received, at = self._received, 0

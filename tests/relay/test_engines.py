@@ -301,6 +301,21 @@ async def test_a_span_that_is_closed_before_it_begins_ends(
         link.close()
 
 
+async def test_a_process_that_is_killed_with_messages_unread_has_ended() -> None:
+    """uvloop reports the reset once; what the process had sent before comes first, then its end."""
+    ours, theirs = socket.socketpair()
+    messages: list[tuple[Any, ...]] = []
+    ended = asyncio.Event()
+    link = Link(ours, lambda message, _: messages.append(message), ended.set)
+    other = Link(theirs, lambda *_: None, lambda: None)
+    other.send(("pong",))
+    link.send(("open", 1))
+    other.close()  # before a turn of the loop, so `open` is unread
+    await ended.wait()
+    assert messages == [("pong",)]
+    link.close()
+
+
 async def test_no_secret_is_in_arguments_or_environment(
     credentials: None, settings: Callable[..., EngineSettings]
 ) -> None:
