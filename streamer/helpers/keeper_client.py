@@ -251,6 +251,7 @@ class KeeperClient:
             finally:
                 for fd in fds:  # `_note` removes the descriptor that a request waits for
                     _close(fd)
+        self._loop.call_soon(self._receive)  # libuv may not report the rest
 
     def _handle(self, message: dict[str, Any], fds: list[int]) -> None:
         kind, channel = message["did"], message.get("channel", "")

@@ -11,12 +11,14 @@ import asyncio
 import contextlib
 import fcntl
 import itertools
+import json
 import os
 import random
 import resource
 import select
 import shutil
 import signal
+import socket
 import sys
 import threading
 import time
@@ -27,10 +29,11 @@ import pytest
 
 import streamer
 from streamer.errors import KeeperLost
-from streamer.helpers.keeper_client import connected
+from streamer.helpers.keeper_client import KeeperClient, connected
 from streamer.plan import Position, ResumePoint
 from tests.kit.harness import fill
 from tests.kit.keeping import KeeperProcess, Talk, injected, keeper_process
+from tests.kit.pipes import eventually
 from tests.kit.processes import job, sidecar, write_job
 from tests.kit.stub import S3Stub
 
@@ -331,3 +334,16 @@ async def test_a_thousand_fifos_outlive_a_restart_and_whoever_stands_still(
         again.close()
     for fd in path_fds + read_fds:
         os.close(fd)
+
+
+async def test_a_keeper_that_is_killed_behind_many_replies_is_lost() -> None:
+    """uvloop reports the reset of the connection once; the replies before the end take several turns."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    client = KeeperClient("keeper", ours)
+    for _ in range(200):
+        theirs.send(json.dumps({"did": "opened", "channel": "left"}).encode())
+    ours.send(b"{}")  # the keeper ends before it reads this
+    theirs.close()
+    await eventually(lambda: not client.lives)
+    client.close()
