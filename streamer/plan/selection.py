@@ -128,7 +128,7 @@ class KeyFilter:
         self.strays = strays
         self._alone = alone
         self.exact = False
-        """Whether an object has the prefix as its key."""
+        """Whether an object has the prefix as its key. A folder marker, an empty `a/b/`, is no object."""
         self.left_out = 0
         """Keys that were not selected, those of a page that was listed twice counted twice."""
         self.other_folds = 0
@@ -164,7 +164,9 @@ class KeyFilter:
 
     def select(self, keys: Sequence[bytes], sizes: Sequence[int]) -> list[bool] | None:
         """Return which objects of a page of a listing are selected; None if all are. `keys`: in UTF-8."""
-        self.exact = self.exact or self._prefix.encode() in keys
+        prefix = self._prefix.encode()
+        if prefix in keys:
+            self.exact = not prefix.endswith(b"/") or sizes[keys.index(prefix)] > 0
         selected = None
         if (self._include, self._exclude, self._split) != (None, None, None):
             selected = [self(key.decode()) for key in keys]

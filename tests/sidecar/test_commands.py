@@ -164,6 +164,16 @@ def test_cat_of_an_exact_key_is_that_object(stub: S3Stub) -> None:
     assert cat(stub, "s3://b/k000").stdout == stub.objects["b/k0000"] + b"longer name"
 
 
+def test_cat_of_a_folder_with_a_marker_is_its_objects(stub: S3Stub) -> None:
+    """The console of S3 makes an empty object `folder/`, which is no data; one with bytes is an object."""
+    data = fill(stub, [10, 20], prefix="b/data/")
+    stub.objects |= {"b/data/": b"", "b/bare/": b"", "b/data/sub/": b"no marker"}
+    assert cat(stub, "s3://b/data/").stdout == data + b"no marker"
+    assert cat(stub, "s3://b/data/sub/").stdout == b"no marker"
+    done = cat(stub, "s3://b/bare/")
+    assert (done.returncode, b"no object matches" in done.stderr) == (4, True), done.stderr
+
+
 def test_cat_into_a_file_and_a_pipe_under_faults(stub: S3Stub, tmp_path: Path) -> None:
     data = fill(stub, [6_000_000], prefix="b/data/")
     stub.script(cut_after(500_000), fails(503, "SlowDown"), fails(500, "InternalError"))

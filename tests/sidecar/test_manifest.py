@@ -91,6 +91,12 @@ def test_a_job_streams_what_the_manifest_names(stub: S3Stub, tmp_path: Path, kin
     assert streamed.stdout == due
 
 
+def test_a_folder_marker_is_no_object(stub: S3Stub) -> None:
+    stub.objects["b/images/dog/"] = b""
+    done = manifest(stub, "s3://b/images/dog/")
+    assert json.loads(done.stdout) == [{"prefix": "s3://b/images/dog/"}, "0.jpg"]
+
+
 def test_the_prefix_ends_at_the_last_slash_that_all_uris_share(stub: S3Stub) -> None:
     done = manifest(stub, "s3://b/images/ca", "s3://b/images/dog/0.jpg")
     assert json.loads(done.stdout) == [{"prefix": "s3://b/images/"}, "cat/0.jpg", "cat/1.jpg", "dog/0.jpg"]
