@@ -98,7 +98,8 @@ def saved_by_fifo(
     """Return the position of every FIFO, with states of steps replaced by those of the channel's FIFOs.
 
     `plans`: of the FIFOs, by channel. If a reader has opened any FIFO of a channel that the keeper holds, the
-    keeper has the positions of all of them, and the channel's state is not used. Raises ConfigError.
+    keeper has the positions of those that it holds, and the state is for the others alone: the earlier
+    sidecar ended before it offered them. Raises ConfigError.
     """
     found: dict[str, Saved] = {}
     for name, state in saved.items():
@@ -106,9 +107,10 @@ def saved_by_fifo(
             found[name] = state
             continue
         fifos = plans.get(name, {})
-        if any(fifo in held and not held[fifo].untouched for fifo in fifos):
-            continue
+        begun = any(fifo in held and not held[fifo].untouched for fifo in fifos)
         for fifo, plan in fifos.items():
+            if begun and fifo in held:
+                continue
             if fifo in saved:
                 raise ConfigError(f"--resume has states of channel {name} and of its FIFO {fifo}; remove one")
             found[fifo] = _at_step(plan, state, anyway=anyway)

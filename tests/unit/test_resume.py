@@ -284,3 +284,15 @@ def test_a_rank_that_the_keeper_holds_goes_before_a_state_of_steps() -> None:
     assert saved_by_fifo(parse_saved(json.dumps(STEP)), {"train": ranks}, fifos, anyway=False) == {}
     fifos["train-0"] = fifos["train-1"]
     assert len(saved_by_fifo(parse_saved(json.dumps(STEP)), {"train": ranks}, fifos, anyway=False)) == 2
+
+
+def test_a_rank_that_the_keeper_lacks_begins_at_the_state_of_steps() -> None:
+    """The earlier sidecar was killed when one rank's FIFO was open, and before it offered that of another."""
+    first, second = STEPS.ranks(5)[:2]
+    resumed = offset_of(first, 1, 3)
+    fifos = {"train-0": Held(1, "open", 5, first.digest, resumed, None)}
+    plans = {"train": {"train-0": first, "train-1": second}}
+    saved = saved_by_fifo(parse_saved(json.dumps(STEP)), plans, fifos, anyway=False)
+    starts = start_positions(plans["train"], fifos, saved, anyway=False)
+    assert starts["train-0"].position == Position(1, resumed + 5, skipped=resumed)
+    assert (starts["train-1"].position.epoch, starts["train-1"].records_skipped) == (1, 3 * 2)
