@@ -9,13 +9,14 @@ removed.
 A limit takes the first records that the split has taken, up to exactly its number. With a seed it takes the
 objects in the order of the numbers that they draw, as a sample of objects does (`streamer.plan.selection`).
 
-Selected blocks take 8 bytes each, and a limit 8 bytes an object. docs/explanation/record-order.md specifies
-both for other languages.
+Selected blocks take 8 bytes each, and a limit 8 bytes an object, with a seed 24 while it is applied.
+docs/explanation/record-order.md specifies both for other languages.
 """
 
 from __future__ import annotations
 
 import hashlib
+import heapq
 from array import array
 from dataclasses import dataclass
 from sys import byteorder
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
     from streamer.plan.entries import Entries
     from streamer.plan.split import Split
+
+_SORTED_AT_ONCE = 1 << 13
+"""Objects that are sorted at once: to sort a list of all takes 100 bytes for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,4 +149,6 @@ def _turns(entries: Entries, count: int, limit: RecordLimit | None) -> Iterable[
     if limit is None or limit.seed is None:
         return range(count)
     drawn = array("Q", map(Draw(limit.seed), entries))
-    return sorted(range(len(entries)), key=drawn.__getitem__)
+    parts = (range(count)[first : first + _SORTED_AT_ONCE] for first in range(0, count, _SORTED_AT_ONCE))
+    runs = [array("Q", sorted(part, key=drawn.__getitem__)) for part in parts]
+    return heapq.merge(*runs, key=drawn.__getitem__)  # stable: of equal numbers the earlier object

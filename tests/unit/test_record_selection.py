@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import tracemalloc
+from array import array
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
@@ -12,9 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamer.errors import ConfigError
+from streamer.plan import ObjectRef, Plan
 from streamer.plan.record_order import Deal, RecordOrder, Run, Walk, records_per_block
 from streamer.plan.record_plan import HostRanks
 from streamer.plan.record_selection import RecordLimit, RecordSelection, select_records
+from streamer.plan.selection import Draw
 from streamer.plan.split import Split
 from tests.unit import reference
 from tests.unit.reference import Record
@@ -110,6 +114,23 @@ def test_a_limit_is_exact_in_every_epoch(
     assert sorted(records([*order.runs(epoch)])) == every[:most]
     walked: list[Run] = [*Walk(order, epoch).cut(0, order.records)]
     assert len(records(walked)) == min(most, len(every))
+
+
+def test_a_sample_of_many_objects_takes_little_memory() -> None:
+    """It is the same as of a list that is sorted at once, which takes 100 bytes an object."""
+    number = 30_000
+    entries = Plan.of(ObjectRef("b", f"k{each}", 10, "e") for each in range(number)).entries
+    counts = array("Q", [1]) * number
+    tracemalloc.start()
+    try:
+        found = select_records(entries, counts, RecordSelection(limit=RecordLimit(number // 2, 7)), counts)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    drawn = list(map(Draw(7), entries))
+    first = sorted(range(number), key=drawn.__getitem__)[: number // 2]
+    assert [entry for entry, bound in enumerate(found.bounds) if bound] == sorted(first)
+    assert peak < 60 * number + 100 * 8192
 
 
 def test_the_digest_covers_what_is_selected() -> None:
