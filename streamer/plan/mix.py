@@ -53,8 +53,8 @@ def lowest_terms(weights: Sequence[float]) -> tuple[int, ...]:
     terms = tuple(each // common for each in whole)
     if sum(terms) > LARGEST_SUM:
         raise ConfigError(
-            f"the weights, as whole numbers in lowest terms, have the sum {sum(terms)}, and at most "
-            f"{LARGEST_SUM} is allowed; round them, as to three digits"
+            f"the weights, as whole numbers in lowest terms, have a sum of more than {LARGEST_SUM}; round "
+            "them, as to three digits"
         )
     return terms
 

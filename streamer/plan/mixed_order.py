@@ -158,7 +158,10 @@ class MixedOrder:
             sizes = entries.sizes[first:end]
             order = RecordOrder(part, sizes, seed=seed, block=block, select=select, in_blocks=True)
             if not order.records:
-                raise ConfigError(f"Mix has no record to take from {uri}; remove this prefix and its weight")
+                raise ConfigError(
+                    f"Mix has no record to take from {uri}; remove this prefix and its weight, or select "
+                    "some of its objects by Include, Exclude, Split and Limit"
+                )
             orders.append(order)
             firsts.append(first)
             first = end
