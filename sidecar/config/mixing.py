@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Self
 
-from pydantic import Field, StrictFloat, StrictInt, model_validator
+from pydantic import Field, StrictFloat, model_validator
 
 from sidecar.config.model import Model
 from streamer.errors import ConfigError
 from streamer.plan.mix import Mix, MixBy, Until, lowest_terms
 
-Weight = Annotated[StrictInt | StrictFloat, Field(gt=0, allow_inf_nan=False)]
+Weight = Annotated[StrictFloat, Field(gt=0, allow_inf_nan=False)]
+"""A number, whole or not."""
 
 
 class MixConfig(Model):

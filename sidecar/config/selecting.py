@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import ByteSize, Field, StrictInt, StrictStr, model_validator
+from pydantic import BeforeValidator, ByteSize, Field, StrictInt, StrictStr, model_validator
 
 from sidecar.config.model import Model
 from streamer.errors import ConfigError
@@ -13,12 +13,27 @@ from streamer.plan.selection import Limit
 from streamer.plan.split import MOST_FOLDS, Split, parse_folds
 
 
+def _named(value: Any) -> Any:
+    """Return the text of a fold's number."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return str(value)
+    return value
+
+
+_Text = Annotated[StrictStr, Field(min_length=1)]
+Folds = Annotated[
+    _Text,
+    BeforeValidator(_named, json_schema_input_type=_Text | Annotated[StrictInt, Field(ge=0)]),
+]
+"""Folds as text; the number of one fold stands for its text."""
+
+
 class SplitConfig(Model):
     """The part of a channel that is streamed, drawn by key or by block: some folds of all."""
 
     of: Annotated[StrictInt, Field(ge=2, le=MOST_FOLDS)]
     """Number of folds."""
-    take: Annotated[StrictStr, Field(min_length=1)] | Annotated[StrictInt, Field(ge=0)]
+    take: Folds
     """The folds to stream, numbered from 0: a number, a range such as `0-98`, or several with commas."""
     seed: Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)] = 0
     """Divides the keys into folds in another way."""
@@ -34,7 +49,7 @@ class SplitConfig(Model):
     def split(self) -> Split:
         """The folds that are taken. Raises ValueError for folds that do not exist."""
         try:
-            return Split(self.of, parse_folds(str(self.take), self.of), self.seed)
+            return Split(self.of, parse_folds(self.take, self.of), self.seed)
         except ConfigError as error:
             raise ValueError(f"Take: {error}") from None
 
