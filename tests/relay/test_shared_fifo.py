@@ -9,8 +9,12 @@ import pytest
 
 from streamer.errors import ReaderGone
 from streamer.plan import START, ObjectRef, Plan
+from streamer.plan.dealing import DealtEpoch, Piece
+from streamer.relay.deliver.byte_queue import ByteQueue
+from streamer.relay.deliver.dealt_outlet import DealtOutlet
 from streamer.relay.deliver.shared_fifo import SharedFifo, SharedGroup
 from streamer.sink.outlet import PipeOutlet
+from streamer.units import MIB
 
 
 async def test_a_reader_that_left_before_the_stream_began_is_noticed() -> None:
@@ -27,3 +31,44 @@ async def test_a_reader_that_left_before_the_stream_began_is_noticed() -> None:
         await fifo.deliver(0, outlet)
     assert not fifo.takes(0)
     outlet.close()
+
+
+async def test_bytes_that_no_copy_took_are_not_of_the_next_epoch() -> None:
+    """All readers leave while the copies lack bytes that are in the pipe of the shared outlet."""
+    group = SharedGroup([], 0)
+    plan = Plan.of([ObjectRef("b", "k", 4 * MIB, "e")])
+    fifos = [SharedFifo(f"train-{copy}", plan, START, group) for copy in range(2)]
+    group.ranks = [fifos]
+    dealt = DealtOutlet(group)
+    for epoch, byte in enumerate((b"a", b"b")):
+        pipes = [os.pipe() for _ in fifos]
+        outlets = [PipeOutlet(end, on_gone=fifo.wake) for (_, end), fifo in zip(pipes, fifos, strict=True)]
+        async with asyncio.TaskGroup() as tasks:
+            for fifo, outlet in zip(fifos, outlets, strict=True):
+                fifo.begin(epoch)
+                tasks.create_task(left_early(fifo, epoch, outlet))
+            while dealt.reader_gone:
+                group.changed.clear()
+                await group.changed.wait()
+            dealt.begin(DealtEpoch([0], iter([Piece(0, 4 * MIB)])))
+            while not dealt.holding:
+                dealt.push(ByteQueue([byte * MIB]))
+            for reader, _ in pipes:
+                assert set(os.read(reader, 2 * MIB)) == set(byte)
+                os.close(reader)
+            # The stream notices that its readers have left, and moves no byte any more.
+            while not dealt.reader_gone:
+                group.changed.clear()
+                await group.changed.wait()
+        for outlet in outlets:
+            outlet.close()
+        for fifo in fifos:
+            fifo.abandon(epoch)
+        group.epoch += 1
+    dealt.close()
+
+
+async def left_early(fifo: SharedFifo, epoch: int, outlet: PipeOutlet) -> None:
+    """Wait in an epoch until its reader leaves."""
+    with pytest.raises(ReaderGone):
+        await fifo.deliver(epoch, outlet)

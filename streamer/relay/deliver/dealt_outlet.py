@@ -54,6 +54,7 @@ class DealtOutlet:
 
     def begin(self, dealt: DealtEpoch) -> None:
         """Begin the group's epoch."""
+        self._empty(self._copied)  # the last copies may have left the epoch before with bytes in the pipe
         self._pieces, self._left, self._copied = dealt.pieces, 0, 0
         for before, fifos in zip(dealt.before, self._ranks, strict=True):
             for fifo in fifos:
