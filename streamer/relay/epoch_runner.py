@@ -64,11 +64,11 @@ class EpochRunner:
         self._state.phase = "waiting"
         epoch = self._state.epoch
         delivery.begin(epoch)
-        if self._plan.varies:
-            # Takes seconds for millions of entries; the trailers of this epoch and the next use the results.
-            await asyncio.to_thread(self._plan.total_bytes, epoch + 1)
         state: TrailerState = "abandoned"
         try:
+            if self._plan.varies:
+                # Takes seconds for millions of entries; this epoch's trailers and the next one's use it.
+                await asyncio.to_thread(self._plan.total_bytes, epoch + 1)
             try:
                 outlet = await self._open(delivery)
                 if outlet is None:

@@ -75,7 +75,11 @@ class SharedStream:
 
     async def run(self) -> None:
         """Stream epoch after epoch until every channel has ended. Raises SinkError."""
-        dealt = await asyncio.to_thread(deal_stream, self._plan, self._group.epoch, self._offsets())
+        try:
+            dealt = await asyncio.to_thread(deal_stream, self._plan, self._group.epoch, self._offsets())
+        except (SourceError, SinkError) as error:
+            self._fail(error)
+            return
         try:
             outlet = DealtOutlet(self._group)
         except OSError as error:
@@ -113,27 +117,31 @@ class SharedStream:
     async def _run_epochs(self, delivery: Delivery, outlet: DealtOutlet, dealt: DealtEpoch) -> None:
         group = self._group
         delivery.allow(group.epoch)
-        while await self._assembled():
-            if any(fifo.takes(group.epoch) for fifo in group.fifos):
-                outlet.begin(dealt)
-                delivery.activate(active=True)
-                delivery.allow(group.epoch + 1)
-                try:
-                    await delivery.deliver(group.epoch, outlet)
-                    outlet.end()
-                except ReaderGone:
-                    pass  # every FIFO has its bytes, or has lost its reader
-                except (SourceError, SinkError) as error:
-                    self._fail(error)
-                    return
-                finally:
-                    group.timer.enter("idle")
-                    group.counters.wasted_bytes += outlet.take_dropped()
-                    delivery.activate(active=False)
-            delivery.abandon(group.epoch)
-            group.epoch += 1
-            delivery.allow(group.epoch)
-            dealt = deal_stream(self._plan, group.epoch, [0] * len(group.ranks))
+        try:
+            while await self._assembled():
+                if any(fifo.takes(group.epoch) for fifo in group.fifos):
+                    await self._run_epoch(delivery, outlet, dealt)
+                delivery.abandon(group.epoch)
+                group.epoch += 1
+                delivery.allow(group.epoch)
+                dealt = deal_stream(self._plan, group.epoch, [0] * len(group.ranks))
+        except (SourceError, SinkError) as error:
+            self._fail(error)
+
+    async def _run_epoch(self, delivery: Delivery, outlet: DealtOutlet, dealt: DealtEpoch) -> None:
+        group = self._group
+        outlet.begin(dealt)
+        delivery.activate(active=True)
+        delivery.allow(group.epoch + 1)
+        try:
+            await delivery.deliver(group.epoch, outlet)
+            outlet.end()
+        except ReaderGone:
+            pass  # every FIFO has its bytes, or has lost its reader
+        finally:
+            group.timer.enter("idle")
+            group.counters.wasted_bytes += outlet.take_dropped()
+            delivery.activate(active=False)
 
     async def _assembled(self) -> bool:
         """Wait until no FIFO is awaited in the epoch; return False if all channels have ended."""

@@ -559,10 +559,13 @@ def test_an_object_that_is_replaced_later_fails_the_epoch_by_name(stub: S3Stub, 
 
 
 @pytest.mark.parametrize("seeded", [True, False])
-def test_an_index_that_is_overwritten_later_fails_by_name(stub: S3Stub, tmp_path: Path, seeded: bool) -> None:
-    """Offsets are read from its file; a wrong one never decides what is streamed."""
+@pytest.mark.parametrize("ranks", [{"Count": 1}, {"Count": 2, "Fetch": "together"}], ids=["1", "together"])
+def test_an_index_that_is_overwritten_later_fails_by_name(
+    stub: S3Stub, tmp_path: Path, ranks: dict[str, Any], seeded: bool
+) -> None:
+    """Offsets are read from its file; a wrong one never decides what is streamed. The FIFOs are held."""
     stub.objects["b/train/0"] = b"x\n" * 60_000
-    document = divided(stub, tmp_path, Count=1, Batch=1200)
+    document = divided(stub, tmp_path, GlobalBatch=600, **ranks)  # more pages than are kept in memory
     path = write_job(tmp_path / "job.yaml", shuffled(document) if seeded else document)
     index(path, tmp_path, kind="lines")
     file = tmp_path / "index" / "train.index"
@@ -572,10 +575,18 @@ def test_an_index_that_is_overwritten_later_fails_by_name(stub: S3Stub, tmp_path
             there.seek(1000)
             there.write(bytes(file.stat().st_size - 1000))
         data = tmp_path / "ml" / "input" / "data"
-        command = " && ".join(f"cat {data}/train-0_{epoch} > {tmp_path}/{epoch}" for epoch in range(9))
-        shell = ["sh", "-c", f"exec 2> /dev/null; {command}"]
-        with subprocess.Popen(shell, start_new_session=True) as trainer:
-            ended = running.wait_for("ended")
-            assert f"the record index {file} was overwritten while the job reads it" in ended["error"]
-            assert running.wait() == 7
+        trainers = [
+            " && ".join(f"cat {data}/train-{rank}_{epoch} > {tmp_path}/{rank}-{epoch}" for epoch in range(9))
+            for rank in range(ranks["Count"])
+        ]
+        shell = ["sh", "-c", f"exec 2> /dev/null; ({') & ('.join(trainers)})"]
+        trainer = subprocess.Popen(shell, start_new_session=True)
+        try:
+            for rank in range(ranks["Count"]):
+                failed = running.wait_for("epoch failed", channel=f"train-{rank}")
+                assert f"the record index {file} was overwritten while the job reads it" in failed["error"]
+                assert failed["fifo"] == "held open"
+            assert running.end() == 7
+        finally:
             os.killpg(trainer.pid, signal.SIGKILL)
+            trainer.wait()

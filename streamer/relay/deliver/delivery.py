@@ -213,10 +213,12 @@ class Delivery:
     async def _wait(self, fetch: PartFetch | None) -> None:
         """Wait for the head of line, or for the listing if every known byte is delivered.
 
-        Raises the error of the part, or of the listing.
+        Raises the error of the part, of the plan, or of the listing.
         """
         timer = self._counters.timer
-        if fetch is not None and fetch.error is not None:
+        if fetch is None:
+            self.prefetcher.check_plan()
+        elif fetch.error is not None:
             self.prefetcher.retry_head(fetch)
         if fetch is None and self._total is None and self._window.dry:
             growth = self._plan.growth

@@ -6,7 +6,7 @@ delivered, a request ended, an epoch dropped), and after an open plan has grown.
 
 A part that fails for good does not stop the parts before it: its fetch keeps the error, and delivery raises
 the error at the first missing byte. So an epoch fails at the exact byte, and a failed part of a later epoch
-does not fail this one.
+does not fail this one. An error of the plan itself, such as a changed record index, is kept likewise.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from streamer.errors import GaveUp, SourceError
+from streamer.errors import GaveUp, SinkError, SourceError
 from streamer.plan import START, Part, Plan, Position, Segment, cut, gathered
 from streamer.relay.fetch.hedger import Hedger
 from streamer.relay.fetch.part_fetch import PartFetch
@@ -105,7 +105,7 @@ class Prefetcher:
         self.verifier = verifier
         self.quota = stages.quota
         self.quota.on_available = self.start
-        parts = all_epochs(stream.plan, stages.part_size, stream.start, on_batch=on_batch)
+        parts = self._known(all_epochs(stream.plan, stages.part_size, stream.start, on_batch=on_batch))
         if together and source.span_size:
             parts = gathered(parts, min(source.span_size, stages.part_size()), held_in_buffers)
         self.window = Window(
@@ -117,10 +117,25 @@ class Prefetcher:
         """Fetches of the admitted parts that are not delivered."""
         self.changed = asyncio.Event()
         """Set when the head of line gets bytes or an error, when it changes, or when the reader leaves."""
+        self._plan_error: SourceError | SinkError | None = None
+        """Error of the plan, which ends the parts."""
         self.hedger = Hedger(self, source, quota=stages.quota, counters=counters, requests=requests)
         self._source = source
         self._stages = stages
         self._requests = requests
+
+    def _known(self, parts: Iterator[Part | None]) -> Iterator[Part | None]:
+        """Yield the parts before the first error of the plan, and keep that."""
+        try:
+            yield from parts
+        except (SourceError, SinkError) as error:
+            self._plan_error = error
+            self.changed.set()
+
+    def check_plan(self) -> None:
+        """Raise the error of the plan, if the part to deliver next is the one that it does not have."""
+        if self._plan_error is not None and self.window.dry:
+            raise self._plan_error
 
     def allow(self, epoch: int) -> None:
         """Allow fetching of the epochs up to `epoch`."""
