@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -97,7 +98,7 @@ def manifest(
     from sidecar.commands import manifest as command
 
     set_up_log("warning")
-    _check(labels, label_ids, skip_unmatched=skip_unmatched, target=target)
+    _check(labels, label_ids, keys_file, skip_unmatched=skip_unmatched, target=target)
     selection = take_keys(source)
     if keys_file is None:
         found = _listed(uris, selection, source, quiet=closing == "none")
@@ -108,7 +109,12 @@ def manifest(
 
 
 def _check(
-    labels: tuple[Label, ...], label_ids: str | None, *, skip_unmatched: bool, target: str | None
+    labels: tuple[Label, ...],
+    label_ids: str | None,
+    keys_file: str | None,
+    *,
+    skip_unmatched: bool,
+    target: str | None,
 ) -> None:
     """Raise ConfigError for options that contradict each other."""
     names = [label.name for label in labels]
@@ -117,8 +123,9 @@ def _check(
     if not labels and (skip_unmatched or label_ids is not None):
         option = "--skip-unmatched" if skip_unmatched else "--label-ids"
         raise ConfigError(f"{option} needs --label NAME=REGEX")
-    if target is not None and target == label_ids:
-        raise ConfigError(f"--to and --label-ids name the same file, {target}; name two")
+    for option, path in (("--label-ids", label_ids), ("--keys", keys_file)):
+        if None not in (target, path) and os.path.realpath(str(target)) == os.path.realpath(str(path)):
+            raise ConfigError(f"--to and {option} name the same file, {target}; name two")
 
 
 def _listed(uris: tuple[str, ...], selection: Selection, source: dict[str, Any], *, quiet: bool) -> Found:

@@ -207,7 +207,8 @@ def test_a_list_from_standard_input() -> None:
         (("s3://b/images/", "--label", "a=(a)", "--label", "a=(b)"), 2, "--label names 'a' twice"),
         (("s3://b/images/", "--skip-unmatched"), 2, "--skip-unmatched needs --label"),
         (("s3://b/images/", "--label-ids", "f"), 2, "--label-ids needs --label"),
-        (("s3://b/images/", "--label", "a=(a)", "--to", "f", "--label-ids", "f"), 2, "the same file, f"),
+        (("s3://b/images/", "--label", "a=(a)", "--to", "f", "--label-ids", "./f"), 2, "the same file, f"),
+        (("s3://b/images/", "--to", "f", "--keys", "no/../f"), 2, "the same file, f"),
         (
             ("s3://b/images/", "--to", "/no/such/folder/m"),
             7,
