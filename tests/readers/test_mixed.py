@@ -162,6 +162,8 @@ def test_a_mix_has_channels(feeder: Feeder) -> None:
         ({"returned": {"train": 1, "validation": -1}}, "records by channel are invalid"),
         ({"format": 2}, "not what MixedReader"),
         ({"more": 1}, "not what MixedReader"),
+        ({"returned": None}, "not what MixedReader"),
+        ({"channels": ["train", "validation"]}, "not what MixedReader"),
     ],
 )
 def test_a_state_of_another_mix_is_refused(feeder: Feeder, change: dict[str, Any], text: str) -> None:

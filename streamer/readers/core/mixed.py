@@ -119,7 +119,13 @@ class MixedReader:
         Raises ValueError if `state` is no state of these channels and weights. Iterating raises ChannelError
         if a channel's plan has changed since, unless `anyway`.
         """
-        if state.keys() != _KEYS or state["format"] != FORMAT:
+        if (
+            state.keys() != _KEYS
+            or state["format"] != FORMAT
+            or not isinstance(state["returned"], dict)
+            or not isinstance(state["channels"], list)
+            or not all(isinstance(each, dict) for each in state["channels"])
+        ):
             raise ValueError(f"the state is not what MixedReader.state_dict() returns: {dict(state)!r}")
         weights, returned = self._weight_texts(), state["returned"]
         if state["weights"] != weights:
