@@ -44,6 +44,7 @@ STYLE: list[Any] = [
 ]
 COLORS = {name: f"tab:{name}" for name in ("green", "orange", "red", "purple", "blue")} | {
     "text": "tab:gray",
+    "yellow": "gold",
     "transparent": "white",
 }
 SUFFIXES = {"binBps": "B/s", "bytes": "B", "ops": "/s", "reqps": "/s", "s": "s", "short": ""}

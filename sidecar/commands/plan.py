@@ -56,7 +56,7 @@ def _channels(job: Job, plans: dict[str, Planned], part_size: int, hosts: int) -
     """Return the part of the document for the channels; takes seconds for a million objects."""
     modes = {channel.channel_name: job.mode(channel) for channel in job.input_data_config}
     unequal = {
-        channel.channel_name: found._asdict()
+        channel.channel_name: {"why": found.why, "do": found.do}
         for channel in job.channels("Pipe")
         if (found := unequal_steps(channel, hosts=hosts)) is not None
     }

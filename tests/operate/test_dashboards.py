@@ -199,11 +199,18 @@ def test_panels_fill_the_page(dashboard: str) -> None:
 
 
 def test_colours_are_those_of_the_status_page() -> None:
-    """A wait for the trainer is green on both, a wait for storage purple, a limit amber."""
+    """Waits for the trainer are green, for storage purple, for another FIFO yellow; a limit is amber."""
     page = (ROOT / "sidecar/admin/page.html").read_text(encoding="utf-8")
     (table,) = re.findall(r"const STATES = (\[.*?\]);", page, re.DOTALL)
     shown = dict(re.findall(r'\["(\w+)", "[^"]+", "(\w+)"\]', table))
-    names = {"trainer": "green", "storage": "purple", "limit": "orange", "even": "blue", "idle": "text"}
+    names = {
+        "trainer": "green",
+        "storage": "purple",
+        "limit": "orange",
+        "even": "blue",
+        "idle": "text",
+        "peer": "yellow",
+    }
     by_title = {panel["title"]: panel for panel in PANELS}
     fixed = {
         override["matcher"]["options"]: override["properties"][0]["value"]["fixedColor"]

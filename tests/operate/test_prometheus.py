@@ -189,7 +189,7 @@ def test_what_the_overview_says_is_true(scraped: Scraped) -> None:
     assert (labels, count) == ({"version": __version__, "transport": "splice"}, 2)
     shares = server.ask(queries["Where the time goes A"])
     assert {labels["state"] for labels, _ in shares} == {
-        "idle", "blocked", "starved", "limited", "moving",
+        "idle", "blocked", "held_back", "starved", "limited", "moving",
     }  # fmt: skip
     states = server.ask(queries["Epochs ended by state A"])
     ended = {labels["trailer_state"]: value for labels, value in states}
@@ -250,11 +250,11 @@ def test_every_panel_is_drawn_with_its_answers(scraped: Scraped) -> None:
     query = concrete("penstock-overview")["Delivered by channel A"]
 
     def settled() -> Any:
-        """Two seconds ago, so that no scrape of that time is under way, every channel that is read moved.
+        """Five seconds ago, so that no scrape of that time is under way, every channel that is read moved.
 
         In whole seconds, so that rounding does not take the range's last step away.
         """
-        data = Data(scraped.server, int(time.time()) - 2, 10)
+        data = Data(scraped.server, int(time.time()) - 5, 10)
         return data if sum(float(one["value"][1]) > 0 for one in data.ask(query)) == 3 else None
 
     data = eventually(settled)
