@@ -63,19 +63,32 @@ class WorkerThread:
     """One thread that runs call after call of one task; its owner closes it once.
 
     `in_thread` runs each call in another thread of its pool, and the processor's cache has no other thread's
-    memory. The thread starts with the first call.
+    memory. The thread starts with the first call. If the machine grants no further thread, the calls run in
+    that pool, whose threads the sidecar starts before it offers a FIFO.
     """
 
     def __init__(self, name: str) -> None:
-        self._executor = ThreadPoolExecutor(1, name)
+        self._executor: ThreadPoolExecutor | None = ThreadPoolExecutor(1, name)
+        self._started = False
 
     async def run(self, call: Callable[..., T], *arguments: object) -> T:
         """Run `call` in the thread. If cancelled, wait for its end, before the caller cleans up."""
+        if not self._started and self._executor is not None:
+            try:
+                self._executor.submit(_nothing)
+            except RuntimeError:  # "can't start new thread"; what was submitted is dropped with the executor
+                self._executor = None
+            self._started = True
         return await _in_thread_of(self._executor, call, *arguments)
 
     def close(self) -> None:
         """Let the thread end after the call that it runs. Further calls do nothing."""
-        self._executor.shutdown(wait=False)
+        if self._executor is not None:
+            self._executor.shutdown(wait=False)
+
+
+def _nothing() -> None:
+    """Start a thread, and nothing else."""
 
 
 async def _in_thread_of(executor: Executor | None, call: Callable[..., T], *arguments: object) -> T:

@@ -67,3 +67,24 @@ async def test_a_call_in_a_thread_ends_before_its_task_however_often_that_is_can
     may_end.set()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+async def test_without_a_further_thread_calls_run_in_the_pool_once_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    await in_thread(threading.get_ident)  # the pool has a thread
+    start = threading.Thread.start
+
+    def refused(thread: threading.Thread) -> None:
+        if thread.name.startswith("inflate"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    worker, calls = WorkerThread("inflate"), []
+    for number in range(3):
+        await worker.run(calls.append, number)
+    monkeypatch.undo()
+    await worker.run(calls.append, 3)
+    assert calls == [0, 1, 2, 3]
+    worker.close()
