@@ -81,7 +81,7 @@ class SharedStream:
             self._fail(error)
             return
         try:
-            outlet = DealtOutlet(self._group)
+            outlet = DealtOutlet(self._group, give_up_after=self._retry.give_up_after)
         except OSError as error:
             raise SinkError(f"cannot make a pipe: {error.strerror}; raise `ulimit -n`") from error
         try:

@@ -100,6 +100,11 @@ class PipeOutlet:
         return self._gone
 
     @property
+    def refused(self) -> bool:
+        """Whether the kernel refused the last write."""
+        return self._short
+
+    @property
     def unread(self) -> int:
         """Bytes in the pipe that its reader, the trainer or the keeper, has not read."""
         return 0 if self._fd < 0 else bytes_unread(self._fd)

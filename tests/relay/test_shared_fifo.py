@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 
 import pytest
 
 from streamer.errors import ReaderGone
+from streamer.linux import ALL
 from streamer.plan import START, ObjectRef, Plan
 from streamer.plan.dealing import DealtEpoch, Piece
 from streamer.relay.deliver.byte_queue import ByteQueue
@@ -39,7 +41,7 @@ async def test_bytes_that_no_copy_took_are_not_of_the_next_epoch() -> None:
     plan = Plan.of([ObjectRef("b", "k", 4 * MIB, "e")])
     fifos = [SharedFifo(f"train-{copy}", plan, START, group) for copy in range(2)]
     group.ranks = [fifos]
-    dealt = DealtOutlet(group)
+    dealt = DealtOutlet(group, give_up_after=60)
     for epoch, byte in enumerate((b"a", b"b")):
         pipes = [os.pipe() for _ in fifos]
         outlets = [PipeOutlet(end, on_gone=fifo.wake) for (_, end), fifo in zip(pipes, fifos, strict=True)]
@@ -72,3 +74,45 @@ async def left_early(fifo: SharedFifo, epoch: int, outlet: PipeOutlet) -> None:
     """Wait in an epoch until its reader leaves."""
     with pytest.raises(ReaderGone):
         await fifo.deliver(epoch, outlet)
+
+
+class RefusedOnce:
+    """Bytes that the kernel refuses to write at first."""
+
+    def __init__(self) -> None:
+        self.left = ByteQueue([b"a" * 10])
+        self.refused = False
+
+    def drain_into(self, fd: int, most: int = ALL) -> int:
+        if not self.refused:
+            self.refused = True
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        return self.left.drain_into(fd, most)
+
+
+async def test_a_shortage_of_the_pipe_of_copies_is_waited_for() -> None:
+    group = SharedGroup([], 0)
+    plan = Plan.of([ObjectRef("b", "k", 10, "e")])
+    fifos = [SharedFifo(f"train-{copy}", plan, START, group) for copy in range(2)]
+    group.ranks = [fifos]
+    dealt = DealtOutlet(group, give_up_after=60)
+    pipes = [os.pipe() for _ in fifos]
+    outlets = [PipeOutlet(end, on_gone=fifo.wake) for (_, end), fifo in zip(pipes, fifos, strict=True)]
+    async with asyncio.TaskGroup() as tasks:
+        for fifo, outlet in zip(fifos, outlets, strict=True):
+            tasks.create_task(fifo.deliver(0, outlet))
+        while not all(fifo.takes(0) for fifo in fifos):
+            group.changed.clear()
+            await group.changed.wait()
+        dealt.begin(DealtEpoch([0], iter([Piece(0, 10)])))
+        source = RefusedOnce()
+        with pytest.raises(BlockingIOError):
+            dealt.push(source)
+        await dealt.writable()
+        assert dealt.push(source) == 10
+    assert [os.read(reader, 100) for reader, _ in pipes] == [b"a" * 10] * 2
+    assert [note.kind for note in group.counters.notes] == ["local"]
+    for (reader, _), outlet in zip(pipes, outlets, strict=True):
+        os.close(reader)
+        outlet.close()
+    dealt.close()

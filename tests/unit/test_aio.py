@@ -81,7 +81,8 @@ async def test_without_a_further_thread_calls_run_in_the_pool_once_each(
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", refused)
-    worker, calls = WorkerThread("inflate"), []
+    worker = WorkerThread("inflate")
+    calls: list[int] = []
     for number in range(3):
         await worker.run(calls.append, number)
     monkeypatch.undo()

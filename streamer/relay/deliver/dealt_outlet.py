@@ -14,7 +14,8 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
-from streamer.linux import ALL, SPLICE_FLAGS, set_pipe_size, tee
+from streamer.linux import ALL, SPLICE_FLAGS, tee
+from streamer.sink.outlet import PipeOutlet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,8 +28,11 @@ if TYPE_CHECKING:
 class DealtOutlet:
     """An `Outlet` whose bytes go to the FIFOs of several ranks; its owner closes it once."""
 
-    def __init__(self, group: SharedGroup) -> None:
-        """Raises OSError if a pipe cannot be made."""
+    def __init__(self, group: SharedGroup, *, give_up_after: float) -> None:
+        """`give_up_after`: seconds for which the kernel may refuse writes to the pipe.
+
+        Raises OSError if a pipe cannot be made.
+        """
         self._dropped = 0
         self._group = group
         self._ranks = group.ranks
@@ -43,10 +47,15 @@ class DealtOutlet:
         with contextlib.ExitStack() as stack:
             self._null = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
             stack.callback(os.close, self._null)
-            self._pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-            for fd in self._pipe:
-                stack.callback(os.close, fd)
-            set_pipe_size(self._pipe[1])
+            self._pipe, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+            stack.callback(os.close, self._pipe)
+            with contextlib.ExitStack() as failed:
+                failed.callback(os.close, write_end)
+                self._into = PipeOutlet(write_end, on_gone=lambda: None)
+                failed.pop_all()
+            stack.callback(self._into.close)
+            self._into.give_up_after = give_up_after
+            self._into.on_short = lambda shortage: group.counters.note("local", str(shortage))
             self._opened = stack.pop_all()
 
     def __repr__(self) -> str:
@@ -81,7 +90,10 @@ class DealtOutlet:
         return self._copied > 0
 
     def push(self, source: Drainable) -> int:
-        """As `Outlet`: moves bytes of one piece, and at most to its end."""
+        """As `Outlet`: moves bytes of one piece, and at most to its end.
+
+        Raises Shortage, as a FIFO's outlet does.
+        """
         if not self._left:
             if (piece := next(self._pieces, None)) is None:
                 raise RuntimeError(f"the stream of epoch {self._group.epoch} is longer than its pieces")
@@ -90,7 +102,7 @@ class DealtOutlet:
         if not takers:
             count = self._drop(source, self._left)
         elif len(self._ranks[self._rank]) > 1:
-            count = self._copied = source.drain_into(self._pipe[1], self._left)
+            count = self._copied = self._into.push(source, self._left)
             self._ahead = dict.fromkeys(takers, 0)
             self._copy()
         elif takers[0].lead:
@@ -103,7 +115,7 @@ class DealtOutlet:
 
     def _drop(self, source: Drainable, most: int) -> int:
         """Discard bytes of `source`; by a pipe, which splice(2) needs at one end."""
-        count = source.drain_into(self._pipe[1], most)
+        count = self._into.push(source, most)
         self._empty(count)
         self._dropped += count
         return count
@@ -111,7 +123,7 @@ class DealtOutlet:
     def _empty(self, count: int) -> None:
         """Discard `count` bytes that are in the pipe."""
         while count:
-            count -= os.splice(self._pipe[0], self._null, count, flags=SPLICE_FLAGS)
+            count -= os.splice(self._pipe, self._null, count, flags=SPLICE_FLAGS)
 
     def take_dropped(self) -> int:
         """Return the bytes that no FIFO took since the last call."""
@@ -140,10 +152,13 @@ class DealtOutlet:
             self._ahead[fifo] = lead
             return
         with contextlib.suppress(BlockingIOError):
-            self._ahead[fifo] = fifo.take(_Copied(self._pipe[0]), self._copied)
+            self._ahead[fifo] = fifo.take(_Copied(self._pipe), self._copied)
 
     async def writable(self) -> None:
         """As `Outlet`: waits for a FIFO that is full, and moves what the pipe holds."""
+        if self._into.refused:
+            await self._into.writable()
+            return
         full = [fifo for fifo in self._takers() if not self.holding or not self._ahead.get(fifo, 1)]
         if full:
             self._group.timer.block(full)
