@@ -16,7 +16,7 @@ from sidecar.job.resume import parse_saved
 from streamer.errors import ChannelError, TruncatedStream
 from streamer.formats import tfrecord
 from streamer.readers import MixedReader
-from streamer.readers.core.mixed import _next
+from streamer.shares import next_source
 from tests.readers.feeder import Feeder
 
 SIZES = {"train": 50, "validation": 13}
@@ -57,9 +57,9 @@ def take(mixed: Any, count: int) -> list[bytes]:
 def test_every_prefix_has_each_share_to_within_one_record(seed: int) -> None:
     draw = random.Random(seed)
     weights = [draw.randrange(1, 50) for _ in range(draw.randrange(1, 6))]
-    returned = [0] * len(weights)
+    returned, ones = [0] * len(weights), [1] * len(weights)
     for total in range(1, 2 * sum(weights) + 1):
-        returned[_next(returned, weights)] += 1
+        returned[next_source(returned, ones, weights, sum(weights))] += 1
         shares = [Fraction(total * weight, sum(weights)) for weight in weights]
         assert all(abs(have - share) < 1 for have, share in zip(returned, shares, strict=True))
     assert returned == [2 * weight for weight in weights]

@@ -3,11 +3,9 @@
     channel "web"  ─ epoch after epoch ─┐
     channel "code" ─ epoch after epoch ─┴─ pick, record by record ─> one stream without an end
 
-After T records a channel is due unless more than T · weight / sum of weights of them are its own. Of the
-channels that are due, the one with the least (returned + 1) / weight is next, and of equal ones the first
-(earliest eligible virtual deadline first). So the share of every channel is right to within one record at any
-time, and the same weights always give the same order. The order does not depend on timing, because the mix
-waits for the channel that is next.
+`streamer.shares` picks the channel of each record, so the share of every channel is right to within one
+record at any time, and the same weights always give the same order. The order does not depend on timing,
+because the mix waits for the channel that is next.
 
 A channel whose epoch ends goes on with its next epoch, so no channel's records are left out. The stream ends
 where the caller stops. That ends the epochs of all channels, as for `PipeReader`.
@@ -24,10 +22,11 @@ from streamer.errors import ChannelError
 from streamer.readers.core.epochs import TIMEOUT
 from streamer.readers.core.plain import PipeReader
 from streamer.readers.core.position import ReaderPosition
+from streamer.shares import in_lowest_terms, next_source
 from streamer.step_state import is_step_state
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
+    from collections.abc import Generator, Mapping
 
 FORMAT = 1
 _KEYS = {"format", "weights", "returned", "channels", "ahead"}
@@ -80,14 +79,15 @@ class MixedReader:
         resumed, self._loaded = self._loaded, False
         if not resumed:
             self._returned = [0] * len(self._readers)
-        returned, weights = self._returned, _lowest_terms(list(self._weights.values()))
+        returned, weights = self._returned, in_lowest_terms(list(self._weights.values()))
+        ones, whole = [1] * len(weights), sum(weights)
         with contextlib.ExitStack() as stack:
             records = [
                 stack.enter_context(contextlib.closing(_endless(each, resumed=resumed)))
                 for each in self._readers
             ]
             while True:
-                channel = _next(returned, weights)
+                channel = next_source(returned, ones, weights, whole)
                 record = next(records[channel])
                 returned[channel] += 1
                 yield record
@@ -149,26 +149,6 @@ def _weight(channel: str, weight: object) -> Fraction:
     if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 < weight < math.inf:
         raise ValueError(f"the weight of channel {channel} is {weight!r}: give a number above 0")
     return Fraction(str(weight))
-
-
-def _lowest_terms(weights: Sequence[Fraction]) -> list[int]:
-    """Return whole numbers in the ratio of `weights`."""
-    scale = math.lcm(*(weight.denominator for weight in weights))
-    whole = [int(weight * scale) for weight in weights]
-    common = math.gcd(*whole)
-    return [each // common for each in whole]
-
-
-def _next(returned: Sequence[int], weights: Sequence[int]) -> int:
-    """Return the channel of the next record, given the records of each channel so far."""
-    total, whole = sum(returned), sum(weights)
-    best, best_count, best_weight = -1, 0, 0
-    for channel, (count, weight) in enumerate(zip(returned, weights, strict=True)):
-        if count * whole > total * weight:
-            continue  # not due
-        if best < 0 or (count + 1) * best_weight < (best_count + 1) * weight:
-            best, best_count, best_weight = channel, count, weight
-    return best
 
 
 def _endless(reader: PipeReader, *, resumed: bool) -> Generator[bytes, None, None]:
