@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sidecar.cli.help import Command
-from sidecar.cli.options import endpoint_options, give_up_option, key_options, set_up_log, take_keys
+from sidecar.cli.options import (
+    closing_options,
+    endpoint_options,
+    give_up_option,
+    key_options,
+    set_up_log,
+    take_keys,
+)
 from streamer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -71,14 +78,7 @@ class LabelType(click.ParamType["Label"]):
 @click.option("--to", "target", metavar="FILE", help="The file of the manifest. Default: standard output.")
 @endpoint_options
 @give_up_option
-@click.option(
-    "-q",
-    "--quiet",
-    "closing",
-    flag_value="none",
-    help="Write neither progress nor a closing line to standard error.",
-)
-@click.option("--json", "closing", flag_value="json", help="Write the closing line as JSON.")
+@closing_options
 def manifest(
     uris: tuple[str, ...],
     *,

@@ -87,6 +87,22 @@ def endpoint_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def closing_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of the line that ends a command; `closing` is "none", "json" or None."""
+    for option in (
+        click.option("--json", "closing", flag_value="json", help="Write the closing line as JSON."),
+        click.option(
+            "-q",
+            "--quiet",
+            "closing",
+            flag_value="none",
+            help="Write neither progress nor a closing line to standard error.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
 def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that select objects: include, exclude, split, limit, sample."""
     for option in (

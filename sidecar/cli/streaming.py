@@ -10,6 +10,7 @@ import click
 from sidecar.cli.help import Command
 from sidecar.cli.options import (
     Size,
+    closing_options,
     endpoint_options,
     give_up_option,
     selection_options,
@@ -63,14 +64,7 @@ if TYPE_CHECKING:
 @give_up_option
 @selection_options
 @click.option("--join", type=click.Choice(["tar", "arrow"]), help="Join the objects into one of this format.")
-@click.option(
-    "-q",
-    "--quiet",
-    "closing",
-    flag_value="none",
-    help="Write neither progress nor a closing line to standard error.",
-)
-@click.option("--json", "closing", flag_value="json", help="Write the closing line as JSON.")
+@closing_options
 def cat(
     uris: tuple[str, ...],
     *,
