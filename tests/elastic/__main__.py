@@ -6,11 +6,10 @@ python -m tests.elastic --seeds 1 --seed 47   # that one again
 
 from __future__ import annotations
 
-import argparse
 import sys
 
 from tests.elastic.run import Found, Job, prepare, run
-from tests.kit.seeds import run_seeds, search
+from tests.kit.seeds import run_seeds, search, seed_parser
 
 LIMIT = 300.0
 """Seconds after which a seed's process counts as hung; a seed takes some seconds."""
@@ -18,13 +17,7 @@ LIMIT = 300.0
 
 def main() -> int:
     """Run the seeds; return 1 if one is broken."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.elastic",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--seeds", type=int, default=100, help="how many")
-    parser.add_argument("--seed", type=int, default=1, help="the first; each further one is the next")
+    parser = seed_parser("python -m tests.elastic", __doc__, seeds=100)
     parser.add_argument("--minutes", type=float, default=float("inf"), help="at most")
     options = parser.parse_args()
     seeds = range(options.seed, options.seed + options.seeds)

@@ -6,25 +6,18 @@ python -m tests.keeper_model --seeds 1 --seed 4711    # that one again
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections import Counter
 
 from tests.keeper_model.world import run_seed
-from tests.kit.seeds import run_seeds, search
+from tests.kit.seeds import run_seeds, search, seed_parser
 
 LIMIT = 60.0
 """Seconds after which a seed counts as hung; it takes a twentieth of one."""
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.keeper_model",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--seeds", type=int, default=1000, help="how many")
-    parser.add_argument("--seed", type=int, default=1, help="the first; each further one is the next")
+    parser = seed_parser("python -m tests.keeper_model", __doc__, seeds=1000)
     options = parser.parse_args()
     outcomes = run_seeds(run_seed, range(options.seed, options.seed + options.seeds), limit=LIMIT)
     return 1 if search(outcomes, Counter[str](), again="--seeds 1 --seed {}", show=_counts).broken else 0

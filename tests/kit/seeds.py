@@ -8,6 +8,7 @@ new child. A child that hangs writes the stacks of its threads to standard error
 
 from __future__ import annotations
 
+import argparse
 import faulthandler
 import math
 import multiprocessing
@@ -43,6 +44,16 @@ class Outcome:
     """Why the seed is a finding: the error, or how the child ended."""
     died: str | None = None
     """The signal that ended the child, by name, if one did."""
+
+
+def seed_parser(prog: str, description: str | None, *, seeds: int) -> argparse.ArgumentParser:
+    """Return a parser with `--seeds` and `--seed`. `seeds`: how many, unless told."""
+    parser = argparse.ArgumentParser(
+        prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, default=seeds, help="how many")
+    parser.add_argument("--seed", type=int, default=1, help="the first; each further one is the next")
+    return parser
 
 
 def run_seeds(

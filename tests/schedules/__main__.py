@@ -8,12 +8,11 @@ python -m tests.schedules --seeds 200 --twice       # each seed twice: their eve
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from tests.kit.seeds import Outcome, run_seeds, search
+from tests.kit.seeds import Outcome, run_seeds, search, seed_parser
 from tests.schedules.run import Found, prepare, run_seed
 from tests.schedules.trial import SeedTrial
 
@@ -22,13 +21,7 @@ LIMIT = 120.0
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.schedules",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--seeds", type=int, default=1000, help="how many")
-    parser.add_argument("--seed", type=int, default=1, help="the first; each further one is the next")
+    parser = seed_parser("python -m tests.schedules", __doc__, seeds=1000)
     parser.add_argument("--minutes", type=float, default=float("inf"), help="at most")
     parser.add_argument("--twice", action="store_true", help="run each twice and compare the events")
     parser.add_argument("--stop", action="store_true", help="end with the first broken promise")
