@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from streamer.readers import rank_channels
 from streamer.readers.torch import PipeIterableDataset
-from tests.frameworks.programs.task import DIMENSIONS
+from tests.frameworks.programs.task import DIMENSIONS, EPOCHS, RATE
 
 
 def decode(records: list[bytes]) -> dict[str, torch.Tensor]:
@@ -49,3 +49,17 @@ class Model(torch.nn.Module):  # type: ignore[misc] # torch is not followed by t
     def report(self) -> None:
         """Write the steps of this rank into the directory that the program was given."""
         Path(sys.argv[1], f"{os.environ['RANK']}.json").write_text(json.dumps(self.steps), encoding="utf-8")
+
+
+def train(model: Model, parallel: torch.nn.Module) -> None:
+    """Train in this process of a group, and report. `parallel`: the model as the group shares it."""
+    optimizer = torch.optim.SGD(parallel.parameters(), RATE)
+    batches = loader()
+    for _ in range(EPOCHS):
+        for batch in batches:
+            optimizer.zero_grad()
+            parallel(**batch)["loss"].backward()
+            optimizer.step()
+    model.report()
+    torch.distributed.barrier()  # a rank that goes early would end the others
+    torch.distributed.destroy_process_group()
