@@ -30,6 +30,15 @@ def descriptor_path(fd: int) -> str:
     return f"/proc/self/fd/{fd}"
 
 
+def has_pidfds() -> bool:
+    """Return whether the kernel has pidfd_open(2), which Linux has since 5.3 and some sandboxes lack."""
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError:
+        return False
+    return True
+
+
 def bytes_unread(fd: int) -> int:
     """Return the number of unread bytes in a pipe (FIONREAD, pipe(7)) or TCP socket (SIOCINQ, tcp(7))."""
     return int(struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, b"\0\0\0\0"))[0])

@@ -175,7 +175,9 @@ METRICS: dict[str, Spec] = {
     "penstock_engine_cpu_seconds_total": Spec(
         "counter", ("engine",), "User and system time of a running engine process."
     ),
-    "penstock_engine_resident_bytes": Spec("gauge", ("engine",), "Resident memory of an engine process."),
+    "penstock_engine_resident_bytes": Spec(
+        "gauge", ("engine",), "Resident memory of an engine process, with what all share."
+    ),
     "penstock_bandwidth_limit_bytes": Spec(
         "gauge", (), "Bytes per second that all channels together may deliver; +Inf for no limit."
     ),

@@ -28,9 +28,10 @@ _FIFO = {"splice": 256 * KIB, "buffered": 1152 * KIB, "aiobotocore": 1152 * KIB}
 that an engine process has written are charged."""
 _REQUEST = 32 * KIB
 """A connection, its TLS state and what the kernel keeps for it."""
-_ENGINE = 32 * MIB
-"""An engine process: its interpreter and libraries, and 4 MiB of free buffers. All other buffers and the
-bytes in its pipes are in the budget."""
+_TEMPLATE, _ENGINE = 22 * MIB, 22 * MIB
+"""The template of the engine processes with its interpreter and libraries, and the pages that an engine does
+not share with it: 3 MiB at first, then those that it writes to, and 4 MiB of free buffers. All other buffers
+and the bytes in its pipes are in the budget."""
 _KEEPER, _KEEPER_PIPE = 8 * MIB, 1 * MIB
 _SOCKETS = 32 * MIB
 """Most bytes in sockets while the buffers of the whole budget stay allocated."""
@@ -59,7 +60,7 @@ class Footprint:
             + _FILES
             + self.fifos * _FIFO["buffered" if self.processes else self.transport]
             + self.requests * _REQUEST
-            + self.processes * _ENGINE
+            + (_TEMPLATE + self.processes * _ENGINE if self.processes else 0)
             + keeper
         )
 

@@ -1,29 +1,30 @@
 """The parent's side of one engine process, and the set of all of them.
 
-One task per place starts a process, waits for its end and starts the next: at once, or after a wait that
-doubles if the process ended before it was ready. The spans of an ended process fail with `Transient`, so the
-relay asks for the rest of each. A process that does not answer for `silent_after` seconds, because it is
-stopped or spins, is killed and thereby replaced too. Starting and reaping block, so a thread does both.
+One task per place has a process forked, waits for its end and has the next one forked: at once, or after a
+wait that doubles if the process ended before it was ready. The spans of an ended process fail with
+`Transient`, so the relay asks for the rest of each. A process that does not answer for `silent_after`
+seconds, because it is stopped or spins, is killed and thereby replaced too.
+
+    asked for ─ forked (pidfd) ─▶ settings ─ ready ─▶ serves ─ pidfd or socket ends ─▶ ended
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
+import errno
 import os
+import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypedDict
 
-from streamer.aio import in_thread, task_group
+from streamer.aio import task_group
 from streamer.engines.link import Link, Message
+from streamer.engines.template import Template, cannot_start
 from streamer.errors import SinkError
-from streamer.helpers import spawn
 
 START_WITHIN = 30.0
 """Seconds for a process to start."""
@@ -31,10 +32,6 @@ PING_EVERY = 5.0
 """Seconds between two checks of a process."""
 FIRST_WAIT, LONGEST_WAIT = 0.1, 5.0
 """Seconds before a process is replaced that ended before it was ready: the first wait, and the longest."""
-_MAIN = (
-    "import sys, json; sys.path[:] = json.loads(sys.argv[1]); "
-    "from streamer.engines.process import main; main()"
-)
 
 
 class SpanBody(Protocol):
@@ -54,13 +51,11 @@ class SpanBody(Protocol):
 
 
 class EngineSettings(TypedDict):
-    """What every engine process gets at its start, over its socket. Headers may hold a customer's key."""
+    """What every engine process gets after its start, over its socket. Headers may hold a customer's key."""
 
     anonymous: bool
     headers: dict[str, str]
     sends_if_match: bool
-    certificates: str | None
-    """File of the certificates to trust; None: no TLS."""
     stall_timeout: float
     retry: dict[str, Any]
     """Fields of the `RetryPolicy`."""
@@ -81,25 +76,32 @@ class EngineUsage:
 class Engine:
     """One engine process."""
 
-    def __init__(self, number: int, process: subprocess.Popen[bytes], sock: socket.socket) -> None:
-        """`sock`: our end of the socket; owned from now on."""
+    def __init__(self, number: int, sock: socket.socket, settings: EngineSettings) -> None:
+        """`sock`: our end of the socket; owned from now on. `settings`: sent once the process runs."""
         self.number = number
-        self.process = process
+        self.pid = 0
+        """Process id; 0 until the template has forked the process."""
         self.ready = False
         """Whether the process serves."""
         self.ended = asyncio.Event()
         """Set when the process has ended or closed its end of the socket."""
+        self.refusal: str | None = None
+        """Why the kernel refused the process."""
         self.spans: dict[int, SpanBody] = {}
         self.load = 0
         """Bytes of the spans in flight."""
         self.sent: dict[str, Any] = {}
         """Credentials and endpoints that the process has, by name."""
         self.on_ready: Callable[[], None] = lambda: None
+        self._settings = settings
+        self._loop = asyncio.get_running_loop()
+        self._pidfd: int | None = None
+        self._exited = asyncio.Event()
         self._heard = time.monotonic()
         self._link = Link(sock, self._on_message, self.ended.set)
 
     def __repr__(self) -> str:
-        return f"<Engine {self.number}, pid {self.process.pid}, {len(self.spans)} spans>"
+        return f"<Engine {self.number}, pid {self.pid}, {len(self.spans)} spans>"
 
     @property
     def serves(self) -> bool:
@@ -111,14 +113,25 @@ class Engine:
         self._link.send(message, descriptors)
 
     def _on_message(self, message: Message, descriptors: list[int]) -> None:
-        for fd in descriptors:
-            os.close(fd)
         self._heard = time.monotonic()
         what, *rest = message
-        if what == "ready":
-            self.ready = True
-            self.on_ready()
-            return
+        match what:
+            case "forked" if not descriptors:
+                self.refusal = os.strerror(errno.EMFILE)  # the kernel has dropped the pidfd
+                self.ended.set()
+                return
+            case "forked":
+                self.pid, self._pidfd = rest[0], descriptors[0]
+                self._loop.add_reader(self._pidfd, self._on_exit)
+                self.send("settings", self._settings)
+                return
+            case "refused":
+                self.refusal = rest[0]
+                return
+            case "ready":
+                self.ready = True
+                self.on_ready()
+                return
         if what == "pong" or (span := self.spans.get(rest[0])) is None:
             return
         match what:
@@ -133,45 +146,67 @@ class Engine:
     def usage(self) -> EngineUsage:
         """Return what the process uses now; zeros if it has just ended (proc(5))."""
         try:
-            with open(f"/proc/{self.process.pid}/stat", "rb", buffering=0) as file:
+            with open(f"/proc/{self.pid}/stat", "rb", buffering=0) as file:
                 fields = file.read(1024).rpartition(b")")[2].split()
         except OSError:
-            return EngineUsage(self.number, self.process.pid, 0.0, 0, self.load)
+            return EngineUsage(self.number, self.pid, 0.0, 0, self.load)
         seconds = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
         resident = int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
-        return EngineUsage(self.number, self.process.pid, seconds, resident, self.load)
+        return EngineUsage(self.number, self.pid, seconds, resident, self.load)
 
     def check(self, silent_after: float) -> None:
-        """Ask the process for an answer; note its end if it has given none for `silent_after` seconds.
-
-        A process that has exited counts as ended even if its socket has not reported the end.
-        """
-        silent = self.ready and time.monotonic() - self._heard > silent_after
-        if silent or self.process.poll() is not None:
+        """Ask the process for an answer; note its end if it has given none for `silent_after` seconds."""
+        if time.monotonic() - self._heard > (silent_after if self.ready else START_WITHIN):
             self.ended.set()  # `close` kills it
-        else:
+        elif self.ready:
             self.send("ping")
 
-    def close(self) -> None:
-        """Kill the process, and fail its spans. It must still be waited for."""
+    def _on_exit(self) -> None:
+        """Note the end of the process, and reap it if the kernel has made it our child."""
+        if self._pidfd is not None:
+            self._loop.remove_reader(self._pidfd)
+            with contextlib.suppress(OSError):  # its template, or init, reaps it
+                os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
+        self._exited.set()
+        self.ended.set()
+
+    async def close(self) -> None:
+        """Kill the process, fail its spans, and wait until it has ended."""
         self._link.close()
         self.ended.set()
-        self.process.kill()
+        if self._pidfd is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         spans, self.spans = self.spans, {}
         for span in spans.values():
-            span.lost(f"engine process {self.process.pid} has ended")
+            span.lost(f"engine process {self.pid} has ended")
+        if self._pidfd is None:
+            return
+        try:
+            await self._exited.wait()
+        finally:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = None
 
 
 class Engines:
     """The engine processes of one job. Use `running`."""
 
     def __init__(
-        self, count: int, settings: EngineSettings, *, silent_after: float, ping_every: float
+        self,
+        count: int,
+        settings: EngineSettings,
+        template: Template,
+        *,
+        silent_after: float,
+        ping_every: float,
     ) -> None:
         """`silent_after`: seconds without an answer after which a process is killed."""
         self.replaced = 0
         """Processes that have ended and were replaced."""
         self._settings = settings
+        self._template = template
         self._silent_after = max(silent_after, 3 * ping_every)
         self._ping_every = ping_every
         self._engines: list[Engine | None] = [None] * count
@@ -200,7 +235,7 @@ class Engines:
         while True:
             ready = False
             try:
-                engine = await _start(place)
+                engine = Engine(place, await self._template.fork(), self._settings)
             except SinkError as error:
                 self._note_failure(error)
             else:
@@ -215,7 +250,6 @@ class Engines:
         self._engines[engine.number] = engine
         engine.on_ready = self._note_ready
         try:
-            engine.send("settings", self._settings)
             while not engine.ended.is_set():
                 engine.check(self._silent_after)
                 with contextlib.suppress(TimeoutError):
@@ -224,14 +258,15 @@ class Engines:
             return engine.ready
         finally:
             self._engines[engine.number] = None
-            engine.close()
-            code = await in_thread(engine.process.wait)
+            await engine.close()
             if not engine.ready:
                 self._note_failure(
-                    SinkError(
-                        f"an engine process ended with code {code} before it was ready; see its messages"
-                    )
+                    SinkError("an engine process ended before it was ready; see its messages")
+                    if engine.refusal is None
+                    else cannot_start(engine.refusal)
                 )
+            if not engine.pid:
+                await self._template.discard()  # it has ended, or does not answer
 
     def _note_ready(self) -> None:
         self._available.set()
@@ -265,49 +300,29 @@ class Engines:
 
 @contextlib.asynccontextmanager
 async def running(
-    count: int, settings: EngineSettings, *, silent_after: float, ping_every: float = PING_EVERY
+    count: int,
+    settings: EngineSettings,
+    certificates: str | None,
+    *,
+    silent_after: float,
+    ping_every: float = PING_EVERY,
 ) -> AsyncIterator[Engines]:
-    """Run `count` engine processes until the end of the block. Raises SinkError if one does not start."""
-    engines = Engines(count, settings, silent_after=silent_after, ping_every=ping_every)
-    async with task_group() as tasks:
-        keeping = [tasks.create_task(engines.keep(place), name=f"engine {place}") for place in range(count)]
-        try:
-            await engines.started()
-            yield engines
-        finally:
-            for task in keeping:
-                task.cancel()
+    """Run `count` engine processes until the end of the block. Raises SinkError if one does not start.
 
-
-async def _start(number: int) -> Engine:
-    """Start a process. Raises SinkError."""
-    ours, theirs = socket.socketpair()
-    started: list[subprocess.Popen[bytes]] = []
-
-    def start() -> None:
-        started.append(
-            subprocess.Popen(  # noqa: S603 - our own module
-                [sys.executable, "-I", "-c", _MAIN, json.dumps(sys.path), str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                env=spawn.environment(),
-                pass_fds=[theirs.fileno()],
-            )
-        )
-
+    `certificates`: file of the certificates to trust; None: no TLS.
+    """
+    template = Template(certificates)
+    engines = Engines(count, settings, template, silent_after=silent_after, ping_every=ping_every)
     try:
-        with theirs:
-            await in_thread(start)
-    except OSError as error:
-        ours.close()
-        raise SinkError(
-            f"cannot start an engine process: {error.strerror}; raise the limits of processes and memory, "
-            "or set Penstock.Processes: 0"
-        ) from error
-    except BaseException:
-        ours.close()
-        for process in started:
-            process.kill()
-            await in_thread(process.wait)
-        raise
-    return Engine(number, started[0], ours)
+        async with task_group() as tasks:
+            keeping = [
+                tasks.create_task(engines.keep(place), name=f"engine {place}") for place in range(count)
+            ]
+            try:
+                await engines.started()
+                yield engines
+            finally:
+                for task in keeping:
+                    task.cancel()
+    finally:
+        await template.close()

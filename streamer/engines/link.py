@@ -26,6 +26,12 @@ _MOST_DESCRIPTORS = 64
 """Descriptors received at a time; the kernel allows 253 in one message (unix(7))."""
 
 
+def frame(message: Message, descriptors: int = 0) -> bytes:
+    """Return the bytes of a message, with which so many descriptors are sent."""
+    body = marshal.dumps(message)
+    return _HEADER.pack(len(body), descriptors) + body
+
+
 class Link:
     """One end of the socket. `on_end` is called once, when the other process has ended or closed its end."""
 
@@ -55,8 +61,7 @@ class Link:
         """
         if self._closed:
             return
-        body = marshal.dumps(message)
-        data = memoryview(_HEADER.pack(len(body), len(descriptors)) + body)
+        data = memoryview(frame(message, len(descriptors)))
         if not self._unsent:
             rest = self._write(data, descriptors)
             if not rest:

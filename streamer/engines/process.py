@@ -6,7 +6,7 @@
     keys    new credentials
 
 The process holds no state that its parent lacks, so it ends at once when the socket does. Signals of the
-terminal and of the container end the parent, and thereby this process.
+terminal and of the container end the parent, and thereby this process, which ignores them.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import signal
 import socket
-import sys
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,10 +23,10 @@ import uvloop
 from streamer.engines.link import Link, Message
 from streamer.engines.served_span import ServedSpan
 from streamer.engines.wire import LeftToParent, pack_error, pack_report, unpack_part
-from streamer.errors import BadAnswer, ConfigError, Expired, GaveUp, ReaderGone, SourceError, Transient
+from streamer.errors import BadAnswer, Expired, GaveUp, ReaderGone, SourceError, Transient
 from streamer.relay.staging.buffers import BufferPool
 from streamer.retry import RetryPolicy
-from streamer.s3.http_source import HttpSource, tls_context
+from streamer.s3.http_source import HttpSource
 from streamer.s3.signing.endpoints import BucketEndpoint
 from streamer.s3.signing.requests import RequestBuilder
 from streamer.s3.signing.sigv4 import GetSigner
@@ -38,6 +36,7 @@ from streamer.units import MIB
 if TYPE_CHECKING:
     from typing import Any
 
+    from streamer.s3.http.tls import TlsContext
     from streamer.s3.ranges import Body, Phase, RangeRequest, RangeSource, RequestReport
 
 ONCE = RetryPolicy(give_up_after=0)
@@ -116,12 +115,13 @@ class _Avoiding:
 class EngineProcess:
     """Serves one parent."""
 
-    def __init__(self, sock: socket.socket, tasks: asyncio.TaskGroup) -> None:
+    def __init__(self, sock: socket.socket, tasks: asyncio.TaskGroup, tls: TlsContext | None) -> None:
         self.ended = asyncio.Event()
         """Set when the parent has ended, or a message could not be carried out."""
         self.failure: Exception | None = None
         """Why a message could not be carried out."""
         self._tasks = tasks
+        self._tls = tls
         self._pool = BufferPool(KEPT)
         self._spans: dict[int, tuple[ServedSpan, asyncio.Task[SourceError | None]]] = {}
         self._keys = SentKeys()
@@ -176,18 +176,17 @@ class EngineProcess:
         )
         self._endpoints = signer.endpoints
         remember(*(value for name, value in settings["headers"].items() if name.endswith("customer-key")))
-        certificates = settings["certificates"]
         self._policy = RetryPolicy(**settings["retry"])
         self._source = HttpSource(
             signer,
             _NoFallback(),
-            tls=None if certificates is None else tls_context(certificates),
+            tls=self._tls,
             stall_timeout=settings["stall_timeout"],
         )
         gc.collect()
         gc.freeze()
         gc.set_threshold(COLLECT_AFTER)
-        self._link.send(("ready", os.getpid()))
+        self._link.send(("ready",))
 
     def _open(
         self,
@@ -267,10 +266,10 @@ class _Observer:
         self._link.send(("phase", self._number, phase, report and pack_report(report)))
 
 
-async def serve(sock: socket.socket) -> None:
+async def serve(sock: socket.socket, tls: TlsContext | None) -> None:
     """Serve the parent at the other end of `sock` until it ends."""
     async with asyncio.TaskGroup() as tasks:
-        engine = EngineProcess(sock, tasks)
+        engine = EngineProcess(sock, tasks, tls)
         try:
             await engine.ended.wait()
         finally:
@@ -279,12 +278,6 @@ async def serve(sock: socket.socket) -> None:
         raise engine.failure
 
 
-def main() -> None:
-    """Run the process. Arguments: the module path as JSON, and the socket's descriptor."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    sock = socket.socket(fileno=int(sys.argv[2]))
-    try:
-        uvloop.run(serve(sock))
-    except ConfigError as error:
-        raise SystemExit(f"penstock engine process: {error}") from None
+def run(sock: socket.socket, tls: TlsContext | None) -> None:
+    """Serve the parent at the other end of `sock`, in this process. `tls`: None for plain HTTP."""
+    uvloop.run(serve(sock, tls))

@@ -135,13 +135,12 @@ def _described(bucket: str, endpoint: BucketEndpoint) -> tuple[Any, ...]:
     )
 
 
-def settings_of(clients: Clients, certificates: str | None, retry: RetryPolicy) -> EngineSettings:
+def settings_of(clients: Clients, retry: RetryPolicy) -> EngineSettings:
     """Return the settings of the engines for these clients."""
     return EngineSettings(
         anonymous=clients.anonymous,
         headers=clients.reading.headers(),
         sends_if_match=clients.data.sends_if_match,
-        certificates=certificates,
         stall_timeout=clients.stall_timeout,
         retry=asdict(replace(retry, wrong_answers=1)),  # the parent repeats a request after a wrong answer
     )

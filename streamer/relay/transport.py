@@ -17,7 +17,7 @@ from streamer.engines.engine import Engines
 from streamer.engines.engine import running as running_engines
 from streamer.engines.source import EngineSource, settings_of
 from streamer.errors import ConfigError, SinkError
-from streamer.linux import PIPE_SIZE, pipe_allowance
+from streamer.linux import PIPE_SIZE, has_pidfds, pipe_allowance
 from streamer.plan import Plan
 from streamer.relay.staging.buffers import BUFFER_SIZE, BufferPool, BufferStages
 from streamer.relay.staging.pipes import PipePool, PipeStages
@@ -179,7 +179,8 @@ async def open_transport(clients: Clients, spec: TransportSpec) -> AsyncIterator
                 engines = await stack.enter_async_context(
                     running_engines(
                         processes,
-                        settings_of(clients, certificates, spec.retry),
+                        settings_of(clients, spec.retry),
+                        certificates,
                         silent_after=clients.stall_timeout,
                     )
                 )
@@ -197,7 +198,7 @@ async def open_transport(clients: Clients, spec: TransportSpec) -> AsyncIterator
 def _processes(clients: Clients, spec: TransportSpec, obstacle: str | None) -> int:
     """Return the number of engine processes. Raises ConfigError if some are asked for and cannot be used."""
     if spec.processes == "auto":
-        return 0 if obstacle else automatic(spec.cores, tls=clients.over_tls)
+        return automatic(spec.cores, tls=clients.over_tls) if has_pidfds() and not obstacle else 0
     if spec.processes and obstacle:
         raise ConfigError(
             f"Penstock.Processes asks for {spec.processes} engine processes, which send requests by our own "

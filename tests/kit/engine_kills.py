@@ -4,8 +4,9 @@
                               ▲ SIGKILL when all threads together have so many bytes
 
 Channels: large objects, small ones, small ones that are inflated, and two rank FIFOs. A run draws the number
-of engines and the bytes at which it kills from its seed; even seeds have TLS. A killed process is any engine,
-also one that has just been started. Each epoch's SHA-256 must be that of its objects in order.
+of engines and the bytes at which it kills from its seed; even seeds have TLS. A killed process is the
+template or any engine, also one that has just been forked or has outlived its template. Each epoch's SHA-256
+must be that of its objects in order.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import trustme
 
 from tests.kit.patience import Patience
-from tests.kit.processes import job, sidecar, write_job
+from tests.kit.processes import Sidecar, job, sidecar, write_job
 from tests.kit.stub import S3Stub, StubThread
 from tests.kit.tls import serving
 
@@ -121,9 +122,7 @@ def run(seed: int) -> Run:
         for reader in readers:
             reader.start()
         try:
-            _kill_and_wait(
-                found, running.process.pid, [chance.randrange(total) for _ in range(KILLS_EACH)], chance
-            )
+            _kill_and_wait(found, running, [chance.randrange(total) for _ in range(KILLS_EACH)], chance)
             found.wait_for(total)
         except TimeoutError:
             print(json.dumps([running.events[-20:], running.status()]), file=sys.stderr)
@@ -135,11 +134,12 @@ def run(seed: int) -> Run:
     return found
 
 
-def _kill_and_wait(found: Run, pid: int, places: list[int], chance: random.Random) -> None:
+def _kill_and_wait(found: Run, running: Sidecar, places: list[int], chance: random.Random) -> None:
     for at in sorted(places):
         found.wait_for(at)
-        if pids := engines_of(pid):
-            os.kill(chance.choice(pids), signal.SIGKILL)
+        pids = {*engines_of(running.process.pid), *(each["pid"] for each in running.status()["engines"])}
+        with suppress(IndexError, ProcessLookupError):  # none runs, or it has just ended
+            os.kill(chance.choice(sorted(pids)), signal.SIGKILL)
             found.killed += 1
 
 
@@ -195,16 +195,13 @@ def _job(stub: S3Stub, directory: Path, found: Run) -> dict[str, Any]:
 
 
 def engines_of(pid: int) -> list[int]:
-    """The engine processes of a sidecar, also those that are starting."""
+    """The template of a sidecar and its engine processes, also those that are starting."""
     found = []
-    for task in os.listdir(f"/proc/{pid}/task"):
-        for child in Path(f"/proc/{pid}/task/{task}/children").read_text(encoding="ascii").split():
-            try:
-                command = Path(f"/proc/{child}/cmdline").read_bytes()
-            except OSError:
-                continue
-            if b"streamer.engines" in command:
-                found.append(int(child))
+    with suppress(OSError):  # the process has ended
+        for task in os.listdir(f"/proc/{pid}/task"):
+            for child in Path(f"/proc/{pid}/task/{task}/children").read_text(encoding="ascii").split():
+                if b"streamer.engines" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    found += [int(child), *engines_of(int(child))]
     return found
 
 

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from streamer.engines.engine import EngineSettings, running
-from streamer.engines.link import Link
+from streamer.engines import engine
+from streamer.engines.engine import Engines, EngineSettings, running
+from streamer.engines.link import Link, frame
 from streamer.engines.process import EngineProcess
 from streamer.engines.served_span import ServedSpan
 from streamer.engines.source import EngineSource
@@ -103,7 +104,7 @@ async def test_a_killed_process_loses_nothing(stub: S3Stub, tmp_path: Path, seed
                 while kills and kills[0] <= len(got):
                     kills.pop(0)
                     if engines.engines:
-                        os.kill(chance.choice(engines.engines).process.pid, signal.SIGKILL)
+                        os.kill(chance.choice(engines.engines).pid, signal.SIGKILL)
         assert got == truth
         assert engines.replaced
 
@@ -235,12 +236,11 @@ async def test_an_error_comes_after_the_bytes_before_it(stub: S3Stub, tmp_path: 
 
 @pytest.fixture
 def settings() -> Callable[..., EngineSettings]:
-    def made(certificates: str | None = None) -> EngineSettings:
+    def made() -> EngineSettings:
         return EngineSettings(
             anonymous=False,
             headers={"x-amz-server-side-encryption-customer-key": "a-customer-key"},
             sends_if_match=True,
-            certificates=certificates,
             stall_timeout=5.0,
             retry={},
         )
@@ -248,29 +248,79 @@ def settings() -> Callable[..., EngineSettings]:
     return made
 
 
+async def replaced(engines: Engines, count: int = 1) -> None:
+    await eventually(lambda: engines.replaced and sum(each.serves for each in engines.engines) == count)
+
+
 async def test_a_process_that_does_not_answer_is_replaced(settings: Callable[..., EngineSettings]) -> None:
-    async with running(1, settings(), silent_after=0.1, ping_every=0.1) as engines:
-        first = engines.engines[0].process
-        os.kill(first.pid, signal.SIGSTOP)
-        await eventually(lambda: engines.replaced and any(each.serves for each in engines.engines))
-        assert first.returncode == -signal.SIGKILL
+    async with running(1, settings(), None, silent_after=0.1, ping_every=0.1) as engines:
+        pid = engines.engines[0].pid
+        os.kill(pid, signal.SIGSTOP)
+        await replaced(engines)
+        assert engines.engines[0].pid != pid
+        with pytest.raises(ProcessLookupError):  # the template has reaped it, to fork the next
+            os.kill(pid, 0)
 
 
 async def test_a_process_whose_end_the_socket_does_not_report_is_replaced(
     settings: Callable[..., EngineSettings],
 ) -> None:
-    async with running(1, settings(), silent_after=60, ping_every=0.1) as engines:
+    """Its pidfd reports the end, with no ping."""
+    async with running(1, settings(), None, silent_after=60) as engines:
         first = engines.engines[0]
         asyncio.get_running_loop().remove_reader(first._link._sock.fileno())  # noqa: SLF001 - no end comes
-        first.process.kill()
-        await eventually(lambda: engines.replaced and any(each.serves for each in engines.engines))
+        os.kill(first.pid, signal.SIGKILL)
+        await replaced(engines)
+
+
+async def test_a_process_without_its_pidfd_is_refused(settings: Callable[..., EngineSettings]) -> None:
+    """The kernel drops the pidfd if this process has no descriptor left."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        started = engine.Engine(0, ours, settings())
+        theirs.sendall(frame(("forked", os.getpid()), 1))
+        await started.ended.wait()
+        assert started.refusal == "Too many open files"
+        await started.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_engines_need_no_template_and_get_another(
+    settings: Callable[..., EngineSettings], monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """An engine outlives its template; the next one comes from a new template."""
+    monkeypatch.setattr(engine, "START_WITHIN", 1.0)
+    async with running(2, settings(), None, silent_after=60, ping_every=0.1) as engines:
+        first, second = engines.engines
+        template = parent_of(first.pid)
+        os.kill(template, number)
+        os.kill(first.pid, signal.SIGKILL)
+        await replaced(engines, 2)
+        assert second in engines.engines
+        assert parent_of(engines.engines[0].pid) != template
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
+
+
+async def test_engines_share_the_pages_of_their_template(
+    settings: Callable[..., EngineSettings], tls_stub: S3Stub, tmp_path: Path
+) -> None:
+    """With TLS, less than half of an engine's resident memory is its own."""
+    async with running(2, settings(), str(tmp_path / "ca.pem"), silent_after=60) as engines:
+        for each in engines.engines:
+            rollup = Path(f"/proc/{each.pid}/smaps_rollup").read_text(encoding="ascii").split("\n")[1:-1]
+            kib = {line.split(":")[0]: int(line.split()[1]) for line in rollup}
+            assert kib["Rss"] < 35 * KIB
+            assert kib["Private_Clean"] + kib["Private_Dirty"] < kib["Rss"] / 2
 
 
 async def test_a_process_that_cannot_start_is_an_error(
     settings: Callable[..., EngineSettings], tmp_path: Path
 ) -> None:
     with pytest.raises(SinkError, match="before it was ready"):
-        async with running(1, settings(str(tmp_path / "none.pem")), silent_after=5):
+        async with running(1, settings(), str(tmp_path / "none.pem"), silent_after=5):
             pass
 
 
@@ -291,13 +341,13 @@ async def test_a_span_that_is_closed_before_it_begins_ends(
     messages: list[tuple[Any, ...]] = []
     part = Part(0, ObjectRef("b", "k", 1000, "e"), 0, 1000, 0)
     async with asyncio.TaskGroup() as tasks:
-        engine = EngineProcess(theirs, tasks)
+        process = EngineProcess(theirs, tasks, None)
         link = Link(ours, lambda message, _: messages.append(message), lambda: None)
         link.send(("settings", settings()))
         link.send(("open", 1, 1, None, False, [pack_part(part)]))
         link.send(("close", 1))
         await eventually(lambda: any(what == "ended" for what, *_ in messages))
-        engine.close()
+        process.close()
         link.close()
 
 
@@ -319,8 +369,8 @@ async def test_a_process_that_is_killed_with_messages_unread_has_ended() -> None
 async def test_no_secret_is_in_arguments_or_environment(
     credentials: None, settings: Callable[..., EngineSettings]
 ) -> None:
-    async with running(1, settings(), silent_after=5) as engines:
-        pid = engines.engines[0].process.pid
+    async with running(1, settings(), None, silent_after=5) as engines:
+        pid = engines.engines[0].pid
 
         def public() -> bytes:
             return Path(f"/proc/{pid}/cmdline").read_bytes() + Path(f"/proc/{pid}/environ").read_bytes()
