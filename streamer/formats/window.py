@@ -14,10 +14,11 @@ raised.
 
 from __future__ import annotations
 
+import mmap
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Protocol
 
-from streamer.errors import CorruptRecord, CutRecord
+from streamer.errors import CorruptRecord, CutRecord, StreamError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,7 +48,7 @@ class RecordReader(ABC):
         if block_bytes < 1:
             raise ValueError(f"block_bytes must be at least 1, not {block_bytes}")
         self._source = source
-        self._buffer = bytearray(block_bytes)
+        self._buffer: bytearray | mmap.mmap = bytearray(block_bytes)
         self._view = memoryview(self._buffer)
         self._start = 0
         """Index in the buffer of the first byte not yet cut into a record."""
@@ -57,7 +58,7 @@ class RecordReader(ABC):
         """Offset in the stream of the buffer's first byte."""
         self._wanted = 0
         """Minimum bytes of the incomplete record, from `_start` on."""
-        self._fault: CorruptRecord | None = None
+        self._fault: StreamError | None = None
 
     @property
     def offset(self) -> int:
@@ -98,8 +99,7 @@ class RecordReader(ABC):
     def go_on(self, rest: bytes, offset: int) -> None:
         """Continue the stream with the bytes and the offset that another reader's `hand_over` returned."""
         if len(self._buffer) < 2 * len(rest):
-            self._buffer = bytearray(2 * len(rest))
-            self._view = memoryview(self._buffer)
+            self._resize(2 * len(rest), 0)
         self._view[: len(rest)] = rest
         self._start, self._end, self._base = 0, len(rest), offset
         self._forget()
@@ -132,9 +132,21 @@ class RecordReader(ABC):
             self._start, self._end = 0, left
         if left > len(self._buffer) // 2:
             # Half of the buffer is always free to read into, so a large record costs few reads.
-            grown = bytearray(2 * len(self._buffer))
-            grown[:left] = self._view[:left]
-            self._buffer, self._view = grown, memoryview(grown)
+            self._resize(2 * len(self._buffer), left)
         arrived = self._source.readinto(self._view[left:])
         self._end += arrived or 0
         return arrived
+
+    def _resize(self, size: int, left: int) -> None:
+        """Make the buffer larger; keep its first `left` bytes.
+
+        An anonymous mapping takes memory for the pages that were written only, and grows without a copy.
+        """
+        if isinstance(self._buffer, mmap.mmap):
+            self._view.release()
+            self._buffer.resize(size)
+        else:
+            grown = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            grown[:left] = self._view[:left]
+            self._buffer = grown
+        self._view = memoryview(self._buffer)

@@ -408,3 +408,20 @@ def test_a_reader_that_went_on_tells_offsets_and_needs_of_the_whole_stream() -> 
     second.go_on(rest, offset)
     with pytest.raises(TruncatedStream, match="at offset 21: 21 bytes wanted, 15 arrived"):
         list(second)
+
+
+def test_a_large_record_takes_memory_once_beside_its_copy() -> None:
+    """In a process of its own, whose peak is known: the buffer grows without a copy, by the pages in use."""
+    code = (
+        "import io, resource\n"
+        "from streamer.formats import recordio\n"
+        "data = recordio.encode(bytes(48 << 20))\n"
+        "source = io.BytesIO(data)\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "(record,) = recordio.RecordIOReader(source)\n"
+        "print(len(record), (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / (48 << 10))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    size, times = done.stdout.split()
+    assert int(size) == 48 << 20
+    assert float(times) < 2.5
