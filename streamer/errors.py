@@ -228,5 +228,9 @@ class CorruptRecord(StreamError):
     """The bytes are not a record of the declared format; the text gives the offset in the stream."""
 
 
+class RecordTooLarge(StreamError):
+    """A record is larger than its reader may hold; the text gives both sizes."""
+
+
 class ChannelError(PenstockError):
     """The channel does not exist, is not a Pipe channel, or its FIFO did not appear in time."""

@@ -114,6 +114,7 @@ FOREIGN = {
     "tensorflow": {"streamer.readers.tensorflow", "streamer.readers.samples"},
     "numpy": {"streamer.readers", "streamer.readers.tensorflow", "streamer.readers.torch"},
     "torch": {"streamer.readers.torch", "streamer.readers"},
+    "pyarrow": {"streamer.readers"},
     "isal": {"streamer.inflate"},
     "backports": {"streamer.inflate"},
 }

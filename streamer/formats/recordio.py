@@ -14,7 +14,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-from streamer.errors import CutRecord
+from streamer.errors import CutRecord, RecordTooLarge
 from streamer.formats.window import BLOCK_BYTES, RecordReader
 
 if TYPE_CHECKING:
@@ -58,14 +58,23 @@ def encode(payload: bytes) -> bytes:
 class RecordIOReader(RecordReader):
     """Reads the records of a RecordIO stream; joins the parts of a record.
 
-    `rejoin_magic`: put the magic back between parts, for streams that dmlc's (MXNet's) writer made. Raises
-    CorruptRecord at a wrong magic or a part out of order.
+    `rejoin_magic`: put the magic back between parts, for streams that dmlc's (MXNet's) writer made.
+    `max_payload`: maximum bytes of a record; None for no limit. Raises CorruptRecord at a wrong magic or a
+    part out of order, RecordTooLarge at the header that exceeds `max_payload`.
     """
 
     what = "RecordIO record"
 
-    def __init__(self, source: Source, *, rejoin_magic: bool = False, block_bytes: int = BLOCK_BYTES) -> None:
+    def __init__(
+        self,
+        source: Source,
+        *,
+        rejoin_magic: bool = False,
+        max_payload: int | None = None,
+        block_bytes: int = BLOCK_BYTES,
+    ) -> None:
         super().__init__(source, block_bytes=block_bytes)
+        self._max_payload = max_payload
         self._joint = _MAGIC_BYTES if rejoin_magic else b""
         self._parts: list[bytes] = []
         """Parts of the incomplete record; empty between records."""
@@ -92,6 +101,14 @@ class RecordIOReader(RecordReader):
                 self._fault = self._corrupt(self._base + start, f"invalid magic number {magic:#010x}")
                 break
             length = word & MAX_PAYLOAD
+            if self._max_payload is not None:
+                size = sum(map(len, self._parts)) + length
+                if size > self._max_payload:
+                    self._fault = RecordTooLarge(
+                        f"{self.what} at offset {self._base + start} of the stream: {size} bytes, and the "
+                        f"reader takes {self._max_payload} at most; raise that limit, or write smaller ones"
+                    )
+                    break
             frame = HEADER.size + (length + 3 & ~3)
             if end - start < frame:
                 self._wanted = frame

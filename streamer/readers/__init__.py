@@ -9,12 +9,15 @@
     torch       an `IterableDataset`: `PipeIterableDataset`; with workers (one epoch read by several
                 processes), shared_cursor (the file between their turns) and progress (records received)
     loader      a DataLoader that saves the progress of all its workers: `ResumableLoader`
+    tables      Parquet and Arrow objects as record batches: `TableReader`; with table_decoder (one object),
+                and table_dataset (`TableIterableDataset`, for PyTorch)
     samples     the records of an augmented manifest, grouped into samples
     protobuf    SageMaker's protobuf records as NumPy arrays
 
 `core` and `samples` import the standard library, `streamer.formats`, `streamer.trailer` and
-`streamer.errors` only. `tensorflow`, `torch`, `loader` and `protobuf` import TensorFlow, PyTorch and NumPy,
-so this module does not import them. It loads the names below at their first use.
+`streamer.errors` only. `tensorflow`, `torch`, `loader`, `table_dataset` and `protobuf` import TensorFlow,
+PyTorch and NumPy, so this module does not import them; `table_decoder` imports pyarrow late. This module
+loads the names below at their first use.
 """
 
 from __future__ import annotations

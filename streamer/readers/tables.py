@@ -1,0 +1,174 @@
+"""`TableReader`: the Parquet and Arrow objects of a channel as record batches of pyarrow.
+
+    S3 object -> RecordIO record -> TableDecoder -> pyarrow.RecordBatch
+
+A Parquet object ends with its index, so it can only be decoded when all of it has arrived. With
+`RecordWrapperType: RecordIO` the sidecar makes every object one record, of at most 512 MiB:
+
+    for batch in TableReader("train", columns=["text", "label"]):
+        ...
+
+`streamer.readers.table_decoder` decodes an object; `streamer.readers.table_dataset` is the dataset for
+PyTorch.
+
+A state has the position of the object, which is that of `PipeReader`, and the rows of the object that were
+returned. So a resumed reader decodes that object again and returns the rest of its rows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from streamer.errors import ChannelError, CorruptRecord
+from streamer.formats.recordio import MAX_PAYLOAD, RecordIOReader
+from streamer.readers.core.config import check_if_configured, directories
+from streamer.readers.core.epochs import TIMEOUT, ChannelEpochs
+from streamer.readers.core.position import ReaderPosition, StartPosition, reach_start
+from streamer.readers.table_decoder import BATCH_ROWS, TableDecoder
+from streamer.step_state import is_step_state
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import pyarrow as pa
+
+FORMAT = 1
+_KEYS = {"format", "channels", "ahead", "rows"}
+
+
+class TableReader:
+    """The objects of a channel as record batches of pyarrow. Each `iter()` reads the next epoch.
+
+    The channel has `RecordWrapperType: RecordIO`. `columns`, `batch_rows`: as for `TableDecoder`.
+    `max_object_bytes`: objects that are larger raise RecordTooLarge, before they take memory. Other
+    arguments: as for `PipeReader`.
+
+    Raises ValueError for an invalid argument, ModuleNotFoundError without pyarrow, PipeModeDatasetException
+    for a channel that is not a Pipe channel. Iterating raises ChannelError, TruncatedStream, CorruptRecord
+    and RecordTooLarge.
+    """
+
+    def __init__(  # noqa: PLR0913 - public; options with defaults
+        self,
+        channel: str,
+        *,
+        columns: Sequence[str] | None = None,
+        batch_rows: int = BATCH_ROWS,
+        max_object_bytes: int = MAX_PAYLOAD,
+        epoch: int | None = None,
+        pipe_dir: str | None = None,
+        state_dir: str | None = None,
+        config_dir: str | None = None,
+        timeout: float = TIMEOUT,
+    ) -> None:
+        if max_object_bytes < 1:
+            raise ValueError(f"max_object_bytes is {max_object_bytes}: it must be 1 or more")
+        self.channel = channel
+        self._decoder = TableDecoder(columns=columns, batch_rows=batch_rows)
+        self._max_object_bytes = max_object_bytes
+        paths = directories(pipe_dir, config_dir, state_dir)
+        check_if_configured(channel, paths.config)
+        self._epochs = ChannelEpochs(channel, paths, epoch=epoch, timeout=timeout)
+        self._position: ReaderPosition | None = None
+        """Position in the epoch that was begun last."""
+        self._left = 0
+        """Objects of the present block that have not been returned whole."""
+        self._rows = 0
+        """Rows of the first of those objects that have been returned."""
+        self._start: StartPosition | None = None
+        """Start of the next iteration, if that resumes inside an epoch."""
+
+    @property
+    def schema(self) -> pa.Schema | None:
+        """Schema of the batches; None before the first object."""
+        return self._decoder.schema
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        start, self._start = self._start, None
+        skip, self._rows = self._rows if start else 0, 0
+        with self._epochs.next_stream() as stream:
+            self._position = position = reach_start(stream, self.channel, start)
+            self._left = 0
+            objects = RecordIOReader(stream, max_payload=self._max_object_bytes)
+            for block in position.follow(objects, stream):
+                for left, payload in zip(range(len(block), 0, -1), block, strict=True):
+                    number = position.records - left
+                    name = f"object {number} of epoch {stream.epoch} of channel {self.channel}"
+                    self._left, self._rows = left, skip
+                    yield from self._returned(_without(self._decoder.batches(payload, name=name), skip, name))
+                    skip = 0
+
+    def _returned(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the batches of an object. The object counts as returned with its last batch."""
+        batch = next(batches, None)
+        while batch is not None:
+            failure, following = None, None
+            try:
+                following = next(batches, None)
+            except CorruptRecord as error:
+                failure = error
+            if following is None and failure is None:
+                break
+            self._rows += batch.num_rows
+            yield batch
+            if failure is not None:
+                raise failure
+            batch = following
+        self._left, self._rows = self._left - 1, 0
+        if batch is not None:
+            yield batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position after the last batch that was returned, for JSON and checkpoints.
+
+        If ranks share the channel by record, it is the state of the whole job after the last global batch
+        whose objects were all returned (`streamer.step_state`).
+        """
+        if self._start is not None:
+            state = self._start.position.state()
+        elif self._position is None:
+            state = self._epochs.position().state()
+        else:
+            state = self._position.returned(self._left)
+        if is_step_state(state):
+            return state
+        return {"format": FORMAT, "channels": [state], "ahead": {}, "rows": self._rows}
+
+    def load_state_dict(self, state: Mapping[str, Any], *, anyway: bool = False) -> None:
+        """Begin the next iteration at the position `state`, with the rest of that epoch.
+
+        The batches of the object that `state` is in may have other borders; their rows are the same. Raises
+        ValueError if `state` is no state of this channel. Iterating raises ChannelError if the plan has
+        changed since, unless `anyway`.
+        """
+        rows: Any = 0
+        if not is_step_state(state):
+            inner, rows = state.get("channels"), state.get("rows")
+            if (
+                state.keys() != _KEYS
+                or state["format"] != FORMAT
+                or not isinstance(inner, list)
+                or len(inner) != 1
+                or not isinstance(inner[0], dict)
+                or type(rows) is not int
+                or rows < 0
+            ):
+                raise ValueError(f"the state is not what TableReader.state_dict() returns: {dict(state)!r}")
+            state = inner[0]
+        position = ReaderPosition.of(state, self.channel)
+        self._epochs.seek(position.epoch)
+        self._start, self._rows = StartPosition(position, anyway), rows
+
+
+def _without(batches: Iterator[pa.RecordBatch], skip: int, name: str) -> Iterator[pa.RecordBatch]:
+    """Yield batches without the first `skip` rows. Raises ChannelError if there are less."""
+    for batch in batches:
+        if skip < batch.num_rows:
+            yield batch.slice(skip) if skip else batch
+            skip = 0
+        else:
+            skip -= batch.num_rows
+    if skip:
+        raise ChannelError(
+            f"the state is {skip} rows after the end of {name}: restore it, or begin without the state"
+        )
