@@ -10,17 +10,22 @@ ranks that divides the global batch can begin there. The global batches from `st
 `order.digest` is the digest of the order (docs/explanation/record-order.md). The other keys of `order` are
 inputs of that digest; an error names those that differ. Trailers have the same object as `order`.
 
+If weights of a mix were changed while the job ran, `order` also has `changes`: the digest without any, and
+epoch, step and weights of each. Changes at the state's step and later are no difference between two orders,
+because they have no part in the global batches before.
+
 Both sidecar and readers use this module, so it imports nothing of either.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 FORMAT = 1
 KEYS = frozenset({"format", "channel", "epoch", "step", "order"})
@@ -34,6 +39,7 @@ _INPUTS = {
     "block": "Block",
     "split": "Split",
     "mix": "Mix",
+    "changes": "the changes of its weights",
 }
 """Name of each input of an order's digest."""
 
@@ -80,16 +86,60 @@ def is_step_state(document: object) -> bool:
 
 def is_order(value: object) -> bool:
     """Return whether `value` is the object `order` of a state or trailer."""
-    return isinstance(value, dict) and isinstance(value.get("digest"), str)
+    if not isinstance(value, dict) or not isinstance(value.get("digest"), str):
+        return False
+    changes = value.get("changes")
+    return changes is None or (
+        isinstance(changes, dict)
+        and changes.keys() == {"digest", "weights"}
+        and isinstance(changes["digest"], str)
+        and isinstance(changes["weights"], list)
+        and all(
+            isinstance(each, list) and len(each) == 3 and all(type(number) is int for number in each[:2])
+            for each in changes["weights"]
+        )
+    )
 
 
-def order_difference(saved: Mapping[str, Any], present: Mapping[str, Any]) -> str | None:
-    """Return how the order of a state differs from the present one; None if it is the same."""
+def changes_of(order: Mapping[str, Any]) -> list[list[Any]]:
+    """Return the changes of the weights of an order: epoch, step and weights of each."""
+    changes = order.get("changes")
+    return [] if changes is None else list(changes["weights"])
+
+
+def with_changes(order: Mapping[str, Any], changes: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    """Return the order with these changes of the weights instead of its own, and its digest."""
+    bare = {key: value for key, value in order.items() if key != "changes"}
+    if "changes" in order:
+        bare["digest"] = order["changes"]["digest"]
+    if not changes:
+        return bare
+    digest = hashlib.sha256(f"penstock changes 1\n{bare['digest']}\n".encode())
+    for epoch, step, weights in changes:
+        digest.update(f"{epoch} {step} {' '.join(map(str, weights))}\n".encode())
+    changed = {"digest": bare["digest"], "weights": [list(each) for each in changes]}
+    return bare | {"digest": digest.hexdigest(), "changes": changed}
+
+
+def before_step(order: Mapping[str, Any], epoch: int, step: int) -> dict[str, Any]:
+    """Return the order without the changes of the weights at this step and later."""
+    return with_changes(order, [each for each in changes_of(order) if (each[0], each[1]) < (epoch, step)])
+
+
+def order_difference(saved: StepState, order: Mapping[str, Any]) -> str | None:
+    """Return how the order of a state differs from the present one; None if its batches are the same."""
+    was = before_step(saved.order, saved.epoch, saved.step)
+    return _difference(was, before_step(order, saved.epoch, saved.step))
+
+
+def _difference(saved: Mapping[str, Any], present: Mapping[str, Any]) -> str | None:
     if saved["digest"] == present["digest"]:
         return None
     found = []
     for key, name in _INPUTS.items():
         was, now = json.dumps(saved.get(key)), json.dumps(present.get(key))
+        if key == "changes":
+            was, now = (json.dumps(changes_of(each) or None) for each in (saved, present))
         if was == now:
             continue
         if key == "objects":

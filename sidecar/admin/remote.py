@@ -50,11 +50,57 @@ def change(url: str, document: dict[str, Any], token: str) -> dict[str, Any]:
 
     Raises SinkError if no sidecar responds, ConfigError if it refuses.
     """
+    return _patch(url, "/limits", document, token)
+
+
+def _patch(url: str, path: str, document: dict[str, Any], token: str) -> dict[str, Any]:
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
     body = json.dumps(document).encode()
-    with _accepted(url, "/limits", headers, method="PATCH", body=body) as received:
-        limits: dict[str, Any] = json.load(received)
-    return limits
+    with _accepted(url, path, headers, method="PATCH", body=body) as received:
+        after: dict[str, Any] = json.load(received)
+    return after
+
+
+def change_weights(url: str, document: dict[str, Any], token: str) -> dict[str, Any]:
+    """Change the weights of a channel; return its weights, its changes, and the step of this change.
+
+    Raises SinkError if no sidecar responds, ConfigError if it refuses.
+    """
+    return _patch(url, "/weights", document, token)
+
+
+def parse_weights(words: tuple[str, ...], at: str | None) -> dict[str, Any] | None:
+    """Return `train.weights=70,20,10` and `--at 0:1250` as a document; None if no word is of weights.
+
+    Raises ConfigError.
+    """
+    if not any(word.partition("=")[0].endswith(".weights") for word in words):
+        if at is not None:
+            raise ConfigError("--at is the step of CHANNEL.weights=..., and no word has weights; remove --at")
+        return None
+    if len(words) > 1:
+        raise ConfigError("weights of a channel change in a command of their own; give the other words later")
+    name, _, value = words[0].partition("=")
+    try:
+        weights = [float(number) if "." in number else int(number) for number in value.split(",")]
+        document: dict[str, Any] = {"channel": name.removesuffix(".weights"), "weights": weights}
+        if at is not None:
+            epoch, _, step = at.partition(":")
+            document |= {"epoch": int(epoch), "step": int(step)}
+    except ValueError:
+        raise ConfigError(
+            f"{words[0]!r}: write train.weights=70,20,10, one number for each prefix, and --at EPOCH:STEP"
+        ) from None
+    return document
+
+
+def describe_weights(name: str, changed: dict[str, Any]) -> list[str]:
+    """Return the lines that `penstock set` prints after a change of a channel's weights."""
+    epoch, step = changed["epoch"], changed["step"]
+    return [
+        f"{name} from step {step} of epoch {epoch} on; order {changed['order'][:16]}",
+        f"on every other host of the job: penstock set --at {epoch}:{step} {name}",
+    ]
 
 
 def describe_limits(limits: dict[str, Any]) -> list[str]:

@@ -4,6 +4,7 @@
 /events    the page's data, live    /livez     200 while the event loop runs
 /status    JSON, for scripts        /readyz    200 while every FIFO is offered and no channel has failed
 /limits    limits that may change while the job runs; a change needs the token
+/weights   weights of mixed prefixes, which may change likewise
 
 `sidecar.admin.port` listens and loads this module. `sidecar.admin.access` decides which requests to admit.
 
@@ -36,9 +37,10 @@ from sidecar.admin import limits
 from sidecar.admin.access import AccessPolicy, ConnectionLimiter, harden, refusal
 from sidecar.admin.listener import BACKLOG
 from sidecar.admin.status import status, view
+from sidecar.admin.weights import WeightChanger
 from sidecar.observe.collector import exposition
 from streamer.aio import first_of
-from streamer.errors import ConfigError
+from streamer.errors import ConfigError, SinkError
 
 if TYPE_CHECKING:
     import socket
@@ -79,6 +81,7 @@ class Admin:
         PlatformCollector(registry=self._registry)
         GCCollector(registry=self._registry)
         self._closing = asyncio.Event()
+        self._weights = WeightChanger(state)
 
     @contextlib.asynccontextmanager
     async def serving(self, sockets: list[socket.socket]) -> AsyncIterator[None]:
@@ -120,6 +123,8 @@ class Admin:
                 web.get("/events", self._events),
                 web.get("/limits", self._limits),
                 web.patch("/limits", self._change),
+                web.get("/weights", self._current_weights),
+                web.patch("/weights", self._change_weights),
             ]
         )
         app.on_shutdown.append(self._end_events)
@@ -148,15 +153,16 @@ class Admin:
         return web.json_response(limits.current(self._state))
 
     async def _change(self, request: web.Request) -> web.Response:
-        try:
-            async with asyncio.timeout(BODY_WITHIN):
-                document = await request.json()
-            changed = limits.change(self._state, document)
-        except TimeoutError:
-            return refusal(408, f"the body did not come in {BODY_WITHIN:g} s")
-        except (ConfigError, ValueError, RecursionError) as error:
-            return refusal(400, str(error))
-        return web.json_response(changed)
+        async def change(document: object) -> dict[str, Any]:
+            return limits.change(self._state, document)
+
+        return await _changed(request, change)
+
+    async def _current_weights(self, _: web.Request) -> web.Response:
+        return web.json_response(self._weights.current())
+
+    async def _change_weights(self, request: web.Request) -> web.Response:
+        return await _changed(request, self._weights.change)
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         """Stream server-sent events (HTML Standard, section 9.2). The last one has phase `ended`."""
@@ -181,6 +187,25 @@ class Admin:
 
     async def _end_events(self, _: web.Application) -> None:
         self._closing.set()
+
+
+async def _changed(
+    request: web.Request, change: Callable[[object], Awaitable[dict[str, Any]]]
+) -> web.Response:
+    """Return the response to a request whose body names a change."""
+    try:
+        async with asyncio.timeout(BODY_WITHIN):
+            document = await request.json()
+    except TimeoutError:
+        return refusal(408, f"the body did not come in {BODY_WITHIN:g} s")
+    except (ValueError, RecursionError) as error:
+        return refusal(400, str(error))
+    try:
+        return web.json_response(await change(document))
+    except (ConfigError, ValueError) as error:
+        return refusal(400, str(error))
+    except SinkError as error:
+        return refusal(503, str(error))
 
 
 def _event(document: dict[str, Any]) -> bytes:

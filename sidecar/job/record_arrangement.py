@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from streamer.plan.record_order import Order
 
 
-def record_order(channel: ChannelConfig, entries: Entries, counts: Sequence[int]) -> Order:
-    """Return the order of a channel's records. `counts`: records of every entry.
+def record_order(channel: ChannelConfig, entries: Entries, counts: Sequence[int], batch: int) -> Order:
+    """Return the order of a channel's records. `counts`: records of every entry; `batch`: of a global batch.
 
     Takes seconds for millions of blocks. Raises ConfigError if a split or a prefix of a mix has no record.
     """
@@ -29,7 +29,7 @@ def record_order(channel: ChannelConfig, entries: Entries, counts: Sequence[int]
     if channel.penstock.mix is not None:
         mix = channel.penstock.mix.mix
         return MixedOrder(
-            entries, counts, channel.sources, mix, seed=seed, block=block, split=selection.split
+            entries, counts, channel.sources, mix, seed=seed, block=block, split=selection.split, batch=batch
         )
     select = None
     if selection != RecordSelection():

@@ -29,8 +29,9 @@ from sidecar.job.record_arrangement import record_order
 from streamer.aio import in_thread
 from streamer.errors import ConfigError, CorruptObject
 from streamer.formats.record_index import memory_of, object_name
+from streamer.plan.host_ranks import HostRanks
 from streamer.plan.record_order import Deal
-from streamer.plan.record_plan import HostRanks, RecordPlan
+from streamer.plan.record_plan import RecordPlan
 from streamer.plan.record_table import FixedRecords, IndexedRecords, only_object
 from streamer.relay.statistics import ChannelCounters
 
@@ -93,7 +94,7 @@ async def plan_by_record(plan: Plan, setup: RankSetup, *, job: Job, clients: Cli
         )
 
     def arrange() -> RecordPlan:
-        order = record_order(setup.channel, plan.entries, table.counts)
+        order = record_order(setup.channel, plan.entries, table.counts, setup.deal.global_batch)
         return RecordPlan(HostRanks(plan.entries, table, order, setup.deal))
 
     planned = await in_thread(arrange)

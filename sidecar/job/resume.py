@@ -1,5 +1,7 @@
 """Start positions of channels: epoch 0, the position in a keeper, or the position of `--resume`.
 
+If weights of a mix were changed while the job ran, states and trailers have the changes, and the plan takes
+them over (`take_changes`).
 The keeper's position comes first, because a reader is in the middle of the FIFO that the keeper holds. The
 position of `--resume` is that of a saved `state_dict()`; it applies to a channel that no reader has opened.
 A state of steps (`streamer.step_state`) is of all FIFOs of its channel, at any number of ranks.
@@ -24,7 +26,7 @@ from streamer.plan import NOWHERE, Position, parse_partial
 from streamer.plan.record_places import offset_of, records_before
 from streamer.plan.record_plan import RecordPlan
 from streamer.relay.channel_spec import StartPosition
-from streamer.step_state import StepState, is_step_state, order_difference
+from streamer.step_state import StepState, changes_of, is_step_state, order_difference
 from streamer.trailer import read_trailer
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
     from streamer.helpers.keeper_client import Held
     from streamer.plan import Plan
+    from streamer.trailer import Trailer
 
 KEYS = {"format", "channel", "epoch", "offset", "skip", "records", "digest"}
 SEVERAL = {"channels", "ahead"}
@@ -63,10 +66,50 @@ def parse_saved(text: str) -> dict[str, Saved | StepState]:
         several = isinstance(entry, dict) and entry.keys() >= SEVERAL and isinstance(entry["channels"], list)
         for state in entry["channels"] if several else [entry]:
             channel, position = _parse_state(state)
-            if channel in saved and not (isinstance(position, StepState) and saved[channel] == position):
-                raise ConfigError(f"--resume has two states of channel {channel}; remove one")
+            if channel in saved:
+                position = _same(channel, saved[channel], position)
             saved[channel] = position
     return saved
+
+
+def _same(channel: str, first: Saved | StepState, second: Saved | StepState) -> StepState:
+    """Return the state of steps that two ranks have saved; one may lack a later change of the weights."""
+    if isinstance(first, StepState) and isinstance(second, StepState):
+        longer = max(first, second, key=lambda state: len(changes_of(state.order)))
+        same_step = (first.epoch, first.step) == (second.epoch, second.step)
+        if same_step and order_difference(first, second.order) is None:
+            return longer
+    raise ConfigError(f"--resume has two states of channel {channel}; remove one")
+
+
+def take_changes(
+    plans: Mapping[str, Mapping[str, Plan]],
+    saved: Mapping[str, Saved | StepState],
+    held: Mapping[str, Held],
+    directory: str,
+) -> dict[str, list[list[Any]]]:
+    """Change the orders of plans by the changes of weights in states, and in trailers of the keeper's FIFOs.
+
+    `plans`: of the FIFOs, by channel. Returns the changes by channel. Raises ConfigError.
+    """
+    found = {}
+    for name, fifos in plans.items():
+        plan = next(iter(fifos.values()))
+        if not isinstance(plan, RecordPlan):
+            continue
+        orders = [state.order for state in (saved.get(name),) if isinstance(state, StepState)]
+        for fifo in fifos.keys() & held.keys():
+            trailer = _published(fifo, held[fifo], directory)
+            if trailer is not None and trailer.order is not None:
+                orders.append(trailer.order)
+        changes = max(map(changes_of, orders), key=len, default=[])
+        if changes:
+            try:
+                plan.host_ranks.take_changes(changes)
+            except ValueError as error:
+                raise ConfigError(f"channel {name}: {error}; start without the state") from error
+            found[name] = changes
+    return found
 
 
 def _parse_state(state: Any) -> tuple[str, Saved | StepState]:
@@ -127,7 +170,7 @@ def _at_step(plan: Plan, state: StepState, *, anyway: bool) -> Saved:
             f"--resume: the state of channel {name} has steps, and its ranks do not share it by record; set "
             "Batch or GlobalBatch of Ranks as when it was saved, or start without --resume"
         )
-    difference = order_difference(state.order, plan.record_order)
+    difference = order_difference(state, plan.record_order)
     if difference is not None and not anyway:
         raise ConfigError(
             f"--resume: channel {name} was saved under another order of records: {difference}; restore what "
@@ -142,15 +185,24 @@ def _at_step(plan: Plan, state: StepState, *, anyway: bool) -> Saved:
 
 
 def with_published_digests(held: Mapping[str, Held], directory: str) -> dict[str, Held]:
-    """Return the keeper's FIFOs with the digests in their trailers, where the keeper has a partial one."""
+    """Return the keeper's FIFOs with the digests in their trailers, where these are later than the keeper's.
+
+    They are if the keeper has a partial digest, or if weights were changed.
+    """
     found = {}
     for name, each in held.items():
-        trailer = None
-        if parse_partial(each.digest) is not None:
-            with contextlib.suppress(OSError, ValueError):
-                trailer = read_trailer(directory, name, each.epoch)
-        found[name] = each if trailer is None else replace(each, digest=trailer.digest)
+        trailer = _published(name, each, directory)
+        partial = parse_partial(each.digest) is not None
+        changed = trailer is not None and trailer.order is not None and bool(changes_of(trailer.order))
+        found[name] = replace(each, digest=trailer.digest) if trailer and (partial or changed) else each
     return found
+
+
+def _published(name: str, held: Held, directory: str) -> Trailer | None:
+    """Return the trailer of the present epoch of a FIFO that the keeper holds."""
+    with contextlib.suppress(OSError, ValueError):
+        return read_trailer(directory, name, held.epoch)
+    return None
 
 
 def start_positions(
@@ -176,6 +228,8 @@ def start_positions(
         if isinstance(plan, RecordPlan) and position.skipped and starts[name].refused is None:
             records = records_before(plan, position.epoch, position.skipped)
             starts[name] = replace(starts[name], records_skipped=records)
+        if isinstance(plan, RecordPlan) and starts[name].refused is None:
+            plan.come_to(position)
     return starts
 
 

@@ -41,7 +41,13 @@ from sidecar.job.layout import Layout, set_reader_state, write_config_files
 from sidecar.job.listings import job_inspector, open_listings
 from sidecar.job.planning import plan_job
 from sidecar.job.rehearsal import local, memory
-from sidecar.job.resume import parse_saved, saved_by_fifo, start_positions, with_published_digests
+from sidecar.job.resume import (
+    parse_saved,
+    saved_by_fifo,
+    start_positions,
+    take_changes,
+    with_published_digests,
+)
 from sidecar.job.state_source import read_states
 from sidecar.observe.state import JobState
 from sidecar.process.exits import Exit, exit_code
@@ -204,6 +210,8 @@ class Supervisor:
         by_channel: dict[str, dict[str, Plan]] = {}
         for fifo in streams:
             by_channel.setdefault(fifo.channel.channel_name, {})[fifo.name] = fifo.plan
+        for name, changes in take_changes(by_channel, saved, held, spec.layout.data).items():
+            log.info("weights of a mix changed earlier", channel=name, changes=changes)
         positions = saved_by_fifo(saved, by_channel, held, anyway=spec.resume_anyway)
         starts = start_positions(plans, held, positions, anyway=spec.resume_anyway)
         for name, start in starts.items():

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
-from streamer.plan.record_order import START, Walk
+from streamer.plan.record_order import START
 from streamer.plan.record_plan import RecordPlan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from streamer.plan.plan import Plan
+    from streamer.plan.record_order import Walk
 
 
 class Piece(NamedTuple):
@@ -52,6 +53,9 @@ def deal_stream(plan: Plan, epoch: int, offsets: Sequence[int]) -> DealtEpoch:
     ten milliseconds for offsets after 0, once the plan knows the epoch's length. Raises ValueError for other
     ranks than those of the plan, or if their streams have bytes that this stream has not (end marks).
     """
+    if len(offsets) == 1 and isinstance(plan, RecordPlan) and plan.host_ranks.may_change:
+        near, segments = plan.segments_near(epoch, offsets[0])
+        return _after([near], (Piece(0, len(segment)) for segment in segments), offsets)
     if len(offsets) == 1:
         left = plan.total_bytes(epoch) - offsets[0]
         return DealtEpoch([offsets[0]], iter([Piece(0, left)] if left else []))
@@ -68,7 +72,11 @@ def deal_stream(plan: Plan, epoch: int, offsets: Sequence[int]) -> DealtEpoch:
         if after:
             step, start, sums = positions[after - 1]
             before = list(sums)
-    pieces = _pieces(plan, Walk(plan.host_ranks.order, epoch, start), step)
+    return _after(before, _pieces(plan, plan.host_ranks.walk(epoch, start), step), offsets)
+
+
+def _after(before: list[int], pieces: Iterator[Piece], offsets: Sequence[int]) -> DealtEpoch:
+    """Return the pieces from the first byte that any rank lacks. `before`: bytes of each before `pieces`."""
     for piece in pieces:
         if before[piece.rank] + piece.size > offsets[piece.rank]:
             return DealtEpoch(before, chain([piece], pieces))

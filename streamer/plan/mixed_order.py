@@ -7,12 +7,17 @@ Each source has a shuffled order of its own, and goes through it in passes: with
 several times in an epoch, each time in another order. The number of records of a source in an epoch depends
 on the weights and on the numbers of records alone, so every epoch is equally long.
 
+The weights may change at a step. The order before the step stays the same, and so does the length of the
+epoch: a source of which more is taken than before begins again. `MixedOrder.changed` returns another order,
+so that threads may walk over this one.
+
 The order is walked from its start, at two to four microseconds a run. States of the walk are kept every
 `_STATES_EVERY` runs, so that a resume walks over few. docs/explanation/record-order.md has an example.
 """
 
 from __future__ import annotations
 
+import copy
 import threading
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
@@ -29,10 +34,10 @@ from streamer.plan.record_table import only_object
 from streamer.shares import next_source
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Hashable, Iterable, Iterator, Sequence
 
     from streamer.plan.entries import Entries
-    from streamer.plan.mix import Mix
+    from streamer.plan.mix import Mix, MixChange
     from streamer.plan.split import Split
     from streamer.plan.uris import S3Uri
 
@@ -55,8 +60,14 @@ class MixedSource:
 
     @property
     def passes(self) -> int:
-        """Passes through the source's order that an epoch begins."""
+        """Passes through the source's order that an epoch begins, unless weights change."""
         return -(-self.records // self.order.records)
+
+    def runs(self, epoch: int, turn: int, first: int = 0) -> Iterator[Run]:
+        """Return the runs of pass `turn` of the epoch, from number `first` on."""
+        further = turn - self.passes
+        number = epoch * self.passes + turn if further < 0 else (further + 1 << 32) + epoch
+        return self.order.runs(number, first)
 
 
 class _CursorState(NamedTuple):
@@ -77,17 +88,25 @@ class _Cursor:
 
     def __init__(self, source: MixedSource, epoch: int, state: _CursorState) -> None:
         self._source = source
-        self._first_turn = epoch * source.passes
+        self._epoch = epoch
         self.taken, self._turn, self._run, self._record = state
-        self._runs = source.order.runs(self._first_turn + self._turn, self._run)
+        self._limit = self.taken
+        """Records that may be taken in this epoch."""
+        self._runs = source.runs(epoch, self._turn, self._run)
         self._next()
+
+    def allow(self, limit: int) -> None:
+        """Allow so many records in this epoch."""
+        self._limit = limit
+        if self._start == self._end:
+            self._next()
 
     def _next(self) -> None:
         """Go to the next run."""
         run = next(self._runs, None)
-        if run is None and self.taken < self._source.records:
+        if run is None and self.taken < self._limit:
             self._turn, self._run = self._turn + 1, 0
-            self._runs = self._source.order.runs(self._first_turn + self._turn)
+            self._runs = self._source.runs(self._epoch, self._turn)
             run = next(self._runs)
         self._entry, self._start, self._end = run or Run(0, 0, 0)
 
@@ -97,8 +116,8 @@ class _Cursor:
 
     @property
     def left(self) -> int:
-        """Records left of the present run; 0 at the end of the epoch."""
-        return min(self._end - self._start - self._record, self._source.records - self.taken)
+        """Records left of the present run, of those that may be taken."""
+        return min(self._end - self._start - self._record, self._limit - self.taken)
 
     def take(self, most: int) -> Run:
         """Return the next records, at most so many; none is left at the end alone."""
@@ -120,6 +139,19 @@ class _WalkState(NamedTuple):
     runs: int
     """Runs before it."""
     cursors: tuple[_CursorState, ...]
+    phase: int
+    """Changes of the weights that the walk has passed in this epoch."""
+    begun: tuple[int, ...]
+    """Records of each source that were taken before the last of these."""
+
+    @property
+    def position(self) -> int:
+        """Records before it."""
+        return sum(cursor.taken for cursor in self.cursors)
+
+
+Phases = tuple[tuple[int, tuple[int, ...]], ...]
+"""The weights of an epoch, each with the position of its first record."""
 
 
 class MixedOrder:
@@ -135,15 +167,20 @@ class MixedOrder:
         seed: int | None = None,
         block: int = BLOCK,
         split: Split | None = None,
+        batch: int = 0,
     ) -> None:
         """`uris`: prefixes of the sources, in plan order. `split`: of the blocks of every source.
 
-        Raises ConfigError for a source without a record.
+        `batch`: records of a step, which changes of the weights name. Raises ConfigError for a source without
+        a record.
         """
         self.seed = seed
+        self.changes: tuple[MixChange, ...] = ()
+        """Changes of the weights, in order."""
+        self.mix = mix
         self._block = block
-        self._mix = mix
-        self._picks = Picks(mix.weights)
+        self._batch = batch
+        self._picks = {mix.weights: Picks(mix.weights)}
         self._counts = counts
         self._states = EpochCache[list[_WalkState]]()
         self._lock = threading.Lock()
@@ -167,7 +204,7 @@ class MixedOrder:
             firsts.append(first)
             first = end
         have = [order.records for order in orders]
-        records = self._picks.epoch(have, mix.until)
+        records = self._picks[mix.weights].epoch(have, mix.until)
         if sum(records) > MOST_REPEATED * sum(have):
             slowest = max(range(len(have)), key=lambda source: have[source] / mix.weights[source])
             raise ConfigError(
@@ -182,7 +219,7 @@ class MixedOrder:
     def arranged(self) -> dict[str, Any]:
         """See `RecordOrder.arranged`."""
         lines = [sum(1 for _ in source.order.lines()) for source in self.sources]
-        mix = self._mix
+        mix = self.mix
         mixed = {"objects": lines, "weights": list(mix.weights), "until": mix.until, "by": mix.by}
         seeded = {} if self.seed is None else {"seed": self.seed}
         return seeded | {"block": self._block} | self.sources[0].order.arranged | {"mix": mixed}
@@ -192,11 +229,50 @@ class MixedOrder:
         for source in self.sources:
             yield from source.order.lines()
 
+    def changed(self, changes: tuple[MixChange, ...]) -> MixedOrder:
+        """Return the order with these changes of the weights instead of its own."""
+        order = copy.copy(self)
+        order.set_changes(changes)
+        return order
+
+    def set_changes(self, changes: tuple[MixChange, ...]) -> None:
+        """Set the changes of an order that no other thread has."""
+        kept: list[_WalkState] = []
+        first = min({*self.changes} ^ {*changes}, default=None)
+        if first is not None:
+            states = self._states.get(self.key(first.epoch)) or []
+            kept = [state for state in states if state.position < first.step * self._batch]
+        self.changes, self._states, self._lock = changes, EpochCache(), threading.Lock()
+        new = {each.weights for each in changes} - self._picks.keys()
+        self._picks = self._picks | {weights: Picks(weights) for weights in new}
+        if first is not None:
+            self._states.put(self.key(first.epoch), kept)
+
+    def weights(self, epoch: int, step: int = 0) -> tuple[int, ...]:
+        """Return the weights in lowest terms at a step."""
+        before = [each.weights for each in self.changes if each.start <= (epoch, step)]
+        return before[-1] if before else self.mix.weights
+
+    def _phases(self, epoch: int) -> Phases:
+        inside = (each for each in self.changes if each.epoch == epoch and each.step)
+        later = ((each.step * self._batch, each.weights) for each in inside)
+        return (0, self.weights(epoch)), *(each for each in later if each[0] < self.records)
+
+    @property
+    def varies(self) -> bool:
+        """See `Order.varies`."""
+        return self.seed is not None or bool(self.changes)
+
+    def key(self, epoch: int) -> Hashable:
+        """See `Order.key`."""
+        return None if self.seed is None else epoch, self._phases(epoch)
+
     def runs(self, epoch: int, first: int = 0) -> Iterator[Run]:
         """See `RecordOrder.runs`."""
-        states = self._states.get(0 if self.seed is None else epoch) or []
+        states = self._states.get(self.key(epoch)) or []
         after = bisect_right(states, first, key=lambda state: state.runs)
-        start = _WalkState(0, (_CursorState(0, 0, 0, 0),) * len(self.sources))
+        every = len(self.sources)
+        start = _WalkState(0, (_CursorState(0, 0, 0, 0),) * every, 0, (0,) * every)
         if after:
             start = states[after - 1]
         return islice(self._walk(epoch, start), first - start.runs, None)
@@ -204,53 +280,66 @@ class MixedOrder:
     def _walk(self, epoch: int, start: _WalkState) -> Iterator[Run]:
         both = zip(self.sources, start.cursors, strict=True)
         cursors = [_Cursor(source, epoch, state) for source, state in both]
-        decide = self._by_block if self._mix.by == "block" else self._by_record
-        passed, keep_at = start.runs, start.runs + _STATES_EVERY
-        for source, records in decide(cursors):
-            if passed >= keep_at:
-                self._keep(epoch, _WalkState(passed, tuple(cursor.state for cursor in cursors)))
-                keep_at = passed + _STATES_EVERY
-            left, take = records, cursors[source].take
-            while left:
-                run = take(left)
-                left -= run.end - run.first
-                passed += 1
-                yield run
+        decide = _by_block if self.mix.by == "block" else _by_record
+        phases, begun = self._phases(epoch), start.begun
+        position, passed, keep_at = start.position, start.runs, start.runs + _STATES_EVERY
+        for phase in range(start.phase, len(phases)):
+            first, weights = phases[phase]
+            end = phases[phase + 1][0] if phase + 1 < len(phases) else self.records
+            picks = self._picks[weights]
+            for number, (cursor, before) in enumerate(zip(cursors, begun, strict=True)):
+                cursor.allow(before + picks.before(number, self.records - first))
+            for source, records in decide(cursors, begun, picks):
+                if passed >= keep_at:
+                    states = tuple(cursor.state for cursor in cursors)
+                    self._keep(epoch, _WalkState(passed, states, phase, begun))
+                    keep_at = passed + _STATES_EVERY
+                left, take = min(records, end - position), cursors[source].take
+                position += left
+                while left:
+                    run = take(left)
+                    left -= run.end - run.first
+                    passed += 1
+                    yield run
+                if position == end:
+                    break
+            begun = tuple(cursor.taken for cursor in cursors)
 
     def _keep(self, epoch: int, state: _WalkState) -> None:
         """Keep a state of the walk, unless a later one is kept."""
-        if self.seed is None:
-            epoch = 0
+        key = self.key(epoch)
         with self._lock:
-            states = self._states.get(epoch)
+            states = self._states.get(key)
             if states is None:
-                states = self._states.put(epoch, [])
+                states = self._states.put(key, [])
             if not states or states[-1].runs < state.runs:
                 states.append(state)
 
-    def _by_block(self, cursors: Sequence[_Cursor]) -> Iterator[tuple[int, int]]:
-        """Yield the source of each block, and the records of the block. The caller takes them."""
-        weights, whole = self._mix.weights, self._picks.period
-        taken, blocks = [cursor.taken for cursor in cursors], [cursor.left for cursor in cursors]
-        while any(blocks):
-            source = next_source(taken, blocks, weights, whole)
-            yield source, blocks[source]
-            taken[source] += blocks[source]
-            blocks[source] = cursors[source].left
 
-    def _by_record(self, cursors: Sequence[_Cursor]) -> Iterator[tuple[int, int]]:
-        """Yield sources, each with the number of records that come from it in turn."""
-        picks = self._picks
-        position = sum(cursor.taken for cursor in cursors)
-        while position < self.records:
-            begun, rest = position - position % picks.period, position % picks.period
-            group = bisect_right(picks.starts, rest) - 1
-            for number in range(group, len(picks.starts)):
-                end = picks.starts[number + 1] if number + 1 < len(picks.starts) else picks.period
-                stop = min(begun + end, self.records)
-                if position < stop:
-                    yield picks.sources[number], stop - position
-                    position = stop
+def _by_block(cursors: Sequence[_Cursor], begun: Sequence[int], picks: Picks) -> Iterator[tuple[int, int]]:
+    """Yield the source of each block, and the records of the block. The caller takes them, or ends.
+
+    `begun`: records of each source that were taken before these weights.
+    """
+    taken = [cursor.taken - before for cursor, before in zip(cursors, begun, strict=True)]
+    blocks = [cursor.left for cursor in cursors]
+    while any(blocks):
+        source = next_source(taken, blocks, picks.weights, picks.period)
+        yield source, blocks[source]
+        taken[source] += blocks[source]
+        blocks[source] = cursors[source].left
+
+
+def _by_record(cursors: Sequence[_Cursor], begun: Sequence[int], picks: Picks) -> Iterator[tuple[int, int]]:
+    """Yield sources, each with the number of records that come from it in turn. See `_by_block`."""
+    position = sum(cursor.taken for cursor in cursors) - sum(begun)
+    while True:
+        first, rest = position - position % picks.period, position % picks.period
+        group = bisect_right(picks.starts, rest) - 1
+        for number in range(group, len(picks.starts)):
+            end = picks.starts[number + 1] if number + 1 < len(picks.starts) else picks.period
+            yield picks.sources[number], first + end - position
+            position = first + end
 
 
 def _outside(entries: Entries, uri: S3Uri, entry: int) -> bool:

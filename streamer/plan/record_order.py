@@ -26,7 +26,7 @@ from streamer.plan.shuffle import Permutation
 from streamer.units import MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
     from streamer.plan.record_selection import SelectedRecords
 
@@ -58,8 +58,12 @@ class Order(Protocol):
     """The order of all records of a channel, for every epoch: a `RecordOrder`, or a mix of several."""
 
     @property
-    def seed(self) -> int | None:
-        """Seed of the shuffle; None: every epoch has the same order."""
+    def varies(self) -> bool:
+        """Whether epochs have different orders."""
+        ...
+
+    def key(self, epoch: int) -> Hashable:
+        """Return a key of the epoch's order: epochs with equal keys have equal orders."""
         ...
 
     @property
@@ -130,6 +134,15 @@ class RecordOrder:
             else sum(run.end - run.first for run in map(self._block, self._blocks))
         )
         """Number of records of an epoch."""
+
+    @property
+    def varies(self) -> bool:
+        """See `Order.varies`."""
+        return self.seed is not None
+
+    def key(self, epoch: int) -> Hashable:
+        """See `Order.key`."""
+        return None if self.seed is None else epoch
 
     @property
     def arranged(self) -> dict[str, Any]:
@@ -234,19 +247,31 @@ class Walk:
 
     def __init__(self, order: Order, epoch: int, position: WalkPosition = START) -> None:
         """`position`: start of the walk; earlier records cannot be cut."""
+        self.epoch = epoch
         self.records = order.records
+        self._begin(order, position)
+
+    def _begin(self, order: Order, position: WalkPosition) -> None:
+        self.order = order
         self.taken = position.run
         """Number of runs that the walk has come to, or passed."""
-        again = chain.from_iterable(order.runs(epoch) for _ in count())
-        self._runs = chain(order.runs(epoch, position.run), again)
+        again = chain.from_iterable(order.runs(self.epoch) for _ in count())
+        self._runs = chain(order.runs(self.epoch, position.run), again)
         self._run = Run(0, 0, 0)
         self._start = position.record
         """Position in the order of the current run's first record."""
 
+    def follow(self, order: Order) -> None:
+        """Go on in another order, which is the same up to the end of the last cut."""
+        if order.key(self.epoch) == self.order.key(self.epoch):
+            self.order = order
+        else:
+            self._begin(order, self.position)
+
     @property
     def position(self) -> WalkPosition:
         """Position of the current run. A walk may start there until the order starts again."""
-        return WalkPosition(self.taken - 1, self._start) if self.taken else START
+        return WalkPosition(self.taken - (self._run.end > self._run.first), self._start)
 
     def cut(self, start: int, end: int) -> Iterator[Run]:
         """Yield the runs of the positions from `start` up to `end`. Positions must not decrease."""

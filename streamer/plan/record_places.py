@@ -9,16 +9,29 @@ A walk begins at a stored position of the order (`HostRanks.sums`), so it takes 
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from streamer.plan.record_order import START, Run, Walk
 
 if TYPE_CHECKING:
+    from array import array
     from collections.abc import Iterator
 
-    from streamer.plan.record_plan import RecordPlan, StepPosition
+    from streamer.plan.host_ranks import HostRanks, StepPosition
+    from streamer.plan.record_order import Deal
 
 _NO_RUN = Run(0, 0, 0)
+
+
+class RankPlan(Protocol):
+    """The plan of some ranks of a host."""
+
+    host_ranks: HostRanks
+    deal: Deal
+
+    def own(self, by_rank: array[int]) -> int:
+        """Return the sum of these ranks' numbers. `by_rank`: of all ranks of this host."""
+        ...
 
 
 class _Place(NamedTuple):
@@ -31,7 +44,7 @@ class _Place(NamedTuple):
     run: Run
 
 
-def offset_of(plan: RecordPlan, epoch: int, step: int) -> int:
+def offset_of(plan: RankPlan, epoch: int, step: int) -> int:
     """Return the offset of a step's first byte in the epoch's stream; of the step after the last, its end."""
     positions = plan.host_ranks.sums(epoch).positions
     after = bisect_right(positions, step, key=lambda position: position.step)
@@ -40,7 +53,7 @@ def offset_of(plan: RecordPlan, epoch: int, step: int) -> int:
     return next(place.offset for place in places if place.records >= records)
 
 
-def records_before(plan: RecordPlan, epoch: int, offset: int) -> int:
+def records_before(plan: RankPlan, epoch: int, offset: int) -> int:
     """Return the number of whole records in the first `offset` bytes of the epoch's stream."""
     positions = plan.host_ranks.sums(epoch).positions
     after = bisect_right(positions, offset, key=lambda position: plan.own(position.sums))
@@ -57,12 +70,12 @@ def records_before(plan: RecordPlan, epoch: int, offset: int) -> int:
     return records + bisect_right(range(first + 1, end + 1), limit, key=lambda number: border(entry, number))
 
 
-def _records_of_step(plan: RecordPlan) -> int:
+def _records_of_step(plan: RankPlan) -> int:
     """Return the records of the plan's ranks in one step."""
     return plan.deal.slice * (plan.deal.end - plan.deal.first)
 
 
-def _places(plan: RecordPlan, epoch: int, start: StepPosition | None) -> Iterator[_Place]:
+def _places(plan: RankPlan, epoch: int, start: StepPosition | None) -> Iterator[_Place]:
     """Yield the place of each run from `start` on, or from the first step; at last that of the end."""
     host_ranks = plan.host_ranks
     border, end_mark_bytes = host_ranks.table.border, len(host_ranks.table.end_mark)

@@ -3,151 +3,33 @@
     record order ─ deal ─▶ runs of records ─ RecordTable ─▶ byte ranges ─▶ parts, as of any plan
 
 `RecordTable` has the offsets of all records. Of tar each run of adjacent samples is an archive, with its end
-mark. The plans of one host's ranks share the order, and one walk over it computes the bytes of all of them.
-Digests (docs/explanation/record-order.md): `order_digest` is the same on all hosts and at any number of
-ranks, `digest` also covers the ranks.
+mark. The plans of one host's ranks share the order (`streamer.plan.host_ranks`). Digests
+(docs/explanation/record-order.md): `order_digest` is the same on all hosts and at any number of ranks,
+`digest` also covers the ranks.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-import threading
-from array import array
 from bisect import bisect_right
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from streamer.errors import ConfigError
-from streamer.plan.digest import Digests
 from streamer.plan.epoch_cache import EpochCache
 from streamer.plan.plan import Plan
-from streamer.plan.record_order import Deal, Walk, joined
+from streamer.plan.record_order import Deal, joined
+from streamer.plan.record_places import offset_of, records_before
 from streamer.plan.record_table import only_object
 from streamer.plan.segments import Literal, Segment
-from streamer.plan.shards import Shard
+from streamer.step_state import with_changes
 
 if TYPE_CHECKING:
+    from array import array
     from collections.abc import Iterator
 
-    from streamer.plan.entries import Entries
+    from streamer.plan.host_ranks import HostRanks
     from streamer.plan.position import Position
-    from streamer.plan.record_order import Order, WalkPosition
-    from streamer.plan.record_table import RecordTable
+    from streamer.plan.record_order import Walk
     from streamer.plan.segments import ObjectRef
-
-POSITIONS_EVERY = 1 << 13
-"""Runs of the order and slices of ranks between two stored positions: a resume walks over so many in some ten
-milliseconds."""
-
-
-class StepPosition(NamedTuple):
-    """Start of a step, at which a walk over the order may start."""
-
-    step: int
-    walk: WalkPosition
-    sums: array[int]
-    """Bytes of each rank of this host before the step; without the end mark of a run that goes on in it."""
-
-
-class _EpochBytes(NamedTuple):
-    """The bytes of one epoch."""
-
-    totals: array[int]
-    """Bytes of each rank of this host."""
-    positions: list[StepPosition]
-    """Steps at which the walk of a resume may start."""
-
-
-class HostRanks:
-    """The ranks of one channel on this host: objects, order, deal, and the totals of every rank."""
-
-    def __init__(
-        self,
-        entries: Entries,
-        table: RecordTable,
-        order: Order,
-        deal: Deal,
-        *,
-        positions_every: int = POSITIONS_EVERY,
-    ) -> None:
-        """`deal`: of all ranks of this host. Raises ConfigError if no rank would have a step."""
-        self.entries = entries
-        self.table = table
-        self.order = order
-        self.deal = deal
-        self._positions_every = positions_every
-        self._sums = EpochCache[_EpochBytes]()
-        self._described: dict[str, Any] | None = None
-        self._lock = threading.Lock()
-        """Held by the thread that computes totals or the digest, so that others do not compute them too."""
-        if 0 < order.records < deal.global_batch and deal.remainder == "drop":
-            raise ConfigError(
-                f"the channel has {order.records} records, fewer than one global batch of "
-                f"{deal.global_batch}; lower Batch or GlobalBatch, or set Remainder: repeat"
-            )
-
-    def sums(self, epoch: int) -> _EpochBytes:
-        """Return the bytes that the ranks of this host have in the epoch, and before some steps of it."""
-        if self.order.seed is None:
-            epoch = 0
-        sums = self._sums.get(epoch)
-        if sums is None:
-            with self._lock:
-                sums = self._sums.get(epoch)
-                if sums is None:
-                    sums = self._sums.put(epoch, self._sum_up(epoch))
-        return sums
-
-    def _sum_up(self, epoch: int) -> _EpochBytes:
-        deal, border, end_mark_bytes = self.deal, self.table.border, len(self.table.end_mark)
-        totals = array("Q", bytes(8 * (deal.end - deal.first)))
-        positions: list[StepPosition] = []
-        walk, due, ranks = Walk(self.order, epoch), self._positions_every, deal.end - deal.first
-        last: dict[int, tuple[int, int]] = {}
-        """Entry and end of the last run of each rank."""
-        unseen: set[int] = set()
-        """Ranks without a run since the last stored position."""
-        for step in range(deal.steps(self.order.records)):
-            if walk.taken + step * ranks >= due:
-                due = walk.taken + step * ranks + self._positions_every
-                positions.append(StepPosition(step, walk.position, totals[:]))
-                unseen.update(last)
-            for rank, (entry, first, end) in deal.step(walk, step):
-                totals[rank - deal.first] += border(entry, end) - border(entry, first)
-                if end_mark_bytes:
-                    if last.get(rank) != (entry, first):
-                        totals[rank - deal.first] += end_mark_bytes
-                    elif rank in unseen:
-                        positions[-1].sums[rank - deal.first] -= end_mark_bytes
-                    unseen.discard(rank)
-                    last[rank] = entry, end
-        return _EpochBytes(totals, positions)
-
-    @property
-    def order_digest(self) -> str:
-        """SHA-256, in hex, of all inputs that determine the global batches of every epoch."""
-        return str(self.described_order["digest"])
-
-    @property
-    def described_order(self) -> dict[str, Any]:
-        """The digest of the order, and its inputs but the records of each object."""
-        with self._lock:
-            if self._described is None:
-                self._described = self._describe()
-            return self._described
-
-    def _describe(self) -> dict[str, Any]:
-        whole = Shard()
-        digests = Digests(self.entries, seed=None, shards=[whole], join=None)
-        arranged: dict[str, Any] = {
-            "objects": digests.of(whole, len(self.entries)),
-            "format": self.table.record_format,
-            "global_batch": self.deal.global_batch,
-            "remainder": self.deal.remainder,
-        } | self.order.arranged
-        digest = hashlib.sha256(b"penstock records 1\n" + json.dumps(arranged).encode() + b"\n")
-        digest.update(b"".join(self.order.lines()))
-        return {"digest": digest.hexdigest()} | arranged
 
 
 class RecordPlan(Plan):
@@ -178,7 +60,7 @@ class RecordPlan(Plan):
     @property
     def varies(self) -> bool:
         """Whether a rank's records differ from epoch to epoch, so that each epoch needs its own totals."""
-        return self.host_ranks.order.seed is not None
+        return self.host_ranks.order.varies
 
     @property
     def streams(self) -> bool:
@@ -190,12 +72,20 @@ class RecordPlan(Plan):
 
         If the plan `varies`, the first call for an epoch takes some microseconds per block and slice.
         """
-        if not self.varies:
-            epoch = 0
-        total = self._bytes.get(epoch)
+        order = self.host_ranks.order
+        key = order.key(epoch)
+        total = self._bytes.get(key)
         if total is None:
-            total = self._bytes.put(epoch, self.own(self.host_ranks.sums(epoch).totals))
+            total = self._bytes.put(key, self.own(self.host_ranks.sums_of(order, epoch).totals))
         return total
+
+    def come_to(self, position: Position) -> None:
+        """Note that these ranks have come to a position, so that no order changes before it."""
+        ranks = self.host_ranks
+        if ranks.may_change:
+            records = records_before(self, position.epoch, position.offset)
+            steps = -(-records // (self.deal.slice * (self.deal.end - self.deal.first)))
+            ranks.come_to(position.epoch, steps)
 
     def own(self, by_rank: array[int]) -> int:
         """Return the sum of these ranks' numbers. `by_rank`: of all ranks of this host."""
@@ -223,7 +113,7 @@ class RecordPlan(Plan):
         """Yield the epoch's byte ranges, in stream order. Raises ValueError for a part of the entries."""
         if first or end not in (None, self.known):
             raise ValueError("an order of records has no order of entries")
-        return self._segments(Walk(self.host_ranks.order, epoch), 0)
+        return self._segments(self.host_ranks.walk(epoch), 0)
 
     def segments_near(self, epoch: int, offset: int) -> tuple[int, Iterator[Segment | Literal]]:
         """See `Plan.segments_near`. Takes some ten milliseconds, once the plan knows the epoch's length."""
@@ -232,7 +122,7 @@ class RecordPlan(Plan):
         if not after:
             return 0, self.segments(epoch)
         step, start, sums = positions[after - 1]
-        return self.own(sums), self._segments(Walk(self.host_ranks.order, epoch, start), step)
+        return self.own(sums), self._segments(self.host_ranks.walk(epoch, start), step)
 
     @property
     def record_order(self) -> dict[str, Any]:
@@ -254,10 +144,21 @@ class RecordPlan(Plan):
     @property
     def digest(self) -> str:
         """SHA-256, in hex, of all inputs that determine the streams of these ranks."""
+        return self._digest(self.host_ranks.order_digest)
+
+    def _digest(self, order_digest: str) -> str:
         deal = self.deal
-        text = f"penstock ranks 1\n{self.host_ranks.order_digest} {deal.first} {deal.end} {deal.ranks}\n"
+        text = f"penstock ranks 1\n{order_digest} {deal.first} {deal.end} {deal.ranks}\n"
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def covers(self, digest: str, position: Position) -> bool:  # noqa: ARG002 - no digest is partial
-        """Return whether a plan with `digest` is this one."""
-        return digest == self.digest
+    def covers(self, digest: str, position: Position) -> bool:
+        """Return whether a plan with `digest` is this one, but for changes after the position."""
+        if digest == self.digest:
+            return True
+        order, changes = self.host_ranks.described_order, self.host_ranks.changes
+        for number, (epoch, step, _) in enumerate(changes):
+            if digest == self._digest(with_changes(order, changes[:number])["digest"]):
+                if epoch != position.epoch:
+                    return bool(epoch > position.epoch)
+                return offset_of(self, epoch, step) >= position.offset
+        return False

@@ -187,6 +187,19 @@ def mixed_counts(counts: Sequence[int], weights: Sequence[int], until: str) -> l
     return taken
 
 
+def picked(weights: Sequence[int], records: int) -> list[int]:
+    """docs/explanation/record-order.md: the records of each source in so many picks."""
+    taken = [0] * len(weights)
+    for position in range(records):
+        shares = [Fraction(position * weight, sum(weights)) for weight in weights]
+        chosen = min(
+            (have > share, Fraction(have + 1, weight), number)
+            for number, (have, share, weight) in enumerate(zip(taken, shares, weights, strict=True))
+        )[2]
+        taken[chosen] += 1
+    return taken
+
+
 def global_batches(order: list[Record], size: int, remainder: str) -> list[list[Record]]:
     """docs/explanation/record-order.md: the global batches of an epoch."""
     batches = [order[first : first + size] for first in range(0, len(order), size)]

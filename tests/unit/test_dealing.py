@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from streamer.plan import Plan
 from streamer.plan.dealing import DealtEpoch, deal_stream
+from streamer.plan.host_ranks import HostRanks
 from streamer.plan.record_order import Deal, RecordOrder
-from streamer.plan.record_plan import HostRanks, RecordPlan
+from streamer.plan.record_plan import RecordPlan
 from streamer.plan.segments import Literal, Segment
 from tests.unit.test_record_order import Table, objects, plan_of, remainders, seeds
 

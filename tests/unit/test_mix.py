@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from streamer.errors import ConfigError
 from streamer.plan import Entries, Literal, ObjectRef, S3Uri, Segment
+from streamer.plan.host_ranks import HostRanks
 from streamer.plan.mix import LARGEST_SUM, Mix, MixBy, Picks, Until, lowest_terms
 from streamer.plan.mixed_order import MixedOrder
 from streamer.plan.record_order import Deal, Walk
 from streamer.plan.record_places import offset_of, records_before
-from streamer.plan.record_plan import HostRanks, RecordPlan
+from streamer.plan.record_plan import RecordPlan
 from streamer.plan.split import Split
 from streamer.shares import next_source
 from tests.unit import reference
@@ -39,7 +40,12 @@ ways: st.SearchStrategy[MixBy] = st.sampled_from(["block", "record"])
 
 
 def order_of(
-    sources: Sequence[list[list[int]]], mix: Mix, *, seed: int | None = None, split: Split | None = None
+    sources: Sequence[list[list[int]]],
+    mix: Mix,
+    *,
+    seed: int | None = None,
+    split: Split | None = None,
+    batch: int = 0,
 ) -> tuple[MixedOrder, Table, Entries]:
     table = Table([each for source in sources for each in source])
     entries, uris = Entries(), []
@@ -47,7 +53,7 @@ def order_of(
         uris.append(S3Uri(f"b{number % 2}", f"s{number}/"))
         for each, size in enumerate(source):
             entries.add(ObjectRef(f"b{number % 2}", f"s{number}/{each:02}", sum(size), "e"))
-    order = MixedOrder(entries, table.counts, uris, mix, seed=seed, block=BLOCK, split=split)
+    order = MixedOrder(entries, table.counts, uris, mix, seed=seed, block=BLOCK, split=split, batch=batch)
     return order, table, entries
 
 

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from streamer.errors import ConfigError
 from streamer.plan import Entries, Literal, ObjectRef, Part, Position, S3Uri, Segment, cut
+from streamer.plan.host_ranks import HostRanks
 from streamer.plan.mix import Mix, MixBy, Until
 from streamer.plan.mixed_order import MixedOrder
 from streamer.plan.record_order import Deal, RecordOrder, Remainder, Run, Walk, joined
-from streamer.plan.record_plan import HostRanks, RecordPlan
+from streamer.plan.record_plan import RecordPlan
 from streamer.plan.record_selection import RecordLimit, RecordSelection, select_records, taken_blocks
 from streamer.plan.record_table import FixedRecords
 from streamer.plan.split import Split

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamer.plan import Segment
+from streamer.plan.host_ranks import HostRanks
 from streamer.plan.record_order import Deal, RecordOrder, Remainder
 from streamer.plan.record_places import offset_of, records_before
-from streamer.plan.record_plan import HostRanks, RecordPlan
+from streamer.plan.record_plan import RecordPlan
 from streamer.readers.core.rank_steps import RankSteps
 from tests.unit import reference
 from tests.unit.reference import Record

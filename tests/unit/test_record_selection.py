@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from streamer.errors import ConfigError
 from streamer.plan import ObjectRef, Plan
+from streamer.plan.host_ranks import HostRanks
 from streamer.plan.record_order import Deal, RecordOrder, Run, Walk, records_per_block
-from streamer.plan.record_plan import HostRanks
 from streamer.plan.record_selection import RecordLimit, RecordSelection, select_records
 from streamer.plan.selection import Draw
 from streamer.plan.split import Split

@@ -125,7 +125,8 @@ class ReaderPosition:
         """
         base, dropped, skipped_before = self.offset, self.skip, reader.skipped_records
         batches = reader.batches()
-        self.rank = RankSteps.of(stream.trailer)
+        trailer = stream.trailer
+        self.rank = RankSteps.of(trailer)
         while True:
             offset = base + reader.offset
             batch = next(batches, None)
@@ -136,6 +137,9 @@ class ReaderPosition:
             dropped -= first
             if count and first == count:
                 continue
+            if stream.trailer is not trailer:  # the weights of a mix may have changed
+                trailer = stream.trailer
+                self.rank = RankSteps.of(trailer)
             if count:  # an empty batch: no bytes for now
                 self.offset, self.skip = offset, count
                 self.records += count - first
@@ -249,7 +253,7 @@ def _at_step(stream: PipeStream, channel: str, start: StepState, *, anyway: bool
             f"the state of {channel} has steps, and {stream.name} has none; load it into a reader of a "
             "channel whose Ranks have Batch or GlobalBatch"
         )
-    difference = order_difference(start.order, rank.order)
+    difference = order_difference(start, rank.order)
     if difference is not None and not anyway:
         raise ChannelError(
             f"the state of {channel} was saved under another order of records: {difference}; restore what "

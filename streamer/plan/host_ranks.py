@@ -1,0 +1,217 @@
+"""The ranks of one channel on one host: what their plans share. `streamer.plan.record_plan` has the plans.
+
+    objects, RecordTable, order, deal ─▶ one walk over an epoch ─▶ bytes of every rank, positions on the way
+                                     └─▶ digest of the order     the same on all hosts, for any N of ranks
+
+The order may change at a step that no rank of this host has come to (`HostRanks.change`). The walks of
+streams go on in the new order; a lock keeps a walk from passing the step meanwhile.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from array import array
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from streamer.errors import ConfigError
+from streamer.plan.digest import Digests
+from streamer.plan.epoch_cache import EpochCache
+from streamer.plan.mix import parse_changes
+from streamer.plan.mixed_order import MixedOrder
+from streamer.plan.record_order import START, Walk
+from streamer.plan.shards import Shard
+from streamer.step_state import with_changes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from streamer.plan.entries import Entries
+    from streamer.plan.record_order import Deal, Order, Run, WalkPosition
+    from streamer.plan.record_table import RecordTable
+
+POSITIONS_EVERY = 1 << 13
+"""Runs of the order and slices of ranks between two stored positions: a resume walks over so many in some ten
+milliseconds."""
+
+
+class StepPosition(NamedTuple):
+    """Start of a step, at which a walk over the order may start."""
+
+    step: int
+    walk: WalkPosition
+    sums: array[int]
+    """Bytes of each rank of this host before the step; without the end mark of a run that goes on in it."""
+
+
+class _EpochBytes(NamedTuple):
+    """The bytes of one epoch."""
+
+    totals: array[int]
+    """Bytes of each rank of this host."""
+    positions: list[StepPosition]
+    """Steps at which the walk of a resume may start."""
+
+
+class HostRanks:
+    """The ranks of one channel on this host: objects, order, deal, and the totals of every rank."""
+
+    def __init__(
+        self,
+        entries: Entries,
+        table: RecordTable,
+        order: Order,
+        deal: Deal,
+        *,
+        positions_every: int = POSITIONS_EVERY,
+    ) -> None:
+        """`deal`: of all ranks of this host. Raises ConfigError if no rank would have a step."""
+        self.entries = entries
+        self.table = table
+        self.order = order
+        self.deal = deal
+        self._positions_every = positions_every
+        self._sums = EpochCache[_EpochBytes]()
+        self._described: dict[str, Any] | None = None
+        self._lock = threading.Lock()
+        """Held by the thread that computes totals or the digest, so that others do not compute them too."""
+        self.following = (0, 0)
+        """The first step, with its epoch, that no rank of this host has come to."""
+        self._stepping = threading.Lock()
+        """Held while a walk comes to a step, or the order changes."""
+        if 0 < order.records < deal.global_batch and deal.remainder == "drop":
+            raise ConfigError(
+                f"the channel has {order.records} records, fewer than one global batch of "
+                f"{deal.global_batch}; lower Batch or GlobalBatch, or set Remainder: repeat"
+            )
+
+    def sums(self, epoch: int) -> _EpochBytes:
+        """Return the bytes that the ranks of this host have in the epoch, and before some steps of it."""
+        return self.sums_of(self.order, epoch)
+
+    def sums_of(self, order: Order, epoch: int) -> _EpochBytes:
+        """Return the same for another order of these records."""
+        key = order.key(epoch)
+        sums = self._sums.get(key)
+        if sums is None:
+            with self._lock:
+                sums = self._sums.get(key)
+                if sums is None:
+                    sums = self._sums.put(key, self._sum_up(order, epoch))
+        return sums
+
+    @property
+    def may_change(self) -> bool:
+        """Whether the order may change while the job runs."""
+        return isinstance(self.order, MixedOrder)
+
+    def walk(self, epoch: int, position: WalkPosition = START) -> Walk:
+        """Return a walk for a stream, which follows changes of the order."""
+        return _StreamWalk(self, epoch, position) if self.may_change else Walk(self.order, epoch, position)
+
+    def come_to(self, epoch: int, step: int) -> Order:
+        """Note that a rank needs the records of a step; return the order that has them."""
+        with self._stepping:
+            self.following = max(self.following, self.after(epoch, step))
+            return self.order
+
+    def after(self, epoch: int, step: int) -> tuple[int, int]:
+        """Return the step after this one, with its epoch."""
+        return (epoch, step + 1) if step + 1 < self.deal.steps(self.order.records) else (epoch + 1, 0)
+
+    def take_changes(self, changes: object) -> None:
+        """Change the weights as a state or trailer has it, before any stream. Raises ValueError."""
+        sources = len(self.order.sources) if isinstance(self.order, MixedOrder) else 0
+        found = parse_changes(changes, sources)
+        if isinstance(self.order, MixedOrder):
+            self.order = self.order.changed(found)
+
+    def change(self, order: Order, first: tuple[int, int], publish: Callable[[], None]) -> bool:
+        """Change the order from a step on; return False if a rank of this host has come to that step.
+
+        `publish`: publishes the digest; the order stays as it was if it raises.
+        """
+        with self._stepping:
+            if first < self.following:
+                return False
+            before, self.order = self.order, order
+            try:
+                publish()
+            except BaseException:
+                self.order = before
+                raise
+            return True
+
+    def _sum_up(self, order: Order, epoch: int) -> _EpochBytes:
+        deal, border, end_mark_bytes = self.deal, self.table.border, len(self.table.end_mark)
+        totals = array("Q", bytes(8 * (deal.end - deal.first)))
+        positions: list[StepPosition] = []
+        walk, due, ranks = Walk(order, epoch), self._positions_every, deal.end - deal.first
+        last: dict[int, tuple[int, int]] = {}
+        """Entry and end of the last run of each rank."""
+        unseen: set[int] = set()
+        """Ranks without a run since the last stored position."""
+        for step in range(deal.steps(order.records)):
+            if walk.taken + step * ranks >= due:
+                due = walk.taken + step * ranks + self._positions_every
+                positions.append(StepPosition(step, walk.position, totals[:]))
+                unseen.update(last)
+            for rank, (entry, first, end) in deal.step(walk, step):
+                totals[rank - deal.first] += border(entry, end) - border(entry, first)
+                if end_mark_bytes:
+                    if last.get(rank) != (entry, first):
+                        totals[rank - deal.first] += end_mark_bytes
+                    elif rank in unseen:
+                        positions[-1].sums[rank - deal.first] -= end_mark_bytes
+                    unseen.discard(rank)
+                    last[rank] = entry, end
+        return _EpochBytes(totals, positions)
+
+    @property
+    def order_digest(self) -> str:
+        """SHA-256, in hex, of all inputs that determine the global batches of every epoch."""
+        return str(self.described_order["digest"])
+
+    @property
+    def described_order(self) -> dict[str, Any]:
+        """The digest of the order, and its inputs but the records of each object."""
+        if self._described is None:
+            with self._lock:
+                if self._described is None:
+                    self._described = self._describe()
+        return with_changes(self._described, self.changes)
+
+    @property
+    def changes(self) -> list[list[Any]]:
+        """The changes of the weights, for JSON."""
+        changes = self.order.changes if isinstance(self.order, MixedOrder) else ()
+        return [[change.epoch, change.step, list(change.weights)] for change in changes]
+
+    def _describe(self) -> dict[str, Any]:
+        whole = Shard()
+        digests = Digests(self.entries, seed=None, shards=[whole], join=None)
+        arranged: dict[str, Any] = {
+            "objects": digests.of(whole, len(self.entries)),
+            "format": self.table.record_format,
+            "global_batch": self.deal.global_batch,
+            "remainder": self.deal.remainder,
+        } | self.order.arranged
+        digest = hashlib.sha256(b"penstock records 1\n" + json.dumps(arranged).encode() + b"\n")
+        digest.update(b"".join(self.order.lines()))
+        return {"digest": digest.hexdigest()} | arranged
+
+
+class _StreamWalk(Walk):
+    """A walk that goes on in the present order of a host's ranks."""
+
+    def __init__(self, host_ranks: HostRanks, epoch: int, position: WalkPosition) -> None:
+        super().__init__(host_ranks.order, epoch, position)
+        self._host_ranks = host_ranks
+
+    def cut(self, start: int, end: int) -> Iterator[Run]:
+        """See `Walk.cut`."""
+        order = self._host_ranks.come_to(self.epoch, start // self._host_ranks.deal.global_batch)
+        if order is not self.order:
+            self.follow(order)
+        return super().cut(start, end)
