@@ -46,6 +46,8 @@ FORMAT = 1
 """Version of the document; a reader refuses an unknown one."""
 LONGEST = 1 << 20
 """Maximum bytes of a trailer; a hundred changed objects with the longest keys take a third of it."""
+SIDECAR_LOCK = ".penstock.lock"
+"""File that a sidecar locks in its directory of FIFOs. It stays after the sidecar has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

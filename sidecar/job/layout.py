@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from sidecar.config.document import check_texts
 from sidecar.config.hosts import HOMOGENEOUS, identify, local_job
 from streamer.errors import ConfigError, SinkError
-from streamer.trailer import replace_file
+from streamer.trailer import SIDECAR_LOCK, replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 DEFAULT_BASE = "/opt/ml"
 RESOURCES = "resourceconfig.json"
-LOCK = ".penstock.lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,7 @@ class Layout:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Own the tree until the end of the block. Raises SinkError if another sidecar owns it."""
-        path = os.path.join(self.data, LOCK)
+        path = os.path.join(self.data, SIDECAR_LOCK)
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
         except OSError as error:
@@ -111,7 +110,7 @@ class Layout:
 
     def check_unlocked(self) -> None:
         """Raise SinkError if another sidecar owns the tree, or if the lock file is not a sidecar's."""
-        if os.path.lexists(os.path.join(self.data, LOCK)):
+        if os.path.lexists(os.path.join(self.data, SIDECAR_LOCK)):
             with self.locked():
                 pass
 
@@ -121,7 +120,7 @@ class Layout:
         The process must belong to the owner of the lock file, or any user could direct root's signal to any
         process.
         """
-        path = os.path.join(self.data, LOCK)
+        path = os.path.join(self.data, SIDECAR_LOCK)
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError as error:
@@ -144,7 +143,7 @@ class Layout:
         line = json.dumps({"at": time.monotonic_ns(), "event": event, "error": error}) + "\n"
         flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         with contextlib.suppress(OSError):
-            fd = os.open(os.path.join(self.data, LOCK), flags)
+            fd = os.open(os.path.join(self.data, SIDECAR_LOCK), flags)
             try:
                 os.write(fd, line.encode())
             finally:
@@ -153,7 +152,7 @@ class Layout:
     def last_note(self) -> dict[str, Any] | None:
         """Return the last note of the tree's owner; None if it has written none yet."""
         try:
-            with open(os.path.join(self.data, LOCK), "rb") as file:
+            with open(os.path.join(self.data, SIDECAR_LOCK), "rb") as file:
                 lines = file.read(1 << 20).splitlines(keepends=True)[1:]
             return dict(json.loads(lines[-1])) if lines and lines[-1].endswith(b"\n") else None
         except (OSError, ValueError, TypeError):

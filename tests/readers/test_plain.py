@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,9 @@ from streamer.errors import ChannelError, CorruptRecord, TruncatedStream
 from streamer.formats import recordio, tfrecord
 from streamer.readers import PipeModeDatasetException, PipeReader, open_channel
 from streamer.readers.core.position import ReaderPosition
+from streamer.readers.core.state import EpochState
 from streamer.step_state import with_changes
+from streamer.trailer import SIDECAR_LOCK
 from tests.readers.feeder import Feeder
 
 RECORDS = [b"record %d " % number * (number % 50) for number in range(2000)]
@@ -115,6 +118,18 @@ def test_the_length_in_mid_epoch_of_another_writer_is_unknown_at_once(feeder: Fe
     with pytest.raises(TypeError, match="the number of records of channel train is unknown"):
         len(PipeReader("train", "TFRecord", timeout=0))
     assert list(records) == RECORDS[1:]
+
+
+def test_the_length_before_a_resumed_sidecar_offers_its_epoch_waits_for_it(feeder: Feeder) -> None:
+    """The state file names epoch 3. No trailer is there yet, and the directory is a sidecar's."""
+    Path(feeder.pipe_dir, SIDECAR_LOCK).touch()
+    EpochState(feeder.state_dir, "train").put(3)
+    with pytest.raises(ChannelError, match="train_3 did not appear in .* in 0 s"):
+        len(PipeReader("train", "TFRecord", timeout=0))
+    feeder.feed(3, encoded("TFRecord"), records=len(RECORDS), steps=7)
+    reader = PipeReader("train", "TFRecord")
+    assert (len(reader), reader.steps_per_epoch) == (len(RECORDS), 7)
+    assert list(reader) == RECORDS
 
 
 def test_the_length_is_not_kept_from_the_trailer_of_an_earlier_run(feeder: Feeder) -> None:

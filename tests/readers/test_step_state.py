@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from streamer.errors import ChannelError
+from streamer.formats import tfrecord
 from streamer.readers import PipeReader, rank_channels
 from streamer.readers.core.position import ReaderPosition, StartPosition
 from streamer.readers.core.rank_steps import RankSteps
@@ -23,6 +24,7 @@ from streamer.readers.torch.progress import ElementOrigin, Progress, RecordRange
 from streamer.step_state import StepState
 from tests.kit.processes import sidecar
 from tests.kit.stub import S3Stub
+from tests.readers.feeder import Feeder
 from tests.sidecar.test_elastic import Elastic
 from tests.sidecar.test_record_ranks import GLOBAL
 
@@ -181,3 +183,23 @@ def test_a_reader_that_left_out_corrupt_records_has_no_steps(elastic: Elastic, s
             reader.state_dict()
         assert len(list(records)) == 1
         assert (reader.state_dict()["epoch"], reader.state_dict()["step"]) == (1, 0)
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_corrupt_record_before_the_step_of_a_state_moves_no_step(feeder: Feeder, resumed: bool) -> None:
+    """Such a reader counted on to a later record. With --resume the FIFO begins at the step."""
+    records = [tfrecord.encode(b"%d" % number) for number in range(8)]
+    records[1] = records[1][:-1] + b"?"
+    skipped = 4 if resumed else 0
+    order: dict[str, Any] = {"records": 8, "steps": 2, "order": RANK.order, "records_skipped": skipped}
+    feeder.configure({"train-0": "Pipe"})
+    before, data = b"".join(records[:skipped]), b"".join(records[skipped:])
+    total = len(before) + len(data)
+    feeder.feed(0, data, channel="train-0", bytes_skipped=len(before), total=total, **order)
+    reader = PipeReader("train-0", "TFRecord", max_corrupted_records_to_skip=1)
+    reader.load_state_dict(StepState("train", 0, 1, RANK.order).document())
+    if resumed:
+        assert list(reader) == [b"4", b"5", b"6", b"7"]
+    else:
+        with pytest.raises(ChannelError, match="train-0_0 has corrupt records before or near the step"):
+            list(reader)

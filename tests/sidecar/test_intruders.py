@@ -16,13 +16,13 @@ import pytest
 
 from sidecar.config.job import load_job
 from sidecar.doctor.machine import fifo_directory
-from sidecar.job.layout import LOCK, Layout
+from sidecar.job.layout import Layout
 from streamer.errors import SinkError
 from streamer.helpers.keeper.protocol import listen
 from streamer.helpers.keeper_client import command, connected
 from streamer.plan import Position
 from streamer.sink.fifo import FifoDirectory
-from streamer.trailer import Trailer, read_trailer, replace_file, trailer_path, write_trailer
+from streamer.trailer import SIDECAR_LOCK, Trailer, read_trailer, replace_file, trailer_path, write_trailer
 from tests.kit.children import output_of
 from tests.kit.harness import fill
 from tests.kit.processes import job, penstock, sidecar, write_job
@@ -122,7 +122,7 @@ def test_other_users_neither_read_nor_inject(stub: S3Stub, place: Path) -> None:
     ) as running:
         running.wait_for("ready")
         data = place / "ml/input/data"
-        paths = [data / "train_0", data / LOCK, data / ".penstock.keeper"]
+        paths = [data / "train_0", data / SIDECAR_LOCK, data / ".penstock.keeper"]
         said, _ = as_nobody(attempt, *paths).communicate()
         assert said == "refused\n" * 6 * len(paths)
         assert stat.S_IMODE(os.stat(data / "train_0").st_mode) == 0o640
@@ -189,7 +189,7 @@ def test_a_lock_that_is_not_ours(tmp_path: Path, made: Callable[[Path, Any], Non
     layout.create()
     victim = tmp_path / "victim"
     victim.write_text("kept")
-    made(Path(layout.data, LOCK), victim)
+    made(Path(layout.data, SIDECAR_LOCK), victim)
     with pytest.raises(SinkError, match=r"not a sidecar's lock|symbolic links"), layout.locked():
         pass
     assert victim.read_text() == "kept"
@@ -201,7 +201,7 @@ def test_restart_signals_no_process_of_another_user(place: Path, says: bytes) ->
     """A lock of nobody's, held, that names init, or no process at all."""
     layout = Layout(str(place))
     layout.create()
-    path = Path(layout.data, LOCK)
+    path = Path(layout.data, SIDECAR_LOCK)
     path.write_bytes(says)
     os.chown(path, NOBODY, NOBODY)
     hold = (

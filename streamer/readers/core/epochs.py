@@ -17,7 +17,7 @@ from streamer.readers.core.proof import Proof
 from streamer.readers.core.rank_steps import RankSteps
 from streamer.readers.core.state import EpochState
 from streamer.readers.core.stream import STDIN, PipeStream
-from streamer.trailer import fifo_path
+from streamer.trailer import SIDECAR_LOCK, fifo_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,17 +91,21 @@ class ChannelEpochs:
     def counts(self) -> EpochCounts:
         """Return the counts, which are equal for all epochs of a job.
 
-        Waits until the first epoch is offered. After an epoch was taken, by any reader of the state file,
-        the counts are in its trailer, and there is no wait: the next epoch may never be offered.
+        Waits until the first epoch is offered; with --resume that is a later one than epoch 0. After an epoch
+        was taken, by any reader of the state file, the counts are in its trailer, and there is no wait: the
+        next epoch may never be offered.
         Raises TypeError, as `len` does, if the sidecar does not know them; ChannelError as `PipeStream.open`.
         """
         epoch = self.peek()
-        if epoch in (0, self._first):
-            trailer = self._stream(epoch, hint=self._hint(epoch)).offered()
-        else:
+        trailer, first = None, epoch in (0, self._first)
+        if not first:
             trailer = self._trailer(epoch - 1) or self._trailer(epoch)
             if trailer is None and self._counts is not None:
                 return self._counts
+            # Another program that serves FIFOs publishes no counts, so nothing is worth a wait.
+            first = trailer is None and os.path.lexists(os.path.join(self._pipe_dir, SIDECAR_LOCK))
+        if first:
+            trailer = self._stream(epoch, hint=self._hint(epoch)).offered()
         if trailer is None or trailer.records is None or trailer.steps is None:
             raise TypeError(
                 f"the number of records of channel {self.channel} is unknown: only a channel whose Ranks "

@@ -133,6 +133,11 @@ class ReaderPosition:
             if batch is None:
                 break
             count, self.skipped = len(batch), reader.skipped_records - skipped_before
+            if dropped and self.skipped and self.rank is not None:
+                raise ChannelError(
+                    f"{stream.name} has corrupt records before or near the step of the state, so the reader "
+                    "cannot count to that step; start the sidecar with --resume and this state"
+                )
             first = min(dropped, count)
             dropped -= first
             if count and first == count:
