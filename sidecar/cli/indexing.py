@@ -17,7 +17,11 @@ channel_option = click.option(
     "--channel", "channels", multiple=True, metavar="NAME", help="This channel alone; may be given again."
 )
 from_option = click.option(
-    "--from", "folder", required=True, metavar="DIR", type=click.Path(), help="The folder of the indexes."
+    "--from",
+    "place",
+    required=True,
+    metavar="PLACE",
+    help="The folder of the indexes, or their prefix in S3: s3://BUCKET/PREFIX.",
 )
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="Show no progress in a terminal.")
 
@@ -50,13 +54,18 @@ class Format(click.ParamType["RecordFormat"]):
         "penstock index build -c job.yaml --to index --format TFRecord --every 1",
         "penstock index build -c job.yaml --to index --channel images --format tar",
         "penstock index build -c job.yaml --to index --format RecordIO --import idx",
+        "penstock index build -c job.yaml --to s3://my-bucket/index/ --format TFRecord --every 1",
     ],
     page=_PAGE,
 )
 @job_file_option
 @channel_option
 @click.option(
-    "--to", "folder", required=True, metavar="DIR", type=click.Path(), help="The folder of the indexes."
+    "--to",
+    "place",
+    required=True,
+    metavar="PLACE",
+    help="The folder of the indexes, or their prefix in S3: s3://BUCKET/PREFIX.",
 )
 @click.option(
     "--format",
@@ -84,7 +93,7 @@ def build(
     path: str | None,
     *,
     channels: tuple[str, ...],
-    folder: str,
+    place: str,
     record_format: RecordFormat | None,
     every: int | None,
     imports: str | None,
@@ -99,11 +108,15 @@ def build(
     from sidecar.process.runner import run as run_loop
 
     set_up_log("warning")
-    job = command.chosen(load_job_file(path), channels)
     options = command.BuildOptions(
-        folder=folder, record_format=record_format, every=every, imports=imports, quiet=quiet
+        place=place,
+        channels=channels,
+        record_format=record_format,
+        every=every,
+        imports=imports,
+        quiet=quiet,
     )
-    _print(run_loop(command.build(job, options)), as_json=as_json)
+    _print(run_loop(command.build(load_job_file(path), options)), as_json=as_json)
 
 
 @index.command(
@@ -131,7 +144,7 @@ def verify(
     path: str | None,
     *,
     channels: tuple[str, ...],
-    folder: str,
+    place: str,
     samples: int,
     everything: bool,
     quiet: bool,
@@ -142,23 +155,39 @@ def verify(
     from sidecar.process.runner import run as run_loop
 
     set_up_log("warning")
-    job = command.chosen(load_job_file(path), channels)
-    options = command.VerifyOptions(folder=folder, samples=samples, everything=everything, quiet=quiet)
-    _print(run_loop(command.verify(job, options)), as_json=as_json)
+    options = command.VerifyOptions(
+        place=place, channels=channels, samples=samples, everything=everything, quiet=quiet
+    )
+    _print(run_loop(command.verify(load_job_file(path), options)), as_json=as_json)
 
 
 @index.command(
     cls=Command,
-    examples=["penstock index show --from index", "penstock index show --from index --json"],
+    examples=[
+        "penstock index show --from index",
+        "penstock index show --from index --json",
+        "penstock index show -c job.yaml --from s3://my-bucket/index/",
+    ],
     page=_PAGE,
 )
+@job_file_option
 @from_option
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
-def show(folder: str, *, as_json: bool) -> None:
-    """Show the indexes of a folder: objects, records, bytes and size of each channel's."""
-    from sidecar.commands.index_figures import show as figures
+def show(path: str | None, place: str, *, as_json: bool) -> None:
+    """Show objects, records, bytes and size of each index.
 
-    _print(figures(folder), as_json=as_json)
+    Of a folder, all indexes are shown, without a job file; from S3, those of the job file's channels.
+    """
+    if "://" not in place:
+        from sidecar.commands.index_figures import show as figures
+
+        _print(figures(place), as_json=as_json)
+        return
+    from sidecar.commands import index as command
+    from sidecar.process.runner import run as run_loop
+
+    set_up_log("warning")
+    _print(run_loop(command.show(load_job_file(path), place)), as_json=as_json)
 
 
 def _print(document: dict[str, Any], *, as_json: bool) -> None:

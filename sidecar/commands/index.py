@@ -1,12 +1,16 @@
 """`penstock index`: builds, verifies and shows the record indexes of a job's channels.
 
 build, verify   plan the channels ─▶ objects of all hosts ─▶ `sidecar.job.index_build`, `index_check`
-show            reads the files of a folder, and neither job file nor S3
+show            reads the indexes of a job's channels in S3; those of a folder are `index_figures`
+
+An index that is in S3 is copied before the channels are listed, so that it has no rows of objects that
+another build has found later, and that this one would remove (`sidecar.job.index_object`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import tempfile
 import time
 from array import array
 from dataclasses import dataclass
@@ -14,12 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from sidecar.commands.index_figures import figures
 from sidecar.config.hosts import Hosts
+from sidecar.config.index_place import index_uri
 from sidecar.job.channels import job_clients
 from sidecar.job.index_build import Findings, IndexBuild
-from sidecar.job.index_check import Access, check_all, check_borders, check_rows, sample_borders
-from sidecar.job.index_file import index_path, kind_of_index, open_index, read_index
+from sidecar.job.index_check import check_all, check_borders, check_rows, sample_borders
 from sidecar.job.index_import import import_rows
-from sidecar.job.index_objects import ChannelObjects, check_indexable
+from sidecar.job.index_object import open_channel_index
+from sidecar.job.index_objects import Access, ChannelObjects, check_indexable
+from sidecar.job.index_target import index_target
 from sidecar.job.listings import open_listings
 from sidecar.job.planning import plan_job
 from sidecar.observe.state import JobState
@@ -37,7 +43,8 @@ if TYPE_CHECKING:
 
     from sidecar.config.job import Job
     from sidecar.config.request import ChannelConfig
-    from sidecar.job.index_file import IndexFile
+    from sidecar.job.index_file import IndexFile, StoredIndex
+    from sidecar.job.index_target import IndexTarget
     from streamer.plan import Plan
     from streamer.s3.client.session import Clients
 
@@ -49,9 +56,11 @@ IMPORT_CHECKS = 1000
 class BuildOptions:
     """What `penstock index build` is asked for."""
 
-    folder: str
-    """Folder of the indexes."""
-    record_format: RecordFormat | None
+    place: str
+    """Folder of the indexes, or a prefix of S3."""
+    channels: Sequence[str] = ()
+    """Names of the channels; none: all."""
+    record_format: RecordFormat | None = None
     """Format of the objects; None: that of the index or of the channel's Framing."""
     every: int | None = None
     """Number of records from one in the index to the next; None: that of the index, or `STRIDE`."""
@@ -64,8 +73,11 @@ class BuildOptions:
 class VerifyOptions:
     """What `penstock index verify` is asked for."""
 
-    folder: str
-    samples: int
+    place: str
+    """Folder of the indexes, or a prefix of S3."""
+    channels: Sequence[str] = ()
+    """Names of the channels; none: all."""
+    samples: int = 1000
     """Most records of a channel that are looked at."""
     everything: bool = False
     """Scan all bytes."""
@@ -124,32 +136,36 @@ class _Progress:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What `build` and `verify` need of a planned job."""
+    """What `build` and `verify` need."""
 
     job: Job
     clients: Clients
-    plans: dict[str, Plan]
-    """Plans by channel."""
+    state: JobState
     progress: _Progress
+
+    def access(self, channel: str, total: int = 0) -> Access:
+        """Return access to the objects of a channel, of which `total` bytes are read."""
+        return Access(self.job, self.clients, self.progress.begin(channel, total))
+
+    async def plans(self) -> dict[str, Plan]:
+        """Plan the channels; return the plans by channel."""
+        async with open_listings(self.job, self.clients) as listings:
+            plans = await plan_job(self.state, self.clients, listings)
+        freeze_gc()
+        return {name: each.whole for name, each in plans.items()}
 
 
 @contextlib.asynccontextmanager
-async def _planned(job: Job, *, quiet: bool) -> AsyncIterator[_Work]:
-    """Plan the channels; show progress until the end of the block."""
+async def _working(whole: Job, options: BuildOptions | VerifyOptions) -> AsyncIterator[_Work]:
+    """Open what the channels that are asked for need; show progress until the end of the block."""
+    uris = (index_uri(options.place, channel.channel_name) for channel in whole.input_data_config)
+    indexes = whole.index_objects.union(uri for uri in uris if uri is not None)
+    job = chosen(whole, options.channels).with_index_objects(indexes)
     state = JobState(job, Hosts(0, ("algo-1",)))
     progress = _Progress(state)
-    with progress_line(progress.text, quiet=quiet):
+    with progress_line(progress.text, quiet=options.quiet):
         async with job_clients(job) as clients:
-            async with open_listings(job, clients) as listings:
-                plans = await plan_job(state, clients, listings)
-            freeze_gc()
-            yield _Work(job, clients, {name: each.whole for name, each in plans.items()}, progress)
-
-
-def _paths(job: Job, folder: str) -> dict[str, str]:
-    """Return the path of each channel's index."""
-    names = [channel.channel_name for channel in job.input_data_config]
-    return {name: index_path(folder, name) for name in names}
+            yield _Work(job, clients, state, progress)
 
 
 async def build(job: Job, options: BuildOptions) -> dict[str, Any]:
@@ -157,46 +173,58 @@ async def build(job: Job, options: BuildOptions) -> dict[str, Any]:
 
     Objects that are not of the format are logged; the first of them is raised at the end.
     """
-    paths = _paths(job, options.folder)
-    channels = {each.channel_name: each for each in job.input_data_config}
-    kinds = {name: _kind(paths[name], channel, options) for name, channel in channels.items()}
     document: dict[str, Any] = {}
     failure: CorruptObject | None = None
-    async with _planned(job, quiet=options.quiet) as work:
-        for name, plan in work.plans.items():
-            objects = await in_thread(ChannelObjects, plan)
-            with open_index(paths[name], *kinds[name]) as file:
-                imported = 0
-                if options.imports is not None:
-                    imported = await _import(name, file, objects, folder=options.imports, work=work)
-                building = IndexBuild(file, objects, Findings(name))
-                await in_thread(building.prepare)
-                counters = work.progress.begin(name, building.bytes_to_read)
-                began, cpu = time.monotonic(), time.process_time()
+    with tempfile.TemporaryDirectory(prefix="penstock-index-") as copies:
+        async with _working(job, options) as work:
+            targets = {}
+            for channel in work.job.input_data_config:
+                name = channel.channel_name
+                target = await index_target(options.place, name, copies, work.access(name))
+                targets[name] = target, *_kind(target, channel, options)
+            for name, plan in (await work.plans()).items():
                 try:
-                    await building.run(work.job, work.clients, counters)
+                    document[name] = await _build(name, plan, targets[name], options.imports, work)
                 except CorruptObject as error:
                     failure = failure or error
-                seconds, cpu = time.monotonic() - began, time.process_time() - cpu
-                read = counters.consumed_bytes
-                document[name] = figures(paths[name], file.index) | {
-                    "scanned": building.scanned,
-                    "imported": imported,
-                    "bytes_read": read,
-                    "seconds": round(seconds, 3),
-                    "cpu_seconds_per_gb": round(cpu / read * 1e9, 3) if read else None,
-                }
     if failure is not None:
         raise failure
     return {"channels": document}
 
 
-def _kind(path: str, channel: ChannelConfig, options: BuildOptions) -> tuple[RecordFormat, int]:
-    """Return format and stride of an index: as asked for, or of the index at `path`, or of the job file.
+async def _build(
+    name: str, plan: Plan, target: tuple[IndexTarget, RecordFormat, int], imports: str | None, work: _Work
+) -> dict[str, Any]:
+    """Build the index of a channel; return its part of the document. Raises CorruptObject at the end."""
+    index, record_format, stride = target
+    objects = await in_thread(ChannelObjects, plan)
+    async with index.open(record_format, stride) as (file, upload):
+        imported = 0
+        if imports is not None:
+            imported = await _import(name, file, objects, folder=imports, work=work)
+        building = IndexBuild(file, objects, Findings(name), upload)
+        await in_thread(building.prepare)
+        counters = work.progress.begin(name, building.bytes_to_read)
+        began, cpu = time.monotonic(), time.process_time()
+        await building.run(work.job, work.clients, counters)
+        size = file.size
+    seconds, cpu = time.monotonic() - began, time.process_time() - cpu
+    read = counters.consumed_bytes
+    return figures(index.name, file.index, size) | {
+        "scanned": building.scanned,
+        "imported": imported,
+        "bytes_read": read,
+        "seconds": round(seconds, 3),
+        "cpu_seconds_per_gb": round(cpu / read * 1e9, 3) if read else None,
+    }
+
+
+def _kind(target: IndexTarget, channel: ChannelConfig, options: BuildOptions) -> tuple[RecordFormat, int]:
+    """Return format and stride of an index: as asked for, or of the index there is, or of the job file.
 
     Raises ConfigError if no format is known.
     """
-    found = kind_of_index(path) or (None, STRIDE)
+    found = target.kind() or (None, STRIDE)
     record_format = options.record_format or found[0]
     if record_format is None and channel.penstock.framing is not None:
         record_format = RecordFormat.parse(channel.penstock.framing)
@@ -222,8 +250,7 @@ async def _import(channel: str, file: IndexFile, objects: ChannelObjects, *, fol
     names = array("Q", [each.name for each in refs])
     borders = sample_borders(imported, refs, names, IMPORT_CHECKS)
     bad: list[CorruptObject] = []
-    access = Access(work.job, work.clients, work.progress.begin(channel, 0))
-    await check_borders(index.format, borders, access, on_bad=bad.append)
+    await check_borders(index.format, borders, work.access(channel), on_bad=bad.append)
     if bad:
         raise bad[0]
     if found:
@@ -237,16 +264,17 @@ async def verify(job: Job, options: VerifyOptions) -> dict[str, Any]:
     Records that are not where the index has them are logged. Raises CorruptObject for the first of them at
     the end of its channel, and SourceChanged at once for an object without a row.
     """
-    paths = _paths(job, options.folder)
-    indexes = {name: await in_thread(read_index, path) for name, path in paths.items()}
+    indexes: dict[str, StoredIndex] = {}
     document: dict[str, Any] = {}
-    async with _planned(job, quiet=options.quiet) as work:
-        for name, plan in work.plans.items():
-            index = indexes[name]
+    async with _working(job, options) as work:
+        for channel in work.job.input_data_config:
+            name = channel.channel_name
+            indexes[name] = await _stored(name, options.place, work.access(name))
+        for name, plan in (await work.plans()).items():
+            index = await in_thread(indexes[name].index)
             objects = await in_thread(ChannelObjects, plan)
             await in_thread(check_rows, index, objects)
-            total = objects.bytes if options.everything else 0
-            access = Access(work.job, work.clients, work.progress.begin(name, total))
+            access = work.access(name, objects.bytes if options.everything else 0)
             looked, findings = 0, Findings(name)
             if options.everything:
                 await check_all(index, objects, access, on_bad=findings.note)
@@ -255,7 +283,25 @@ async def verify(job: Job, options: VerifyOptions) -> dict[str, Any]:
                 looked = len(borders)
                 await check_borders(index.format, borders, access, on_bad=findings.note)
             findings.check("more are wrong", "remove the record index and build it again")
-            document[name] = figures(paths[name], index) | {
+            document[name] = figures(indexes[name].path, index, indexes[name].size) | {
                 "verified": "all bytes" if options.everything else f"{looked} indexed records"
             }
     return {"channels": document}
+
+
+async def show(job: Job, place: str) -> dict[str, Any]:
+    """Return the document of `penstock index show --json` for the channels of a job.
+
+    Raises ConfigError for a channel without an index in S3.
+    """
+    document = {}
+    async with job_clients(job) as clients:
+        for channel in job.input_data_config:
+            name = channel.channel_name
+            stored = await _stored(name, place, Access(job, clients, ChannelCounters()))
+            document[name] = figures(stored.path, await in_thread(stored.index), stored.size)
+    return {"channels": document}
+
+
+async def _stored(channel: str, place: str, access: Access) -> StoredIndex:
+    return await open_channel_index(place, channel, access, named_by="--from", build="penstock index build")

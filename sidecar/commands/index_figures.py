@@ -1,11 +1,12 @@
-"""`penstock index show`: the figures of record indexes, without a job file and without S3."""
+"""The figures of record indexes; those of a folder need neither a job file nor S3."""
 
 from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING, Any
 
-from sidecar.job.index_file import SUFFIX, read_index
+from sidecar.config.index_place import SUFFIX, index_path
+from sidecar.job.index_file import read_index
 from streamer.errors import ConfigError
 from streamer.units import decimal_bytes
 
@@ -22,17 +23,17 @@ def show(folder: str) -> dict[str, Any]:
     if not names:
         raise ConfigError(f"there is no record index in {folder}: make it by `penstock index build`")
     document = {}
-    for name in names:
-        path = os.path.join(folder, name)
-        document[name.removesuffix(SUFFIX)] = figures(path, read_index(path))
+    for name in (each.removesuffix(SUFFIX) for each in names):
+        path = index_path(folder, name)
+        document[name] = figures(path, read_index(path), os.path.getsize(path))
     return {"channels": document}
 
 
-def figures(path: str, index: RecordIndex) -> dict[str, Any]:
-    """Return the figures of the index at `path`."""
-    totals, size = index.totals(), os.path.getsize(path)
+def figures(name: str, index: RecordIndex, size: int) -> dict[str, Any]:
+    """Return the figures of an index. `name`: its path or URI. `size`: its bytes."""
+    totals = index.totals()
     return {
-        "file": path,
+        "file": name,
         "format": str(index.format),
         "every": index.stride,
         "objects": totals.objects,

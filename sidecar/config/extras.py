@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, StrictInt, StrictStr, model_validator
 
+from sidecar.config.index_place import index_uri
 from sidecar.config.mixing import MixConfig
 from sidecar.config.model import Model
 from sidecar.config.selecting import LimitConfig, SplitConfig
@@ -59,6 +60,14 @@ def _no_padding(value: Any) -> Any:
     return value
 
 
+def _index_place(value: str) -> str:
+    try:
+        index_uri(value, "")
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+    return value
+
+
 class RanksConfig(Model):
     """Rank FIFOs of a channel. With a batch they share it by record, else by object."""
 
@@ -70,8 +79,8 @@ class RanksConfig(Model):
     """Records of a global batch, over all ranks of all hosts."""
     remainder: Annotated[Remainder, BeforeValidator(_no_padding)] = "drop"
     """What becomes of the last records, which fill no global batch."""
-    index: Annotated[StrictStr, Field(min_length=1)] | None = None
-    """Folder of the record index."""
+    index: Annotated[StrictStr, Field(min_length=1), AfterValidator(_index_place)] | None = None
+    """Folder of the record index, or a prefix of S3 URIs."""
     record_size: Annotated[ByteSize, Field(gt=0)] | None = None
     """Bytes of every record, if all have one size. They need no index."""
     block: Annotated[ByteSize, Field(gt=0, le=LARGEST_BLOCK)] | None = None

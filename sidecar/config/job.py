@@ -10,12 +10,14 @@ job, the rules between channels, and the reading of the file.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
-from pydantic import Field, StrictStr, ValidationError, model_validator
+from pydantic import Field, PrivateAttr, StrictStr, ValidationError, model_validator
 
 from sidecar.config.document import FileMistakes, read_document
+from sidecar.config.index_place import index_uri
 from sidecar.config.mistakes import RuleError, explain, kind_of, mistakes
 from sidecar.config.model import Model
 from sidecar.config.request import (
@@ -31,6 +33,8 @@ from sidecar.process.footprint import Footprint
 from sidecar.process.logs import log
 from sidecar.process.memory import default_budget, memory_limit
 from streamer.errors import ConfigError
+from streamer.plan import S3Uri
+from streamer.plan.selection import Selection
 from streamer.relay.staging.buffers import BUFFER_SIZE
 from streamer.schedule.concurrency import MOST_REQUESTS, SMALLEST_PART
 from streamer.schedule.processes import automatic
@@ -38,7 +42,7 @@ from streamer.trailer import rank_channel_name
 from streamer.units import human_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 SAGEMAKER_CHANNELS = 20
 
@@ -68,6 +72,7 @@ class Job(Model):
 
     ignored: ClassVar[frozenset[str]] = IGNORED
 
+    _further_indexes: frozenset[S3Uri] = PrivateAttr(default=frozenset())
     training_job_name: Annotated[StrictStr, Field(min_length=1, max_length=63)] = "penstock"
     training_job_arn: Annotated[StrictStr, Field(max_length=256)] | None = None
     algorithm_specification: AlgorithmSpecification = AlgorithmSpecification()
@@ -187,6 +192,26 @@ class Job(Model):
             for channel in self.channels("Pipe")
             if channel.penstock.ranks is not None
         }
+
+    @property
+    def index_objects(self) -> frozenset[S3Uri]:
+        """Record indexes in S3. They are no data, so no channel streams them."""
+        return self._further_indexes.union(
+            uri
+            for channel in self.input_data_config
+            if (ranks := channel.penstock.ranks) is not None and ranks.index is not None
+            if (uri := index_uri(ranks.index, channel.channel_name)) is not None
+        )
+
+    def with_index_objects(self, uris: Iterable[S3Uri]) -> Self:
+        """Return the job with further record indexes in S3 that no channel streams."""
+        job = self.model_copy()
+        job._further_indexes = self._further_indexes.union(uris)  # noqa: SLF001 - of this class
+        return job
+
+    def selection(self, channel: ChannelConfig) -> Selection:
+        """Return what a channel streams of the objects that its source names."""
+        return replace(channel.penstock.selection, apart=self.index_objects)
 
     def _check_ranks(self, names: set[str]) -> None:
         """Raises ValueError if the name of a rank FIFO is too long or may be that of a channel, too."""

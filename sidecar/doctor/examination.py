@@ -11,6 +11,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from sidecar.doctor import machine
+from sidecar.doctor.record_index import record_indexes
 from sidecar.doctor.remedies import failed
 from sidecar.doctor.storage import storage
 from sidecar.job.channels import job_clients
@@ -45,8 +46,6 @@ async def examine(job: Job, flags: Flags) -> AsyncIterator[Finding]:
     yield machine.pipes(job)
     yield machine.open_files(job)
     for channel in job.channels("Pipe"):
-        if (ranks := channel.penstock.by_record) is not None and ranks.index is not None:
-            yield await machine.record_index(channel, ranks.index)
         if (unequal := machine.steps(channel, hosts)) is not None:
             yield unequal
     directory = machine.fifo_directory(job, layout)
@@ -58,6 +57,8 @@ async def examine(job: Job, flags: Flags) -> AsyncIterator[Finding]:
             async for finding in storage(job, clients):
                 yield finding
                 listed |= {finding.check} if finding.state == "ok" else set()
+            async for finding in record_indexes(job, clients):
+                yield finding
             files = [each for each in job.channels("File") if f"list {each.channel_name}" in listed]
             if files and directory.state != "failure":
                 yield machine.disk(layout, await _plans(job, clients, hosts, files))

@@ -11,13 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from sidecar.job import rehearsal
-from sidecar.job.record_ranks import load_index
 from sidecar.job.unequal_steps import unequal_steps
 from sidecar.process.exits import exit_code
 from sidecar.process.memory import memory_limit
 from streamer.errors import PenstockError, SinkError
 from streamer.linux import PIPE_SIZE, largest_pipe, pipe_allowance
-from streamer.s3.catalog.validation import PlanMemory
 from streamer.units import human_bytes
 
 if TYPE_CHECKING:
@@ -116,17 +114,6 @@ async def admin_port(job: Job) -> Finding:
         )
         advice = "Write a token into the file (openssl rand -hex 16), or correct Admin.TokenFile."
         return refused("admin port", error, fix if isinstance(error, SinkError) else advice)
-
-
-async def record_index(channel: ChannelConfig, folder: str) -> Finding:
-    """Check that this folder has the index that the channel's ranks need; only `run` looks at the objects."""
-    check = f"index {channel.channel_name}"
-    try:
-        index = await load_index(channel, folder, PlanMemory(memory_limit() // 2))
-    except PenstockError as error:
-        return refused(check, error, "Do what the error says, or correct Ranks.Index.")
-    totals = index.totals()
-    return Finding(check, "ok", f"{totals.records} records of {index.format} in {totals.objects} objects")
 
 
 def steps(channel: ChannelConfig, hosts: Hosts) -> Finding | None:

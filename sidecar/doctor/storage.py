@@ -138,7 +138,7 @@ async def _first_objects(
     found: list[ObjectRef] = []
     more = False
     for uri in channel.sources:
-        keys = channel.penstock.selection.keys(uri.key, strays)
+        keys = job.selection(channel).keys(uri.key, strays, bucket=uri.bucket)
         refs, truncated = await first_page(pages, uri, keys)
         if not refs and not keys.left_out:
             raise nothing_below(uri)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from sidecar.config.job import Job
     from sidecar.job.index_file import IndexFile
+    from sidecar.job.index_object import IndexUpload
     from sidecar.job.index_objects import ChannelObjects, IndexedRef
     from streamer.formats.borders import BorderScanner
     from streamer.formats.record_format import RecordFormat
@@ -142,8 +143,14 @@ class Findings:
 class IndexBuild:
     """The build of one channel's index: `prepare`, then `run`, once."""
 
-    def __init__(self, file: IndexFile, objects: ChannelObjects, findings: Findings) -> None:
-        """`findings`: gets each object that is not of the index's format."""
+    def __init__(
+        self,
+        file: IndexFile,
+        objects: ChannelObjects,
+        findings: Findings,
+        upload: IndexUpload | None = None,
+    ) -> None:
+        """`findings`: gets each object that is not of the index's format. `upload`: stores the file in S3."""
         self.scanned = 0
         """Number of rows that this build has made."""
         self.bytes_to_read = 0
@@ -152,6 +159,7 @@ class IndexBuild:
         self._to_read, self._others = array("Q"), array("Q")
         """Places in `objects` of those without a row: of which all bytes are needed, and none."""
         self._findings = findings
+        self._upload = upload
         self._pending: list[IndexedObject] = []
         self._appended = time.monotonic()
 
@@ -189,7 +197,10 @@ class IndexBuild:
             f"the format of the index is {index.format}, and the rows of all other objects are kept: "
             "repair the object, or leave it out by Exclude",
         )
-        await in_thread(self._file.tidy, objects.names.tolist())
+        names = objects.names.tolist()
+        if self._upload is not None and (adopted := await self._upload.settle()):
+            names = list(dict.fromkeys([*names, *adopted]))
+        await in_thread(self._file.tidy, names)
 
     def _add(self, _: IndexedRef, row: IndexedObject) -> None:
         self._pending.append(row)
@@ -201,4 +212,6 @@ class IndexBuild:
         if self._pending:
             rows, self._pending = self._pending, []
             self._file.append(rows)
+            if self._upload is not None:
+                self._upload.appended(rows)
         self._appended = time.monotonic()

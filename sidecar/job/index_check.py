@@ -13,7 +13,6 @@ from __future__ import annotations
 import random
 from array import array
 from bisect import bisect_right
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -27,13 +26,10 @@ from streamer.plan.ranges import RangePlan
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from sidecar.config.job import Job
-    from sidecar.job.index_objects import ChannelObjects, IndexedRef
+    from sidecar.job.index_objects import Access, ChannelObjects, IndexedRef
     from streamer.formats.record_format import RecordFormat
     from streamer.formats.record_index import IndexedObject, RecordIndex
     from streamer.plan import ObjectRef, Part
-    from streamer.relay.statistics import ChannelCounters
-    from streamer.s3.client.session import Clients
 
 
 class Border(NamedTuple):
@@ -41,15 +37,6 @@ class Border(NamedTuple):
 
     ref: ObjectRef
     offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class Access:
-    """What reads the objects of a job."""
-
-    job: Job
-    clients: Clients
-    counters: ChannelCounters
 
 
 def check_rows(index: RecordIndex, objects: ChannelObjects) -> None:

@@ -27,21 +27,15 @@ if TYPE_CHECKING:
     from streamer.formats.record_format import RecordFormat
     from streamer.formats.record_index import IndexedObject
 
-SUFFIX = ".index"
 ROWS_A_BLOCK = 1 << 16
 """Maximum rows of a block of a rewritten file."""
-
-
-def index_path(folder: str, channel: str) -> str:
-    """Return the path of a channel's index."""
-    return os.path.join(folder, channel + SUFFIX)
 
 
 def read_index(path: str) -> RecordIndex:
     """Return the index at `path`. Raises ConfigError if there is none, SinkError if it is damaged."""
     data = _bytes_of(path)
     if data is None:
-        raise _absent(path, "--from", "penstock index build")
+        raise absent(path, "--from", "penstock index build")
     return _whole(path, RecordIndex.read, data, len(data))
 
 
@@ -53,7 +47,7 @@ def open_stored(path: str, *, named_by: str, build: str) -> StoredIndex:
     try:
         fd = _open(path)
         if fd is None:
-            raise _absent(path, named_by, build)
+            raise absent(path, named_by, build)
         return StoredIndex(path, fd)
     except OSError as error:
         raise SinkError(f"cannot read the record index {path}: {error.strerror}") from error
@@ -117,7 +111,8 @@ def _whole(
     return index
 
 
-def _absent(path: str, named_by: str, build: str) -> ConfigError:
+def absent(path: str, named_by: str, build: str) -> ConfigError:
+    """Return the error that there is no index. `named_by`, `build`: as for `open_stored`."""
     return ConfigError(f"there is no record index {path}: make it by `{build}`, or correct {named_by}")
 
 
@@ -125,12 +120,15 @@ def _unreadable(path: str, error: Damaged) -> SinkError:
     return SinkError(f"{path} cannot be read as a record index: {error}; remove it, or name another folder")
 
 
-def kind_of_index(path: str) -> tuple[RecordFormat, int] | None:
-    """Return record format and stride of the index at `path`; None if there is none. Raises SinkError."""
+def kind_of_index(path: str, name: str | None = None) -> tuple[RecordFormat, int] | None:
+    """Return record format and stride of the index at `path`; None if there is none. Raises SinkError.
+
+    `name`: as for `open_index`.
+    """
     data = _bytes_of(path, RecordIndex.HEADER_BYTES)
     if not data:
         return None
-    index, _ = _read(path, data)
+    index, _ = _read(name or path, data)
     return index.format, index.stride
 
 
@@ -177,10 +175,21 @@ class IndexFile:
     """An index and its file, which this process has locked; made by `open_index`."""
 
     def __init__(self, path: str, fd: int, index: RecordIndex) -> None:
-        """`fd`: the locked file, at its end; the caller closes it."""
+        """`fd`: the locked file, at its end. `close` closes it."""
         self.path = path
         self.index = index
+        self.writes = 0
+        """Number of changes of the file since it was opened."""
         self._fd = fd
+
+    def close(self) -> None:
+        """Close the file, which ends the lock."""
+        os.close(self._fd)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return os.fstat(self._fd).st_size
 
     def append(self, rows: Sequence[IndexedObject]) -> None:
         """Add rows to the index and to its file. Raises SinkError."""
@@ -188,6 +197,7 @@ class IndexFile:
             _write_all(self._fd, block(rows))
         for row in rows:
             self.index.add(row)
+        self.writes += 1
 
     def tidy(self, names: Sequence[int]) -> None:
         """Leave the rows of these objects, in this order, and no others. Raises SinkError, KeyError."""
@@ -198,12 +208,13 @@ class IndexFile:
             return
         tidied = RecordIndex(index.format, index.stride)
         temporary = f"{self.path}.tmp"  # this process has the lock, so no other one writes it
-        with _writing(temporary), contextlib.ExitStack() as stack:
+        with _writing(temporary), contextlib.ExitStack() as closing:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
-            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-            stack.callback(os.close, fd)
+            fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            closing.callback(os.close, fd)
             try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 _write_all(fd, index.header())
                 for start in range(0, len(names), ROWS_A_BLOCK):
                     rows = [_present(index, name) for name in names[start : start + ROWS_A_BLOCK]]
@@ -215,7 +226,10 @@ class IndexFile:
             except BaseException:
                 os.unlink(temporary)
                 raise
-        self.index = tidied
+            closing.pop_all()
+        os.close(self._fd)
+        self.index, self._fd = tidied, fd
+        self.writes += 1
 
 
 def _every(stride: int) -> str:
@@ -231,35 +245,44 @@ def _present(index: RecordIndex, name: int) -> IndexedObject:
 
 
 @contextlib.contextmanager
-def open_index(path: str, record_format: RecordFormat, stride: int) -> Iterator[IndexFile]:
+def open_index(
+    path: str, record_format: RecordFormat, stride: int, *, name: str | None = None
+) -> Iterator[IndexFile]:
     """Open the index at `path` for writing, or make it; lock it until the end of the block.
 
-    Cuts off the end of a file whose writer was killed. Raises SinkError; ConfigError if the index is of
-    another format.
+    Cuts off the end of a file whose writer was killed. `name`: of the index in errors, if the file is a copy.
+    Raises SinkError; ConfigError if the index is of another format.
     """
     with _writing(path):
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
         fd = _locked(path)
+    file = IndexFile(path, fd, RecordIndex(record_format, stride))
     try:
         with _writing(path):
-            with open(fd, "rb", closefd=False) as file:
-                data = file.read()
+            with open(fd, "rb", closefd=False) as opened:
+                data = opened.read()
+            end = 0
             if data:
-                index, end = _read(path, data)
-            else:
-                index, end = RecordIndex(record_format, stride), 0
-            if (index.format, index.stride) != (record_format, stride):
-                raise ConfigError(
-                    f"the record index {path} is of {index.format} and has {_every(index.stride)}, and not "
-                    f"of {record_format} with {_every(stride)}; remove it, or name another folder"
-                )
+                file.index, end = _read(name or path, data)
+            check_kind(name or path, file.index, record_format, stride)
+            file.writes += end < len(data)
             os.ftruncate(fd, end)
             os.lseek(fd, end, os.SEEK_SET)
             if not end:
-                _write_all(fd, index.header())
-        yield IndexFile(path, fd, index)
+                _write_all(fd, file.index.header())
+                file.writes += 1
+        yield file
     finally:
-        os.close(fd)
+        file.close()
+
+
+def check_kind(path: str, index: RecordIndex, record_format: RecordFormat, stride: int) -> None:
+    """Raise ConfigError unless the index is of this format and stride."""
+    if (index.format, index.stride) != (record_format, stride):
+        raise ConfigError(
+            f"the record index {path} is of {index.format} and has {_every(index.stride)}, and not "
+            f"of {record_format} with {_every(stride)}; remove it, or name another folder"
+        )
 
 
 def _locked(path: str) -> int:

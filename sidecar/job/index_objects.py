@@ -13,7 +13,7 @@ import os
 import time
 from array import array
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, overload
 
@@ -41,6 +41,15 @@ if TYPE_CHECKING:
     from streamer.schedule.budget import ChannelQuota
 
 WHY_READ = "record borders are found in memory"
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What reads the objects of a job."""
+
+    job: Job
+    clients: Clients
+    counters: ChannelCounters
 
 
 class IndexedRef(NamedTuple):

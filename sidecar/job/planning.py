@@ -14,12 +14,14 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
+from sidecar.job.index_objects import Access
 from sidecar.job.planned import Planned
 from sidecar.job.planning_log import PlanningLog
 from sidecar.job.record_ranks import plan_by_record, set_up
 from sidecar.job.rehearsal import disk
 from sidecar.process.logs import log
 from streamer.plan import Arrangement, Shard
+from streamer.relay.statistics import ChannelCounters
 from streamer.retry import RetryPolicy, retry_while_unavailable
 from streamer.s3.catalog.manifests import Manifest
 from streamer.s3.catalog.object_finder import ObjectClients
@@ -98,7 +100,7 @@ class _JobPlanner:
         self._layout = layout
         self._memory = PlanMemory(state.memory_limit // 2)
         self._one_index = asyncio.Lock()
-        """Held while an index is compared with its objects, because this takes the memory of a transport."""
+        """Held while an index is copied, or compared with its objects: this takes a transport's memory."""
         self._files = {channel.channel_name for channel in state.job.channels("File")}
 
     async def begin(self, channel: ChannelConfig) -> None:
@@ -140,7 +142,9 @@ class _JobPlanner:
         setup = None
         if (ranks := channel.penstock.by_record) is not None:
             shard = _arrangement(job, channel, self._state.hosts).shard
-            setup = await set_up(channel, ranks, shard, self._memory)
+            access = Access(job, self._clients, ChannelCounters())
+            async with self._one_index:
+                setup = await set_up(channel, ranks, shard, self._memory, access)
 
         def plan(progressed: Callable[[], None]) -> Awaitable[Plan]:
             def note(entries: int) -> None:
@@ -233,7 +237,7 @@ def _source(
     memory: PlanMemory,
 ) -> Sources | Manifest:
     """Return the prefixes or the manifest of a channel. `progress`, `memory`: as for `plan_channel`."""
-    kind, selection = channel.source.s3_data_type, channel.penstock.selection
+    kind, selection = channel.source.s3_data_type, job.selection(channel)
     if kind == "S3Prefix":
         return Sources(pages, channel.sources, arrangement, selection, progress=progress, memory=memory)
 

@@ -19,12 +19,11 @@ import random
 import shlex
 from array import array
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
-from sidecar.job.index_check import Access, Border, check_borders, check_rows, sample_borders
-from sidecar.job.index_file import index_path, open_stored
-from sidecar.job.index_objects import ChannelObjects
+from sidecar.job.index_check import Border, check_borders, check_rows, sample_borders
+from sidecar.job.index_object import open_channel_index
+from sidecar.job.index_objects import Access, ChannelObjects
 from sidecar.job.record_arrangement import record_order
 from streamer.aio import in_thread
 from streamer.errors import ConfigError, CorruptObject
@@ -64,15 +63,17 @@ class RankSetup:
     """None: the records have one size."""
 
 
-async def set_up(channel: ChannelConfig, ranks: RanksConfig, shard: Shard, memory: PlanMemory) -> RankSetup:
+async def set_up(
+    channel: ChannelConfig, ranks: RanksConfig, shard: Shard, memory: PlanMemory, access: Access
+) -> RankSetup:
     """Return the set-up of a channel's ranks by record. `shard`: this host's.
 
     Raises ConfigError for ranks that get no equal slices, or an index that is absent or of another kind,
-    SinkError for one that cannot be read.
+    SinkError or SourceError for one that cannot be read.
     """
     deal, index = deal_of(ranks, shard), None
     if ranks.index is not None:
-        index = await load_index(channel, ranks.index, memory)
+        index = await load_index(channel, ranks.index, memory, access)
     return RankSetup(channel, ranks, deal, index)
 
 
@@ -130,17 +131,17 @@ async def _checked(index: RecordIndex, plan: Plan, access: Access) -> IndexedRec
     return table
 
 
-async def load_index(channel: ChannelConfig, folder: str, memory: PlanMemory) -> RecordIndex:
-    """Return the channel's index of every record, from this folder. Raises ConfigError, SinkError.
+async def load_index(channel: ChannelConfig, place: str, memory: PlanMemory, access: Access) -> RecordIndex:
+    """Return the channel's index of every record, from this folder or prefix of S3.
 
-    `memory`: counts the index, on the event loop.
+    `memory`: counts the index, on the event loop. Raises ConfigError, SinkError, SourceError.
     """
     name, framing = channel.channel_name, channel.penstock.framing
-    build = f"penstock index build -c JOB --to {shlex.quote(folder)} --channel {name} --every 1 --format"
-    path = index_path(folder, name)
-    stored = await in_thread(
-        partial(open_stored, path, named_by="Ranks.Index", build=f"{build} {framing or 'FORMAT'}")
+    build = f"penstock index build -c JOB --to {shlex.quote(place)} --channel {name} --every 1 --format"
+    stored = await open_channel_index(
+        place, name, access, named_by="Ranks.Index", build=f"{build} {framing or 'FORMAT'}"
     )
+    path = stored.path
     memory.count_index(path, await in_thread(memory_of, stored))
     index = await in_thread(stored.index)
     if framing is not None and framing != str(index.format):

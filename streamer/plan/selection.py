@@ -27,6 +27,7 @@ from streamer.errors import ConfigError
 from streamer.plan.globs import compile_globs
 from streamer.plan.segments import ObjectRef
 from streamer.plan.strays import Strays
+from streamer.plan.uris import S3Uri
 from streamer.units import decimal_bytes
 
 if TYPE_CHECKING:
@@ -79,6 +80,8 @@ class Selection:
     limit: Limit | None = None
     split: Split | None = None
     """Folds of keys that are taken; None: all."""
+    apart: frozenset[S3Uri] = frozenset()
+    """Objects that are no data, such as record indexes: they count as absent."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for an invalid glob."""
@@ -97,13 +100,16 @@ class Selection:
         """
         return None if self.include else Strays(empty_too=records)
 
-    def keys(self, prefix: str, strays: Strays | None = None, *, alone: bool = False) -> KeyFilter:
-        """Return the filter for keys below `prefix`, which reports to `strays`.
+    def keys(
+        self, prefix: str, strays: Strays | None = None, *, alone: bool = False, bucket: str = ""
+    ) -> KeyFilter:
+        """Return the filter for keys below `prefix` of a bucket, which reports to `strays`.
 
         `alone`: if an object has the prefix as its key, no other object is data of this prefix.
         """
         globs = compile_globs(self.include), compile_globs(self.exclude)
-        return KeyFilter(*globs, prefix, strays, split=self.split, alone=alone)
+        apart = [uri.key for uri in self.apart if uri.bucket == bucket and uri.key.startswith(prefix)]
+        return KeyFilter(*globs, prefix, strays, split=self.split, alone=alone, apart=apart)
 
 
 class KeyFilter:
@@ -118,7 +124,10 @@ class KeyFilter:
         *,
         split: Split | None = None,
         alone: bool = False,
+        apart: Iterable[str] = (),
     ) -> None:
+        """`apart`: keys that count as absent from a listing."""
+        self._apart = frozenset(key.encode() for key in apart)
         self._include = include
         self._exclude = exclude
         self._split = split
@@ -169,7 +178,10 @@ class KeyFilter:
             self.exact = not prefix.endswith(b"/") or sizes[keys.index(prefix)] > 0
         selected = None
         if (self._include, self._exclude, self._split) != (None, None, None):
-            selected = [self(key.decode()) for key in keys]
+            selected = [key not in self._apart and self(key.decode()) for key in keys]
+        elif not self._apart.isdisjoint(keys):
+            selected = [key not in self._apart for key in keys]
+        if selected is not None:
             keys, sizes = list(compress(keys, selected)), list(compress(sizes, selected))
         if self.strays is not None and not (self._alone and self.exact):
             self.strays.look(keys, sizes, self._prefix)

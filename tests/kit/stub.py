@@ -23,6 +23,7 @@ from xml.sax.saxutils import escape
 
 from aiohttp import web
 
+from tests.kit.puts import Puts
 from tests.kit.raw import etag
 
 PAGE = 1000
@@ -115,6 +116,11 @@ class S3Stub:
     most_in_flight: int = 0
     transports: set[asyncio.Transport] = field(default_factory=set)
     """Connections that have carried a GET of an object."""
+
+    puts: Puts = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.puts = Puts(lambda: self.objects)
 
     @property
     def connections(self) -> int:
@@ -411,8 +417,10 @@ class StubThread:
     async def _serve(self) -> None:
         self._stop = asyncio.Event()
         self.stub.loop = asyncio.get_running_loop()
-        app = web.Application()
-        app.add_routes([web.get("/{bucket}", self._bare), web.get(r"/{bucket}/{key:[\s\S]*}", self.stub.get)])
+        app = web.Application(client_max_size=1 << 30)
+        path, writes = r"/{bucket}/{key:[\s\S]*}", self.stub.puts.answer
+        routes = [web.route(method, path, writes) for method in ("PUT", "POST", "DELETE")]
+        app.add_routes([web.get("/{bucket}", self._bare), web.get(path, self.stub.get), *routes])
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await runner.setup()
         listening = socket.create_server((self._host, 0))

@@ -144,7 +144,7 @@ class Sources:
             for uri in self._uris:
                 # With a limit, what is listed may be more than what is selected.
                 strays = self.strays if limit is None else None
-                keys = self._selection.keys(uri.key, strays, alone=self._exact)
+                keys = self._selection.keys(uri.key, strays, alone=self._exact, bucket=uri.bucket)
                 filters.append(keys)
                 async with aclosing(self._below(list_below(uri, keys, claim), uri, keys, selector)) as runs:
                     async for run in runs:

@@ -122,6 +122,8 @@ class BotocoreSession:
             # Some compatible servers send a whole object's checksum with a range; botocore would compare it
             # and refuse every part. Length, ETag and Content-Range of ranges are checked instead.
             "response_checksum_validation": "when_required",
+            # Many compatible servers refuse a body with a trailer. Bodies are signed, which has their hash.
+            "request_checksum_calculation": "when_required",
             # S3 has many addresses; a short DNS cache makes requests use all of them.
             "connector_args": {"ttl_dns_cache": 10},
             "http_session_cls": BoundedSession,
@@ -156,12 +158,15 @@ def open_session(endpoint: Endpoint, *, connections: int, stall_timeout: float) 
 
 
 def _add_options(client: Any, options: RequestOptions) -> None:
-    """Add the options to every LIST, HEAD and GET of `client`, aiobotocore's."""
+    """Add the options to every LIST, HEAD, GET and PUT of `client`, aiobotocore's."""
     to_list: dict[str, Any] = {"RequestPayer": "requester"} if options.requester_pays else {}
     to_read = dict(to_list)
     if options.sse_customer_key is not None:
         to_read |= {"SSECustomerAlgorithm": "AES256", "SSECustomerKey": options.sse_customer_key}
-    for operation, extra in (("ListObjectsV2", to_list), ("GetObject", to_read), ("HeadObject", to_read)):
+    of_bodies = ("GetObject", "HeadObject", "PutObject", "CreateMultipartUpload", "UploadPart")
+    options_of = dict.fromkeys(("ListObjectsV2", "AbortMultipartUpload"), to_list)
+    options_of |= dict.fromkeys((*of_bodies, "CompleteMultipartUpload"), to_read)
+    for operation, extra in options_of.items():
 
         def add(params: dict[str, Any], extra: dict[str, Any] = extra, **_: Any) -> dict[str, Any]:
             return params | extra

@@ -1,0 +1,263 @@
+"""The record index of a channel as an object of S3: `s3://BUCKET/PREFIX/CHANNEL.index`.
+
+    run, plan, verify, show   HEAD ─▶ ranged GETs of this ETag ─▶ unnamed file in TMPDIR ─▶ StoredIndex
+    build                     likewise, into a folder of copies ─▶ open_index, IndexBuild
+                                 rows appended, at their end ─▶ IndexUpload ─▶ PUT, If-Match ─▶ ETag
+                                 another build has written ─▶ its rows are added to the file ─▶ PUT again
+
+A PUT replaces the whole object or nothing, so readers find a whole index, that of before or that of after.
+The index of a job is copied once, at its start: what happens to the object later changes nothing.
+
+A build stores its file while it scans, so that a build on any host goes on where this one was killed. The
+first rows are stored at once, which shows whether the credentials may write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import tempfile
+import time
+from array import array
+from functools import partial
+from typing import TYPE_CHECKING
+
+from sidecar.config.index_place import index_path, index_uri
+from sidecar.job.index_file import StoredIndex, absent, check_kind, open_stored
+from sidecar.job.index_objects import read_plan
+from sidecar.job.listings import job_inspector
+from streamer.aio import in_thread
+from streamer.errors import ErrorContext, ObjectMissing, PenstockError, SinkError, SourceChanged
+from streamer.plan import Plan
+from streamer.retry import RetryPolicy, retry_while_unavailable
+from streamer.s3.client.object_put import NewObject, put_object
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+
+    from sidecar.job.index_file import IndexFile
+    from sidecar.job.index_objects import Access
+    from streamer.formats.record_index import IndexedObject
+    from streamer.plan import ObjectRef, Part, S3Uri
+
+UPLOAD_EVERY = 60.0
+"""Least seconds between two uploads of a build's file."""
+UPLOAD_SHARE = 20
+"""An upload that takes a second is followed by none for so many."""
+MOST_CONFLICTS = 10
+"""Times that a request is repeated because another build has replaced the object."""
+ROWS_AT_ONCE = 4096
+"""Rows of another build that are added without a turn for other tasks."""
+
+
+async def open_channel_index(
+    place: str, channel: str, access: Access, *, named_by: str, build: str
+) -> StoredIndex:
+    """Open a channel's index in a folder or in S3.
+
+    `named_by`: the option or key that names the place. `build`: the command that makes the index. Raises
+    ConfigError if there is none, SinkError, SourceError.
+    """
+    uri = index_uri(place, channel)
+    if uri is None:
+        path = index_path(place, channel)
+        return await in_thread(partial(open_stored, path, named_by=named_by, build=build))
+    stored = await IndexObject(uri, access).open()
+    if stored is None:
+        raise absent(str(uri), named_by, build)
+    return stored
+
+
+class IndexObject:
+    """A channel's index in S3."""
+
+    def __init__(self, uri: S3Uri, access: Access) -> None:
+        self.uri = uri
+        self.etag: str | None = None
+        """ETag of the object that was read or written last; None if there was none."""
+        self.adopted = array("Q")
+        """Names of the objects whose rows other builds have stored while this one ran."""
+        self._access = access
+
+    async def open(self) -> StoredIndex | None:
+        """Return a copy of the index, in a file without a name; None if there is none."""
+        with _copying(self.uri):
+            file = tempfile.TemporaryFile(prefix="penstock-index-", buffering=0)  # noqa: SIM115 - closed below
+        with file:
+            if not await self.fetch(file.fileno()):
+                return None
+            return StoredIndex(str(self.uri), os.dup(file.fileno()))
+
+    async def fetch(self, fd: int) -> bool:
+        """Copy the object into an empty file; return whether there is one. Raises SourceError, SinkError."""
+        for left in reversed(range(MOST_CONFLICTS)):
+            ref = await self._stat()
+            self.etag = None if ref is None else ref.etag
+            if ref is None:
+                return False
+            try:
+                await self._copy(ref, fd)
+            except SourceChanged:
+                if not left:
+                    raise
+            else:
+                return True
+        raise AssertionError
+
+    async def store(self, file: IndexFile, scanned: Sequence[int]) -> int:
+        """Replace the object by the file, with the rows of other builds; return the file's `writes` in it.
+
+        `scanned`: the names of objects that this build has scanned, of which its own rows count. Raises
+        SourceError, SinkError.
+        """
+        policy = RetryPolicy(give_up_after=self._access.job.penstock.give_up_after)
+        for _ in range(MOST_CONFLICTS):
+            writes = file.writes
+            copy = open_stored(file.path, named_by="--to", build="penstock index build")
+            etag = await retry_while_unavailable(partial(self._put, copy), policy)
+            if etag is not None:
+                self.etag = etag
+                return writes
+            await self._add_rows(file, set(scanned))
+        raise SourceChanged(
+            f"other builds have replaced the record index {MOST_CONFLICTS} times while this one wrote it; "
+            "run `penstock index build` again when they have ended",
+            ErrorContext(*self.uri),
+        )
+
+    async def _put(self, copy: StoredIndex, progressed: Callable[[], None]) -> str | None:
+        def read(position: int, count: int) -> Awaitable[bytes]:
+            progressed()
+            return in_thread(copy.read, position, count)
+
+        control = self._access.clients.control
+        return await put_object(
+            control, ErrorContext(*self.uri), NewObject(copy.size, read), replaces=self.etag
+        )
+
+    async def _stat(self) -> ObjectRef | None:
+        async with job_inspector(self._access.job, self._access.clients) as inspector:
+            try:
+                return await inspector.stat(*self.uri)
+            except ObjectMissing:
+                return None
+
+    async def _copy(self, ref: ObjectRef, fd: int) -> None:
+        with _copying(self.uri):
+            os.ftruncate(fd, 0)
+            if ref.size:
+                await in_thread(os.posix_fallocate, fd, 0, ref.size)  # fails now if the disk is too small
+        at = 0
+
+        def write(_: Part, data: memoryview) -> None:
+            nonlocal at
+            with _copying(self.uri):
+                while data:
+                    count = os.pwrite(fd, data, at)
+                    at, data = at + count, data[count:]
+
+        access = self._access
+        await read_plan(
+            Plan.of([ref]),
+            {ref.bucket},
+            write,
+            job=access.job,
+            clients=access.clients,
+            counters=access.counters,
+        )
+
+    async def _add_rows(self, file: IndexFile, scanned: set[int]) -> None:
+        """Add the rows that another build has stored to this one's file."""
+        stored = await self.open()
+        if stored is None:
+            return
+        index = await in_thread(stored.index)
+        check_kind(str(self.uri), index, file.index.format, file.index.stride)
+        rows: list[IndexedObject] = []
+        for number, row in enumerate(index):
+            if row.name not in scanned and not file.index.has(row.name, row.version):
+                rows.append(row)
+            if number % ROWS_AT_ONCE == ROWS_AT_ONCE - 1:
+                await asyncio.sleep(0)  # other tasks' turn
+        for start in range(0, len(rows), ROWS_AT_ONCE):
+            file.append(rows[start : start + ROWS_AT_ONCE])
+        self.adopted.extend(row.name for row in rows)
+
+
+class IndexUpload:
+    """Stores the file of one build in S3 while rows are appended to it, and at its end."""
+
+    def __init__(self, object_: IndexObject, file: IndexFile) -> None:
+        self._object = object_
+        self._file = file
+        self._scanned = array("Q")
+        """Names of the objects whose rows were appended."""
+        self._stored = 0
+        """`IndexFile.writes` of the file that is in S3."""
+        self._running: asyncio.Task[None] | None = None
+        self._next = 0.0
+        """Time of the next upload, at the earliest."""
+
+    def appended(self, rows: Sequence[IndexedObject]) -> None:
+        """Store the file soon. Raises the error of the last upload."""
+        self._scanned.extend(row.name for row in rows)
+        if self._running is not None:
+            if not self._running.done():
+                return
+            ended, self._running = self._running, None
+            ended.result()
+        if time.monotonic() >= self._next:
+            self._running = asyncio.create_task(self._store(), name="upload of the record index")
+
+    async def settle(self) -> array[int]:
+        """Wait for the end of an upload; return the names whose rows are other builds'. Raises its error."""
+        if self._running is not None:
+            await self._running
+            self._running = None
+        return self._object.adopted
+
+    async def finish(self) -> None:
+        """Store what is not yet in S3. Raises SourceError, SinkError."""
+        await self.settle()
+        if self._file.writes != self._stored:
+            await self._store()
+
+    async def _store(self) -> None:
+        began = time.monotonic()
+        self._stored = await self._object.store(self._file, self._scanned)
+        now = time.monotonic()
+        self._next = now + max(UPLOAD_EVERY, UPLOAD_SHARE * (now - began))
+
+    async def cancel(self) -> None:
+        """End the upload that goes on."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait([self._running])
+
+
+@contextlib.asynccontextmanager
+async def kept_in_s3(object_: IndexObject, file: IndexFile) -> AsyncIterator[IndexUpload]:
+    """Store the file while the block appends to it, and at its end, also if the block raises an error."""
+    upload = IndexUpload(object_, file)
+    try:
+        try:
+            yield upload
+        except PenstockError:
+            with contextlib.suppress(PenstockError):  # what ended the build is raised
+                await upload.finish()
+            raise
+        await upload.finish()
+    finally:
+        await upload.cancel()
+
+
+@contextlib.contextmanager
+def _copying(uri: S3Uri) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise SinkError(
+            f"cannot copy the record index {uri} into {tempfile.gettempdir()}: {error.strerror}; free space "
+            "there, or set TMPDIR"
+        ) from error
