@@ -105,6 +105,9 @@ hypothesis.settings.load_profile("patient")
 # TensorFlow imports JAX if it can, for a fifth of the CPU time of its own import; nothing here uses both.
 sys.modules.setdefault("jax", None)  # type: ignore[arg-type]
 
+# OpenMP threads spin while they wait. The tensors of tests need no second thread.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # A shell has what it starts in the background ignore Ctrl-C, and so would all that tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
