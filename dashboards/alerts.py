@@ -62,6 +62,9 @@ _CAUSES = (
 )
 """Not a label: which cause is the largest may change while the alert waits, and it would begin anew."""
 
+_JOB = "job, cluster, namespace, training_job, whole"
+"""Labels of a channel of one job, as far as a scraper puts them on; the same on all of its hosts."""
+
 # fmt: off
 ALIVE = (
     Alert("PenstockDown", "2m", "critical",
@@ -122,6 +125,15 @@ STREAM = (
         summary=f"Objects of channel {{{{ $labels.channel }}}} changed while {_WHERE} read them.",
         description="{{ $value | humanize }} within the last hour, {{ $labels.done }}. A program writes "
                     "into the data set."),
+    Alert("PenstockOrdersDiffer", "10m", "critical",
+        # The labels of a job are listed: whatever tells its hosts apart must go.
+        expression="penstock_order_hosts > 1\n"
+                   f"and on ({_JOB}) (\n"
+                   f"  count(group(penstock_order_hosts > 1) by ({_JOB}, order)) by ({_JOB}) > 1\n"
+                   ")",
+        summary="Hosts of {{ $labels.training_job }} read channel {{ $labels.whole }} in different orders.",
+        description=f"{_WHERE} has the order {{{{ $labels.order }}}}, and another host has another. "
+                    "Their ranks take batches of different orders, so records are read twice or not at all."),
     Alert("PenstockChecksumMismatch", "0m", "critical",
         expression='increase(penstock_objects_checked_total{result="mismatch"}[1h]) > 0',
         summary=f"{_CHANNEL} has read bytes that differ from the checksum that S3 keeps.",

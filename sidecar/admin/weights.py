@@ -26,7 +26,6 @@ from sidecar.process.logs import log
 from streamer.errors import ConfigError, SinkError
 from streamer.plan.mix import MixChange, changed, lowest_terms
 from streamer.plan.mixed_order import MixedOrder
-from streamer.plan.record_plan import RecordPlan
 
 if TYPE_CHECKING:
     from sidecar.observe.state import JobState
@@ -57,7 +56,7 @@ class WeightChanger:
 
     def current(self) -> dict[str, Any]:
         """Return the weights and changes of each channel with a `Mix`."""
-        return {name: _described(ranks) for name, ranks in mixed_channels(self._state).items()}
+        return {name: _described(ranks) for name, ranks in _mixed(self._state).items()}
 
     async def change(self, document: object) -> dict[str, Any]:
         """Change the weights of a channel; return its weights and changes, and the step of this one.
@@ -70,7 +69,7 @@ class WeightChanger:
             raise ConfigError(f"weights: {explain(error, Change)}") from None
         if not self._state.started:
             raise ConfigError("the job has not started yet; try again when it is ready")
-        ranks = mixed_channels(self._state).get(wanted.channel)
+        ranks = _mixed(self._state).get(wanted.channel)
         if ranks is None:
             raise ConfigError(f"no Pipe channel with a Mix is called {wanted.channel!r}")
         weights = lowest_terms(wanted.weights)
@@ -80,7 +79,7 @@ class WeightChanger:
 
     async def _apply(self, wanted: Change, ranks: HostRanks, weights: tuple[int, ...]) -> MixChange:
         order, name, given = ranks.order, wanted.channel, _given_step(wanted, ranks)
-        assert isinstance(order, MixedOrder)  # noqa: S101 - of `mixed_channels`
+        assert isinstance(order, MixedOrder)  # noqa: S101 - of `_mixed`
         if len(weights) != len(order.sources):
             raise ConfigError(f"channel {name!r} mixes {len(order.sources)} prefixes; give a weight for each")
         ahead = 0
@@ -136,15 +135,9 @@ class WeightChanger:
             each.publish_order()
 
 
-def mixed_channels(state: JobState) -> dict[str, HostRanks]:
+def _mixed(state: JobState) -> dict[str, HostRanks]:
     """Return the ranks of each channel whose prefixes are mixed, once the FIFOs are offered."""
-    found = {}
-    for config in state.job.channels("Pipe"):
-        channel = state.channels.get(state.job.fifos(config)[0])
-        plan = None if channel is None else channel.spec.plan
-        if isinstance(plan, RecordPlan) and plan.host_ranks.may_change:
-            found[config.channel_name] = plan.host_ranks
-    return found
+    return {name: ranks for name, ranks in state.host_ranks().items() if ranks.may_change}
 
 
 def _given_step(wanted: Change, ranks: HostRanks) -> tuple[int, int] | None:
@@ -191,7 +184,7 @@ def _prepared(
 def _described(ranks: HostRanks) -> dict[str, Any]:
     epoch, step = ranks.following
     order = ranks.order
-    assert isinstance(order, MixedOrder)  # noqa: S101 - of `mixed_channels`
+    assert isinstance(order, MixedOrder)  # noqa: S101 - of `_mixed`
     return {
         "weights": list(order.weights(epoch, step)),
         "next": {"epoch": epoch, "step": step},

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from sidecar.observe.metrics import ERRORS, HEDGES, METRICS, OPERATIONS, OUTCOMES, RETRIED, TRAILER_STATES
 from streamer import __version__
+from streamer.plan.mixed_order import MixedOrder
 from streamer.relay.deliver.object_changes import DONE
 from streamer.relay.statistics import CAUSES, RESUMED, STATES, ChannelStatistics, DurationsSnapshot
 from streamer.s3.checksums import OUTCOMES as CHECKED
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from sidecar.observe.state import DownloadStatistics, JobState
     from streamer.engines.engine import EngineUsage
+    from streamer.plan.host_ranks import HostRanks
     from streamer.schedule.budget import MemoryBudget
 
 
@@ -114,9 +116,8 @@ def _lines(state: JobState) -> Iterator[str]:
 
 def _process(name: str, state: JobState, channels: dict[str, ChannelStatistics]) -> Iterator[str]:
     """Yield the lines of a metric of the process or the job."""
-    if name in _INFO:
-        for labels in _INFO[name](state):
-            yield _info(name, **labels)
+    if name in _INFO or name in _OF_RANKS:
+        yield from _of_config(name, state)
     elif name in _OF_JOB:
         yield f"{name} {_number(_OF_JOB[name](state, channels))}\n"
     elif name in _OF_BUDGET:
@@ -138,6 +139,17 @@ def _engines(name: str, state: JobState) -> Iterator[str]:
     """Yield the lines of a metric of the engine processes."""
     for usage in state.engine_usage():
         yield f'{name}{{engine="{usage.number}"}} {_number(_OF_ENGINE[name](usage))}\n'
+
+
+def _of_config(name: str, state: JobState) -> Iterator[str]:
+    """Yield the lines of a metric whose labels are of the job file, or of channels shared by record."""
+    if name in _INFO:
+        yield from (_info(name, **labels) for labels in _INFO[name](state))
+        return
+    for channel, ranks in state.host_ranks().items():
+        for labels, value in _OF_RANKS[name](state, ranks):
+            named = ",".join(f"{label}={_quoted(text)}" for label, text in labels.items())
+            yield f'{name}{{whole="{channel}",{named}}} {_number(value)}\n'
 
 
 def _download(name: str, channel: str, download: DownloadStatistics) -> Iterator[str]:
@@ -166,6 +178,19 @@ def _channel_info(state: JobState) -> Iterator[dict[str, str]]:
         for number, channel in enumerate(state.job.fifos(config)):
             rank = "" if ranks is None else str(number // ranks.copies)
             yield {"channel": channel, "whole": config.channel_name, "rank": rank}
+
+
+def _order_hosts(state: JobState, ranks: HostRanks) -> Iterator[tuple[dict[str, str], float]]:
+    deal = ranks.deal
+    labels = {"training_job": state.job.training_job_name, "order": ranks.order_digest[:16]}
+    yield labels, deal.ranks / (deal.end - deal.first)
+
+
+def _mix_weights(_: JobState, ranks: HostRanks) -> Iterator[tuple[dict[str, str], float]]:
+    if isinstance(ranks.order, MixedOrder):
+        weights = ranks.order.weights(*ranks.following)
+        for uri, weight in zip(ranks.order.uris, weights, strict=True):
+            yield {"prefix": str(uri)}, weight / sum(weights)
 
 
 def _eta(state: JobState, channel: str) -> float:
@@ -213,6 +238,11 @@ _OF_JOB_BY_CHANNEL: dict[str, Callable[[JobState, str], float]] = {
     "penstock_epoch_eta_seconds": _eta,
 }
 
+_OF_RANKS: dict[str, Callable[[JobState, HostRanks], Iterable[tuple[dict[str, str], float]]]] = {
+    "penstock_order_hosts": _order_hosts,
+    "penstock_mix_weight_ratio": _mix_weights,
+}
+"""Labels and values of the metrics of channels that are shared by record."""
 _OF_DOWNLOAD: dict[str, Callable[[DownloadStatistics], float]] = {
     "penstock_download_written_bytes_total": lambda download: download.written_bytes,
     "penstock_download_files_total": lambda download: download.files,

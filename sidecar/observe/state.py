@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from sidecar.observe.history import ChannelHistory
 from sidecar.process.memory import memory_limit
+from streamer.plan.record_plan import RecordPlan
 from streamer.relay.channel import Channel
 from streamer.schedule.bandwidth import Bandwidth
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from streamer.engines.engine import Engines, EngineUsage
     from streamer.errors import SinkError, SourceError
     from streamer.plan import Join
+    from streamer.plan.host_ranks import HostRanks
     from streamer.relay.statistics import ChannelStatistics
     from streamer.relay.transport import Transport
     from streamer.schedule.budget import MemoryBudget
@@ -118,6 +120,15 @@ class JobState:
         self.failed = asyncio.Event()
         """Set when the first channel has failed for good."""
         self.history = ChannelHistory(self.statistics)
+
+    def host_ranks(self) -> dict[str, HostRanks]:
+        """Return the ranks of each channel that is shared by record, once the FIFOs are offered."""
+        found = {}
+        for config in self.job.channels("Pipe"):
+            channel = self.channels.get(self.job.fifos(config)[0])
+            if channel is not None and isinstance(channel.spec.plan, RecordPlan):
+                found[config.channel_name] = channel.spec.plan.host_ranks
+        return found
 
     def note_transport(self, transport: Transport) -> None:
         """Note the transport of all channels."""

@@ -178,6 +178,7 @@ class MixedOrder:
         self.changes: tuple[MixChange, ...] = ()
         """Changes of the weights, in order."""
         self.mix = mix
+        self.uris = tuple(uris)
         self._block = block
         self._batch = batch
         self._picks = {mix.weights: Picks(mix.weights)}

@@ -56,6 +56,8 @@ class Case:
     """What the texts make of the value."""
     causes: str = ""
     """What they make of the causes of starvation."""
+    others: tuple[dict[str, str], ...] = ()
+    """Labels of further alerts that fire."""
 
     def __str__(self) -> str:
         return f"{self.alert}: {self.what}"
@@ -82,6 +84,17 @@ def lag(fast: int, middle: int, slow: int) -> list[dict[str, str]]:
     """So many beats a minute that are less than 0.1 s late, less than 0.25 s and less than 0.5 s."""
     counts = {"0.1": fast, "0.25": fast + middle, "0.5": fast + middle + slow, "+Inf": fast + middle + slow}
     return [one("penstock_loop_lag_seconds_bucket", f"0+{n}x90", le=bound) for bound, n in counts.items()]
+
+
+def ordered(job: str, host: str, digest: str) -> dict[str, str]:
+    """Labels of the order of a host of a job."""
+    own = {"instance": f"{host}:9781", "training_job": job, "whole": "train", "order": digest}
+    return {"job": "penstock"} | own
+
+
+def order(job: str, host: str, digest: str, values: str, **more: str) -> dict[str, str]:
+    """The order of a host, in samples of the job's number of hosts."""
+    return one("penstock_order_hosts", values, ordered(job, host, digest), **more)
 
 
 CASES = (
@@ -284,6 +297,36 @@ CASES = (
         "80m",
     ),
     Case(
+        "PenstockOrdersDiffer",
+        "two hosts of a job, of which one has other weights",
+        [order("one", "a", "11", "2x60"), order("one", "b", "22", "2x60")],
+        "12m",
+        ordered("one", "a", "11"),
+        others=(ordered("one", "b", "22"),),
+    ),
+    Case(
+        "PenstockOrdersDiffer",
+        "one host gets the change of weights minutes after the other",
+        [
+            order("two", "a", "11", "2x5 stale"),
+            order("two", "a", "22", "_x5 2x60"),
+            order("two", "b", "11", "2x12 stale"),
+            order("two", "b", "22", "_x12 2x60"),
+        ],
+        "30m",
+    ),
+    Case(
+        "PenstockOrdersDiffer",
+        "other jobs and channels, and hosts that share nothing",
+        [
+            order("three", "a", "11", "2x60"),
+            order("four", "b", "22", "2x60"),
+            order("three", "b", "33", "2x60", whole="eval"),
+            order("three", "c", "44", "1x60"),
+        ],
+        "30m",
+    ),
+    Case(
         "PenstockChecksumMismatch",
         "one object",
         [of_train("penstock_objects_checked_total", "0x5 1x30", result="mismatch")],
@@ -436,6 +479,8 @@ CASES = (
 
 HEALTHY = [
     one("up", "1x90"),
+    order("digits", "a", "11", "2x90"),
+    order("digits", "b", "11", "2x90"),
     one("penstock_ready", "1x90"),
     one("process_start_time_seconds", "100x90"),
     one("process_resident_memory_bytes", f"{300 * MIB}x90"),

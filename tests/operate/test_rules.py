@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ FOREIGN = {
     "up", "process_resident_memory_bytes", "process_start_time_seconds",
 }  # fmt: skip
 """Metrics of Prometheus itself and of prometheus_client."""
-SCRAPERS = {"job", "instance", "container"}
+SCRAPERS = {"job", "instance", "container", "namespace", "cluster"}
 """Labels that a scraper puts on."""
 
 
@@ -70,12 +71,14 @@ def test_promtool_takes_the_rules() -> None:
 def firing(case: Case) -> dict[Any, Any]:
     """The case as a test of its own, down to the texts."""
     rule = BY_NAME[case.alert]
-    annotations = {key: told(text, case) for key, text in rule["annotations"].items()}
-    expected = {"exp_labels": case.labels | rule["labels"], "exp_annotations": annotations}
+    expected = []
+    for each in (case, *(replace(case, labels=labels) for labels in case.others)):
+        annotations = {key: told(text, each) for key, text in rule["annotations"].items()}
+        expected.append({"exp_labels": each.labels | rule["labels"], "exp_annotations": annotations})
     return {
         "interval": "1m",
         "input_series": case.series,
-        "alert_rule_test": [{"eval_time": case.at, "alertname": case.alert, "exp_alerts": [expected]}],
+        "alert_rule_test": [{"eval_time": case.at, "alertname": case.alert, "exp_alerts": expected}],
     }
 
 
@@ -116,7 +119,12 @@ def test_alerts_wait_as_long_as_they_say(tmp_path: Path) -> None:
         {
             "expr": f"sum(count_over_time({state(case, number, 'pending')}[2h])) or vector(0)",
             "eval_time": case.at,
-            "exp_samples": [{"labels": "{}", "value": int(BY_NAME[case.alert]["for"].removesuffix("m"))}],
+            "exp_samples": [
+                {
+                    "labels": "{}",
+                    "value": int(BY_NAME[case.alert]["for"].removesuffix("m")) * (1 + len(case.others)),
+                }
+            ],
         }
         for number, case in enumerate(cases)
     ]

@@ -66,6 +66,11 @@ class MixedJob:
                 assert done.returncode == 0, done.stderr
                 noted = running.wait_for("weights changed", channel="train", epoch=AT[0], step=AT[1])
                 assert noted["order"] in done.stdout
+                metrics = running.get("/metrics")[1]
+                digest = f'training_job="penstock",order="{noted["order"]}"'
+                assert f'penstock_order_hosts{{whole="train",{digest}}} 1.0' in metrics
+                weight = 'penstock_mix_weight_ratio{whole="train",prefix="s3://b/rare/"}'
+                assert f"{weight} {1 / 3}\n" in metrics, "the change is pending"
             found = self.read(limit)
             running.process.kill()
         return found
