@@ -5,8 +5,10 @@ from __future__ import annotations
 import glob
 import os
 import random
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -14,6 +16,8 @@ from torch.utils.data import DataLoader
 from streamer.errors import ChannelError, CorruptRecord, TruncatedStream
 from streamer.formats import recordio, tfrecord
 from streamer.readers.table_dataset import TableIterableDataset
+from streamer.readers.token_blocks import join_blocks
+from streamer.readers.tokens import TokenReader
 from streamer.readers.torch import PipeIterableDataset, PipeModeDatasetException
 from streamer.relay.deliver.frame_aligner import POISON
 from tests.readers import decoders
@@ -347,3 +351,18 @@ def test_tables_of_elements_that_are_no_objects_are_refused(feeder: Feeder) -> N
     feeder.feed(0, wrapped(as_stream(table(0, 5))))
     with pytest.raises(TypeError, match="objects yields list, and TableIterableDataset takes whole objects"):
         list(TableIterableDataset(PipeIterableDataset("train", batch_size=2)))
+
+
+def test_token_blocks_are_tensors(feeder: Feeder) -> None:
+    data = np.arange(100 * 64, dtype=np.uint16).reshape(100, 64)
+    for epoch in range(2):
+        feeder.feed(epoch, data.tobytes())
+    arrays = list(TokenReader("train", "uint16", length=64, batch_size=8))
+    tensors = [torch.from_numpy(array) for array in arrays]
+    assert [tensor.data_ptr() for tensor in tensors] == [array.ctypes.data for array in arrays]
+    assert np.array_equal(torch.cat(tensors).numpy(), data)
+    dataset = PipeIterableDataset(
+        "train", "fixed:128", batch_size=8, decode=partial(join_blocks, dtype="uint16")
+    )
+    elements = list(load(dataset, 2))
+    assert sorted(row[0] for element in elements for row in element.tolist()) == data[:, 0].tolist()

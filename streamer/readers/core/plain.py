@@ -22,7 +22,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from streamer.formats.fixed import FixedReader
 from streamer.formats.lines import LineReader
+from streamer.formats.record_format import RecordFormat
 from streamer.formats.recordio import RecordIOReader
 from streamer.formats.tfrecord import Skipped, TFRecordReader
 from streamer.readers.core.config import PipeModeDatasetException, check_if_configured, directories
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
     from streamer.readers.core.stream import PipeStream
 
 RECORD_FORMATS = ("RecordIO", "TFRecord", "TextLine")
+FIXED = "fixed:"
+"""Begin of the format of records without a frame; the number of bytes of each follows."""
 
 
 def open_channel(
@@ -64,9 +68,10 @@ def open_channel(
 class PipeReader:
     """The records of a channel. Each `iter()` or `batches()` reads the next epoch.
 
-    `record_format`: 'RecordIO', 'TFRecord' or 'TextLine'. `epoch`: the first epoch, from which this object
-    counts; None for the next epoch of the state file. `max_corrupted_records_to_skip`, for TFRecord: number
-    of successive records that may fail their data CRC and be left out. Directories as in `open_channel`.
+    `record_format`: 'RecordIO', 'TFRecord', 'TextLine', or 'fixed:BYTES' for records of so many bytes.
+    `epoch`: the first epoch, from which this object counts; None for the next epoch of the state file.
+    `max_corrupted_records_to_skip`, for TFRecord: number of successive records that may fail their data CRC
+    and be left out. Directories as in `open_channel`.
 
     Raises ValueError for an unknown format, PipeModeDatasetException for a channel that is not a Pipe
     channel. Iterating raises ChannelError, TruncatedStream and CorruptRecord.
@@ -160,7 +165,9 @@ class PipeReader:
 
 def check_format(record_format: str, skip: int) -> None:
     """Raise ValueError for an unknown format, PipeModeDatasetException for a skip that it does not allow."""
-    if record_format not in RECORD_FORMATS:
+    if record_format.startswith(FIXED):
+        RecordFormat.parse(record_format)
+    elif record_format not in RECORD_FORMATS:
         raise ValueError(f"Invalid record format: {record_format}")
     if skip < 0:
         raise PipeModeDatasetException(f"max_corrupted_records_to_skip is {skip}; it cannot be negative")
@@ -178,4 +185,6 @@ def record_reader(
         return TFRecordReader(source, max_corrupted_records_to_skip=skip, skipped=skipped)
     if record_format == "RecordIO":
         return RecordIOReader(source)
+    if record_format.startswith(FIXED):
+        return FixedReader(source, RecordFormat.parse(record_format).size)
     return LineReader(source)

@@ -1,0 +1,160 @@
+"""`TokenReader`: a channel of raw tokens as NumPy arrays of a fixed length.
+
+The objects have tokens of one integer type, little-endian, without a header (nanoGPT's `train.bin`, the
+`.bin` of Megatron's indexed data sets). A block is `length` successive tokens of the stream:
+
+    for block in TokenReader("train", "uint16", length=1024, batch_size=8, overlap=True):
+        inputs, targets = block[:, :-1], block[:, 1:]
+
+`streamer.readers.token_blocks` cuts the stream, without a copy. The arrays can be written, so
+`torch.from_numpy(block)` shares their memory.
+
+A block is a record of the format `fixed:BYTES`. So ranks share such a channel by record, in equal steps, and
+the state is that of `PipeReader`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from streamer.errors import ChannelError
+from streamer.readers.core.config import check_if_configured, directories
+from streamer.readers.core.epochs import TIMEOUT, ChannelEpochs
+from streamer.readers.core.position import ReaderPosition, StartPosition, reach_start
+from streamer.readers.token_blocks import BlockLayout, TokenBlocks
+from streamer.step_state import is_step_state
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    from streamer.readers.core.stream import PipeStream
+
+_DROP_BYTES = 1 << 20
+
+
+class TokenReader:
+    """The blocks of a channel of tokens. Each `iter()` reads the next epoch.
+
+    `dtype`: type of a token in the objects: 'uint16', 'uint32' or 'int32'. `length`: tokens of a block.
+    `batch_size`: blocks of an array of shape (batch_size, length), the last one of an epoch shorter; None for
+    arrays of shape (length,). `overlap`: blocks of length + 1, whose last token is the first one of the next
+    block; for channels whose ranks do not share records. `drop_remainder`: leave out the last tokens if they
+    are no whole block, and the shorter last array. `vocabulary`: number of tokens; a token beyond it raises
+    CorruptRecord. Other arguments: as for `PipeReader`.
+
+    Raises ValueError for an invalid argument, PipeModeDatasetException for a channel that is not a Pipe
+    channel. Iterating raises ChannelError, TruncatedStream and CorruptRecord, and CutRecord if the tokens of
+    an epoch are no whole number of blocks.
+    """
+
+    def __init__(  # noqa: PLR0913 - public; options with defaults
+        self,
+        channel: str,
+        dtype: str,
+        *,
+        length: int,
+        batch_size: int | None = None,
+        overlap: bool = False,
+        drop_remainder: bool = False,
+        vocabulary: int | None = None,
+        epoch: int | None = None,
+        pipe_dir: str | None = None,
+        state_dir: str | None = None,
+        config_dir: str | None = None,
+        timeout: float = TIMEOUT,
+    ) -> None:
+        self.channel = channel
+        self._layout = BlockLayout(dtype, length, batch_size, overlap, drop_remainder, vocabulary)
+        paths = directories(pipe_dir, config_dir, state_dir)
+        check_if_configured(channel, paths.config)
+        self._epochs = ChannelEpochs(channel, paths, epoch=epoch, timeout=timeout)
+        self._position: ReaderPosition | None = None
+        """Position in the epoch that was begun last."""
+        self._left = 0
+        """Blocks of the present array that have not been returned."""
+        self._start: StartPosition | None = None
+        """Start of the next iteration, if that resumes inside an epoch."""
+
+    @property
+    def record_format(self) -> str:
+        """The format of a block for `penstock index` and other readers, such as `fixed:2048`."""
+        return f"fixed:{self._layout.block_bytes}"
+
+    def __len__(self) -> int:
+        """Return the number of arrays of an epoch, if ranks share the channel by record.
+
+        Waits until the sidecar offers the first epoch. Raises TypeError if the channel has no known length.
+        """
+        blocks, size = self._epochs.counts().records, self._layout.batch_size or 1
+        return blocks // size if self._layout.drop_remainder else -(-blocks // size)
+
+    def __bool__(self) -> bool:
+        """Return True; without this method `bool` would call `len`."""
+        return True
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Number of global batches of an epoch, the same on all ranks. Raises TypeError as `len` does."""
+        return self._epochs.counts().steps
+
+    def __iter__(self) -> Iterator[NDArray[Any]]:
+        start, self._start = self._start, None
+        with self._epochs.next_stream() as stream:
+            position = reach_start(stream, self.channel, start)
+            self._check(stream)
+            self._drop_blocks(stream, position)
+            self._position, self._left = position, 0
+            blocks = TokenBlocks(stream, self._layout, origin=position.offset)
+            # `follow` takes an array of blocks as a list of records.
+            arrays: Iterator[Any] = position.follow(blocks, stream)  # type: ignore[arg-type]
+            for array in arrays:
+                size = self._layout.batch_size
+                for first in range(0, len(array), size or 1):
+                    self._left = max(0, len(array) - first - (size or 1))
+                    yield array[first] if size is None else array[first : first + size]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position after the last array that was returned, as `PipeReader.state_dict` does."""
+        if self._start is not None:
+            return self._start.position.state()
+        if self._position is None:
+            return self._epochs.position().state()
+        state = self._position.returned(self._left)
+        if is_step_state(state):
+            return state
+        # Whole bytes, so that a reader of another block length goes on at the same token.
+        return state | {"offset": state["offset"] + state["skip"] * self._layout.block_bytes, "skip": 0}
+
+    def load_state_dict(self, state: Mapping[str, Any], *, anyway: bool = False) -> None:
+        """Begin the next iteration at the position `state`, as `PipeReader.load_state_dict` does."""
+        position = ReaderPosition.of(state, self.channel)
+        self._epochs.seek(position.epoch)
+        self._start = StartPosition(position, anyway)
+
+    def _check(self, stream: PipeStream) -> None:
+        """Raise ChannelError if ranks share records that are not the blocks of this reader."""
+        if stream.trailer is None or stream.trailer.order is None:
+            return
+        if (given := stream.trailer.order["format"]) != self.record_format:
+            raise ChannelError(
+                f"the ranks of channel {self.channel} share records of format {given}, and a block of this "
+                f"reader is {self.record_format}: both must be equal"
+            )
+        if self._layout.overlap:
+            raise ChannelError(
+                f"the ranks of channel {self.channel} share records, so the block that follows in the stream "
+                "may be of another place: leave out overlap, and write blocks with one token more"
+            )
+
+    def _drop_blocks(self, stream: PipeStream, position: ReaderPosition) -> None:
+        """Drop the bytes of the blocks that `position` skips, so that an array begins at its next block."""
+        left = position.skip * self._layout.block_bytes
+        position.offset, position.skip = position.offset + left, 0
+        buffer = memoryview(bytearray(min(left, _DROP_BYTES)))
+        while left:
+            count = stream.readinto(buffer[: min(left, _DROP_BYTES)])
+            if count == 0:
+                raise ChannelError(f"{stream.name} ended {left} bytes before the position of the state")
+            left -= count or 0
