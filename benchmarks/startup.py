@@ -148,9 +148,9 @@ def start(program: Program, variables: Mapping[str, str]) -> Start:
     return Start(first, cpu or used.ru_utime + used.ru_stime)
 
 
-def write_job(path: str, base_directory: str) -> None:
-    """Write a job file with one channel."""
-    source = {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": f"s3://{BUCKET}/data/"}}
+def write_job(path: str, base_directory: str, uri: str = f"s3://{BUCKET}/data/") -> None:
+    """Write a job file with one channel, of the prefix `uri`."""
+    source = {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": uri}}
     job = {
         "InputDataConfig": [
             {"ChannelName": "train", "InputMode": "Pipe", "DataSource": source},
