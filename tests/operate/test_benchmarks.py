@@ -27,6 +27,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from benchmarks import __main__ as program
@@ -42,6 +43,7 @@ from benchmarks import (
     report,
     scale,
     scenarios,
+    shuffle,
     startup,
     stats,
 )
@@ -552,6 +554,29 @@ def test_objects_are_removed_whatever_happens() -> None:
 
 
 @needs_origin
+def test_orders_of_records_are_compared(tmp_path: Path) -> None:
+    """Each order has every record once; blocks and buffers are between sorted and fully shuffled records."""
+    page = tmp_path / "page.md"
+    page.write_text(f"{shuffle.BEGIN}\n{shuffle.END}\n")
+    assert shuffle.main(["--records", "3000", "--rounds", "1", "--into", str(page)]) == 0
+    assert page.read_text().count("\n| ") == 1 + len(shuffle.CONTESTANTS)
+    labels, found = np.arange(3000) * 10 // 3000, []
+    for each in shuffle.CONTESTANTS:
+        order, _ = each.shuffled(3000, 1)
+        assert sorted(order) == list(range(3000))
+        found.append((each.name, shuffle.correlation(labels[order])))
+    stored, blocks, mixed, whole = (
+        dict(found)[name]
+        for name in (
+            "as stored",
+            "blocks of 1 MiB shuffled",
+            "blocks of 1 MiB, buffer of 1,000",
+            "all records shuffled",
+        )
+    )
+    assert 1 >= stored > blocks > mixed > whole
+
+
 def test_a_tiny_run_from_end_to_end(tmp_path: Path) -> None:
     command = ["--scenarios", "fast", "--peers", "penstock", "--rounds", "1", "--scale", str(1 / 256)]
     done = subprocess.run(
