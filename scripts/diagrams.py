@@ -351,7 +351,7 @@ ROOMS = {
 """Rooms of the diagram: column, row, and what is in them. Columns below 0 are half as far apart."""
 FOUNDATION = {
     "streamer", "streamer.errors", "streamer.units", "streamer.trailer", "streamer.secrets", "streamer.aio",
-    "streamer.linux", "streamer.inflate", "streamer.retry", "sidecar",
+    "streamer.key_list", "streamer.linux", "streamer.inflate", "streamer.retry", "sidecar",
 }  # fmt: skip
 """Rooms that import no other room; the diagram has them as a list, without arrows."""
 SHARED = {

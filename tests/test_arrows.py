@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "streamer.errors": set(),
     "streamer.units": set(),
     "streamer.trailer": set(),
+    "streamer.key_list": set(),
     "streamer.secrets": set(),
     "streamer.aio": set(),
     "streamer.linux": set(),
@@ -36,7 +37,9 @@ MAY_IMPORT = {
     "streamer.schedule": {"streamer.plan"},
     "streamer.helpers.keeper": {"streamer.linux"},
     "streamer.helpers": {"streamer.helpers.keeper", "streamer.plan"},
-    "streamer.sink": {"streamer.helpers", "streamer.linux", "streamer.plan", "streamer.trailer"},
+    "streamer.sink": {
+        "streamer.helpers", "streamer.key_list", "streamer.linux", "streamer.plan", "streamer.trailer",
+    },
     "streamer.s3.client": {"streamer.linux", "streamer.retry", "streamer.secrets"},
     "streamer.s3.signing": {"streamer.plan", "streamer.s3.client"},
     "streamer.s3.http": {"streamer.linux", "streamer.s3.client", "streamer.s3.signing"},
@@ -73,7 +76,7 @@ MAY_IMPORT = {
         "streamer.s3.http", "streamer.s3.signing", "streamer.schedule",
         "streamer.sink", "streamer.trailer",
     },
-    "streamer.readers.core": {"streamer.formats", "streamer.trailer"},
+    "streamer.readers.core": {"streamer.formats", "streamer.key_list", "streamer.trailer"},
     "streamer.readers.samples": {"streamer.formats"},
     "streamer.readers.tensorflow": {"streamer.formats", "streamer.readers.core", "streamer.trailer"},
     "streamer.readers.torch": {

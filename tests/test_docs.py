@@ -312,8 +312,8 @@ def test_the_arguments_of_the_plain_reader() -> None:
     due = inspect.signature(PipeReader).parameters.values()
     assert [bare(name) for name, _, _ in rows] == [parameter.name for parameter in due]
     for parameter, (_, default, _) in zip(due, rows, strict=True):
-        if isinstance(parameter.default, str):
-            assert bare(default) == parameter.default
+        if isinstance(parameter.default, (str, bool)):
+            assert bare(default) == str(parameter.default)
         elif parameter.default is not None and parameter.default is not inspect.Parameter.empty:
             assert float(default.removesuffix(" s")) == parameter.default
 

@@ -7,7 +7,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, StrictInt, StrictStr, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ByteSize,
+    Field,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    model_validator,
+)
 
 from sidecar.config.index_place import index_uri
 from sidecar.config.mixing import MixConfig
@@ -175,6 +184,8 @@ class ChannelExtras(Model):
     """Record format of the objects. `poison` needs it unless RecordWrapperType is set."""
     join: Join | None = None
     """Format of the objects, whose contents the channel joins into one archive or file of this format."""
+    record_keys: StrictBool = False
+    """Keep a list of the objects' keys beside each FIFO, so that a reader can name the object of a record."""
     integrity: Literal["none", "checksum"] = "none"
     """`checksum`: compare every whole object with the checksum that S3 stores."""
     ranks: Ranks | None = None

@@ -162,6 +162,10 @@ class ChannelConfig(Model):
         join = self.penstock.join
         if join is None:
             return self
+        if self.penstock.record_keys:
+            raise ValueError(
+                f"Join: {join} makes one file of all objects, whose records have no keys; remove RecordKeys"
+            )
         if self.record_wrapper_type != "None":
             raise ValueError(
                 f"Join: {join} contradicts RecordWrapperType: {self.record_wrapper_type}, which keeps every "

@@ -221,6 +221,7 @@ def _make_channel(
         when_failed=config.failure_policy,
         when_changed=ChangePolicy(config.penstock.when_changed, resources.inspector.stat),
         stored_checksums=resources.stored_checksums if config.penstock.integrity == "checksum" else None,
+        lists_keys=config.penstock.record_keys,
     )
     return Channel(
         spec,

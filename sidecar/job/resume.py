@@ -119,7 +119,7 @@ def _parse_state(state: Any) -> tuple[str, Saved | StepState]:
         except ValueError as error:
             raise ConfigError(f"--resume: {error}; save what state_dict() returns") from error
         return steps.channel, steps
-    if not isinstance(state, dict) or state.keys() != KEYS or state["format"] != FORMAT:
+    if not isinstance(state, dict) or state.keys() - {"number"} != KEYS or state["format"] != FORMAT:
         raise ConfigError(
             f"--resume must be what a reader's state_dict() returns, or a list of such states, not {state!r}"
         )
@@ -236,7 +236,8 @@ def start_positions(
 def _start_of_held(plan: Plan, held: Held, *, anyway: bool) -> StartPosition:
     position = held.position
     refused = None
-    if not anyway and not plan.covers(held.digest, position):
+    covered = plan.covers(held.digest, position)
+    if not anyway and not covered:
         was = _named(held.digest)
         refused = SourceChanged(
             f"the plan has changed since epoch {position.epoch} began ({was}, now "
@@ -250,7 +251,7 @@ def _start_of_held(plan: Plan, held: Held, *, anyway: bool) -> StartPosition:
         )
     elif problem := _beyond_end(plan, position):
         refused = SourceChanged(problem)
-    return StartPosition(position, held=True, refused=refused)
+    return StartPosition(position, held=True, changed=not covered, refused=refused)
 
 
 def _start_of_saved(name: str, plan: Plan, saved: Saved, *, anyway: bool) -> StartPosition:

@@ -24,4 +24,6 @@ class FixedReader(RecordReader):
         view, size, start = self._view, self._size, self._start
         self._wanted = size
         self._start = end = self._end - (self._end - start) % size
+        if self.starts is not None:
+            self.starts.extend(range(self._base + start, self._base + end, size))
         return [bytes(view[each : each + size]) for each in range(start, end, size)]

@@ -6,6 +6,8 @@ records, and bytes after the last ``\n`` are the last record.
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 from streamer.formats.window import BLOCK_BYTES, RecordReader, Source
 
 
@@ -28,6 +30,9 @@ class LineReader(RecordReader):
             self._searched = self._end - self._start
             return []
         lines = bytes(self._view[self._start : last]).split(b"\n")
+        if self.starts is not None:
+            sizes = (len(line) + 1 for line in lines[:-1])
+            self.starts.extend(accumulate(sizes, initial=self._base + self._start))
         self._start = last + 1
         self._searched = self._end - self._start
         return lines
@@ -36,5 +41,7 @@ class LineReader(RecordReader):
         if self._start == self._end:
             return []
         last = bytes(self._view[self._start : self._end])
+        if self.starts is not None:
+            self.starts.append(self._base + self._start)
         self._start = self._end
         return [last]

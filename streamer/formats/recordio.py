@@ -78,6 +78,8 @@ class RecordIOReader(RecordReader):
         self._joint = _MAGIC_BYTES if rejoin_magic else b""
         self._parts: list[bytes] = []
         """Parts of the incomplete record; empty between records."""
+        self._first_part = 0
+        """Offset in the stream of the first of these parts."""
 
     def hand_over(self) -> tuple[bytes, int]:
         rest, offset = super().hand_over()
@@ -116,6 +118,8 @@ class RecordIOReader(RecordReader):
             payload = bytes(view[start + HEADER.size : start + HEADER.size + length])
             if word >> 29 == _WHOLE and not self._parts:
                 batch.append(payload)
+                if self.starts is not None:
+                    self.starts.append(self._base + start)
             elif not self._join(word >> 29, payload, start, batch):
                 break
             start += frame
@@ -128,9 +132,13 @@ class RecordIOReader(RecordReader):
             place = f"after {len(self._parts)} parts" if self._parts else "where a record begins"
             self._fault = self._corrupt(self._base + start, f"part flag {flag} {place}")
             return False
+        if not self._parts:
+            self._first_part = self._base + start
         self._parts.append(payload)
         if flag == _LAST:
             batch.append(self._joint.join(self._parts))
+            if self.starts is not None:
+                self.starts.append(self._first_part)
             self._parts = []
         return True
 

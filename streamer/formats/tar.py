@@ -210,6 +210,8 @@ class TarReader(RecordReader):
         if self._key is None:
             return
         batch.append(bytes(self._view[self._start : self._start + self._whole]))
+        if self.starts is not None:
+            self.starts.append(self._base + self._start)
         self._start += self._whole
         self._key = None
         self._whole = self._seen = 0

@@ -100,6 +100,7 @@ class TFRecordReader(RecordReader):
         view, start, end = self._view, self._start, self._end
         crc, unpack_header, tail, known = self._crc32c, HEADER.unpack_from, _CRC.unpack_from, self._known
         batch: list[bytes] = []
+        starts = self.starts
         self._wanted = HEADER_BYTES
         while end - start >= HEADER_BYTES:
             length, stored = unpack_header(view, start)
@@ -118,6 +119,8 @@ class TFRecordReader(RecordReader):
             else:
                 self._run = 0
                 batch.append(record)
+            if starts is not None:
+                starts.append(self._base + start)
             start = stop + _CRC.size
         self._start = start
         return batch
@@ -142,7 +145,9 @@ class TFRecordReader(RecordReader):
             return False
         self.skipped.records += 1
         self.skipped.positions.append((self._name, offset))
-        logger.warning(
-            "skipped: %s; %d bytes (%d in a row, %d in all)", fault, length, self._run, self.skipped.records
-        )
+        text = f"{fault}; {length} bytes ({self._run} in a row, {self.skipped.records} in all)"
+        if self.starts is None:
+            logger.warning("skipped: %s", text)
+        else:
+            self.left_out.append((offset, text))
         return True

@@ -59,6 +59,12 @@ class RecordReader(ABC):
         self._wanted = 0
         """Minimum bytes of the incomplete record, from `_start` on."""
         self._fault: StreamError | None = None
+        self.starts: list[int] | None = None
+        """Offsets in the stream of the last list's records, and of those left out; None: they are not noted.
+        Set it to an empty list before the first record to have them.
+        """
+        self.left_out: list[tuple[int, str]] = []
+        """Offset and fault of the corrupt records left out of the last list, if `starts` are noted."""
 
     @property
     def offset(self) -> int:
@@ -77,7 +83,8 @@ class RecordReader(ABC):
     def batches(self) -> Iterator[list[bytes]]:
         """Yield lists of records as blocks arrive, and an empty list when the source has no bytes now."""
         while True:
-            if batch := self._cut():
+            self._forget_starts()
+            if (batch := self._cut()) or self.left_out:
                 yield batch
             if self._fault is not None:
                 raise self._fault
@@ -86,8 +93,14 @@ class RecordReader(ABC):
                 yield []
             elif arrived == 0:
                 break
+        self._forget_starts()
         if batch := self._finish():
             yield batch
+
+    def _forget_starts(self) -> None:
+        if self.starts:
+            self.starts.clear()
+            self.left_out.clear()
 
     def hand_over(self) -> tuple[bytes, int]:
         """Return the bytes that have arrived and are not returned as records, and their offset in the stream.

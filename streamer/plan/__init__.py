@@ -14,7 +14,16 @@ from streamer.plan.growth import Growth
 from streamer.plan.parts import Part, Span, cut, gathered
 from streamer.plan.plan import Arrangement, Plan
 from streamer.plan.position import NOWHERE, START, Position, ResumePoint
-from streamer.plan.segments import LONGEST_RECORD, Literal, ObjectRef, Segment, bare_etag, frame, is_etag
+from streamer.plan.segments import (
+    LONGEST_RECORD,
+    Literal,
+    ObjectRef,
+    ObjectStart,
+    Segment,
+    bare_etag,
+    frame,
+    is_etag,
+)
 from streamer.plan.shards import Balance, Shard
 from streamer.plan.shuffle import Permutation
 from streamer.plan.uris import S3Uri, parse_object_uri, parse_s3_uri
@@ -30,6 +39,7 @@ __all__ = [
     "Join",
     "Literal",
     "ObjectRef",
+    "ObjectStart",
     "Part",
     "Permutation",
     "Plan",

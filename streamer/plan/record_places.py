@@ -34,7 +34,7 @@ class RankPlan(Protocol):
         ...
 
 
-class _Place(NamedTuple):
+class Place(NamedTuple):
     """Place of a run in the stream."""
 
     records: int
@@ -49,16 +49,16 @@ def offset_of(plan: RankPlan, epoch: int, step: int) -> int:
     positions = plan.host_ranks.sums(epoch).positions
     after = bisect_right(positions, step, key=lambda position: position.step)
     records = step * _records_of_step(plan)
-    places = _places(plan, epoch, positions[after - 1] if after else None)
-    return next(place.offset for place in places if place.records >= records)
+    found = places(plan, epoch, positions[after - 1] if after else None)
+    return next(place.offset for place in found if place.records >= records)
 
 
 def records_before(plan: RankPlan, epoch: int, offset: int) -> int:
     """Return the number of whole records in the first `offset` bytes of the epoch's stream."""
     positions = plan.host_ranks.sums(epoch).positions
     after = bisect_right(positions, offset, key=lambda position: plan.own(position.sums))
-    place = _Place(0, 0, _NO_RUN)
-    for following in _places(plan, epoch, positions[after - 1] if after else None):
+    place = Place(0, 0, _NO_RUN)
+    for following in places(plan, epoch, positions[after - 1] if after else None):
         if following.offset > offset:
             break
         place = following
@@ -75,8 +75,13 @@ def _records_of_step(plan: RankPlan) -> int:
     return plan.deal.slice * (plan.deal.end - plan.deal.first)
 
 
-def _places(plan: RankPlan, epoch: int, start: StepPosition | None) -> Iterator[_Place]:
-    """Yield the place of each run from `start` on, or from the first step; at last that of the end."""
+def places(
+    plan: RankPlan, epoch: int, start: StepPosition | None, *, follow: bool = False
+) -> Iterator[Place]:
+    """Yield the place of each run from `start` on, or from the first step; at last that of the end.
+
+    `follow`: walk as a stream does, so that changes of the order come after the steps that were walked.
+    """
     host_ranks = plan.host_ranks
     border, end_mark_bytes = host_ranks.table.border, len(host_ranks.table.end_mark)
     step, position, offset = 0, START, 0
@@ -85,12 +90,13 @@ def _places(plan: RankPlan, epoch: int, start: StepPosition | None) -> Iterator[
     records = step * _records_of_step(plan)
     last: tuple[int, int] | None = None
     """Entry and end of the run before, which may go on; its end mark is not in `offset` yet."""
-    for _, run in plan.deal.deal(Walk(host_ranks.order, epoch, position), step):
+    walk = host_ranks.walk(epoch, position) if follow else Walk(host_ranks.order, epoch, position)
+    for _, run in plan.deal.deal(walk, step):
         entry, first, end = run
         if last is not None and last != (entry, first):
             offset += end_mark_bytes
-        yield _Place(records, offset, run)
+        yield Place(records, offset, run)
         records += end - first
         offset += border(entry, end) - border(entry, first)
         last = entry, end
-    yield _Place(records, offset if last is None else offset + end_mark_bytes, _NO_RUN)
+    yield Place(records, offset if last is None else offset + end_mark_bytes, _NO_RUN)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from streamer.formats.recordio import MAX_PAYLOAD, header, padding
 
@@ -48,6 +49,17 @@ class Literal:
 
     def __len__(self) -> int:
         return len(self.data)
+
+
+class ObjectStart(NamedTuple):
+    """Offset in a plan's stream from which on its bytes are of one object."""
+
+    offset: int
+    number: int
+    """Number in the object of the first record that begins there."""
+    key: str
+    """Empty for literals that are of no object."""
+    bucket: str
 
 
 LONGEST_RECORD = MAX_PAYLOAD

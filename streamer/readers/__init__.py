@@ -31,10 +31,12 @@ if TYPE_CHECKING:
     from streamer.readers.core.interleave import InterleavedReader, rank_channel, rank_channels
     from streamer.readers.core.mixed import MixedReader
     from streamer.readers.core.plain import PipeReader, open_channel
+    from streamer.readers.core.record_keys import KeyedRecord
     from streamer.readers.core.stream import PipeStream
 
 __all__ = [
     "InterleavedReader",
+    "KeyedRecord",
     "MixedReader",
     "PipeModeDatasetException",
     "PipeReader",
@@ -46,6 +48,7 @@ __all__ = [
 
 _HOMES = {
     "InterleavedReader": "streamer.readers.core.interleave",
+    "KeyedRecord": "streamer.readers.core.record_keys",
     "MixedReader": "streamer.readers.core.mixed",
     "PipeModeDatasetException": "streamer.readers.core.config",
     "PipeReader": "streamer.readers.core.plain",

@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING
 
 from streamer.errors import SinkError
 from streamer.plan import NOWHERE, Position
+from streamer.plan.object_starts import object_starts
 from streamer.relay.channel_report import ChannelReport
 from streamer.relay.channel_spec import NO_EVENTS
 from streamer.relay.channel_state import ChannelState, snapshot
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from streamer.relay.staging.stage import Stages
     from streamer.relay.statistics import ChannelStatistics
     from streamer.s3.ranges import RangeSource
+    from streamer.sink.key_list import KeyListWriter
     from streamer.sink.write_ends import WriteEnds
 
 
@@ -89,6 +91,7 @@ class Channel:
         self._counters = self._report.counters
         if shared is not None:
             shared.counters = self._counters
+            shared.key_lists = self._key_list if spec.lists_keys else None
         trailers = EpochTrailers(spec)
         self._write_ends = write_ends or LocalWriteEnds(spec.name)
         self._fifos = FifoDirectory(
@@ -237,7 +240,22 @@ class Channel:
             changes=self._report.changes,
             when_failed=self.spec.when_failed,
             on_resume_point=self._note_mark,
+            key_lists=self._key_list if self.spec.lists_keys else None,
         )
+
+    def _key_list(self, epoch: int, consumed: int) -> KeyListWriter:
+        """As `KeyLists`. Raises SinkError."""
+        begun = epoch == self._state.start.epoch
+        if begun and self.spec.start.changed:
+            raise SinkError(
+                f"the key list of {self.spec.name}_{epoch} cannot be continued, because the plan has changed "
+                "since; restart sidecar and trainer, or remove RecordKeys"
+            )
+        # Offsets of the stream are those of the plan, unless objects change on delivery.
+        ahead = not (self._plan.rewrites or self.spec.when_changed.amends)
+        first = self._state.start.skipped_in(epoch) if ahead else consumed
+        starts = object_starts(self._plan, epoch, first)
+        return self._fifos.key_list(epoch, starts, ahead=ahead, held=begun and self.spec.start.held)
 
     async def _run_epochs(self, delivery: EpochDelivery) -> None:
         if self.spec.start.refused is not None:

@@ -33,6 +33,8 @@ class StartPosition:
     """Partial digest of the state that `--resume` has; see `Trailer.resumed`."""
     records_skipped: int = 0
     """Records of the epoch before its FIFO's first byte, if ranks share the channel by record; else 0."""
+    changed: bool = False
+    """Whether the plan is another one than that of the bytes before the position."""
     refused: SourceError | None = None
     """Reason why the epoch cannot be continued: the channel fails at once, and its FIFO is held open."""
 
@@ -59,6 +61,8 @@ class ChannelSpec:
 
     The comparison needs bytes in memory; so does `when_failed` if it needs records.
     """
+    lists_keys: bool = False
+    """Whether each epoch has a key list (`streamer.key_list`)."""
 
 
 class ChannelEvents(Protocol):

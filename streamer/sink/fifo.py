@@ -33,7 +33,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from streamer.errors import Shortage, SinkError
+from streamer.key_list import key_list_path
 from streamer.linux import descriptor_path
+from streamer.sink.key_list import KeyListWriter
 from streamer.sink.outlet import PipeOutlet
 from streamer.sink.write_ends import LocalWriteEnds, WriteEnds
 from streamer.trailer import Trailer, fifo_path, read_trailer, trailer_path, write_trailer
@@ -41,10 +43,12 @@ from streamer.trailer import Trailer, fifo_path, read_trailer, trailer_path, wri
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from streamer.plan import Position
+    from streamer.plan import ObjectStart, Position
 
 _LACKS = {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 """Errors that mean a lack of space, descriptors or memory."""
+KEPT_KEY_LISTS = 4
+"""Number of last epochs whose key lists are kept; a reader may be in the epoch before the present one."""
 KEPT_TRAILERS = 64
 """Number of last epochs whose trailers are kept; a reader reads its trailer within one epoch."""
 
@@ -90,7 +94,7 @@ class FifoDirectory:
 
         The FIFO of `begin` is kept, because a reader may already be blocked in opening it. Raises SinkError.
         """
-        ours = re.compile(rf"\.?{re.escape(self._channel)}_(\d+)(\.penstock\.json(\.\d+\.tmp)?)?")
+        ours = re.compile(rf"\.?{re.escape(self._channel)}_(\d+)(\.penstock\.(json(\.\d+\.tmp)?|keys))?")
         with _mapped(self._directory):
             for name in os.listdir(self._directory):
                 match = ours.fullmatch(name)
@@ -185,9 +189,29 @@ class FifoDirectory:
         if epoch >= KEPT_TRAILERS:
             with contextlib.suppress(OSError):  # an old trailer does no harm
                 self._unlink(trailer_path(self._directory, self._channel, epoch - KEPT_TRAILERS))
+        if epoch >= KEPT_KEY_LISTS:
+            with contextlib.suppress(OSError):
+                self._unlink(key_list_path(self._directory, self._channel, epoch - KEPT_KEY_LISTS))
         if outlet is not None:
             outlet.close()
         self._write_ends.done()
+
+    def key_list(
+        self, epoch: int, starts: Iterator[ObjectStart | None], *, ahead: bool, held: bool
+    ) -> KeyListWriter:
+        """Begin the epoch's key list, or go on with it if the FIFO is `held`; see `KeyListWriter`.
+
+        Raises SinkError.
+        """
+        path = key_list_path(self._directory, self._channel, epoch)
+        with _mapped(path):
+            held = held and os.path.exists(path)
+            try:
+                return KeyListWriter(path, self._run, starts, ahead=ahead, held=held)
+            except ValueError as error:
+                raise SinkError(
+                    f"{path} cannot be continued: {error}; remove it and start sidecar and trainer again"
+                ) from error
 
     def publish(self, trailer: Trailer) -> None:
         """Replace the epoch's trailer. Raises SinkError."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from streamer.key_list import KeyListLine, encoded, first_line, key_list_path
 from streamer.trailer import Trailer, TrailerState, fifo_path, trailer_path, write_trailer
 
 
@@ -89,6 +90,17 @@ class Feeder:
                 **more,
             ),
         )
+
+    def list_keys(
+        self, objects: Sequence[tuple[int, str]], *, epoch: int = 0, channel: str = "train"
+    ) -> None:
+        """Write the key list of an epoch whose objects have so many bytes, and these keys."""
+        path, offset = key_list_path(self.pipe_dir, channel, epoch), 0
+        with open(path, "wb") as file:
+            file.write(first_line(""))
+            for size, key in objects:
+                file.write(encoded(KeyListLine(offset, 0, key, "b")))
+                offset += size
 
     def withdraw(self, epoch: int, channel: str = "train") -> None:
         """Remove a trailer."""

@@ -63,6 +63,37 @@ def test_a_dataset_alone(feeder: Feeder, record_format: str, count: int) -> None
     assert list(again) == RECORDS
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_keys_of_the_records_that_are_left(feeder: Feeder, workers: int) -> None:
+    """The state says how many records of its object are before it; corrupt ones count."""
+    objects = [RECORDS[first : first + 64] for first in range(0, len(RECORDS), 64)]
+    sizes = [(sum(map(len, map(ENCODE["TFRecord"], each))), f"k{n}") for n, each in enumerate(objects)]
+    due = [
+        (record, f"k{n}", number, "b")
+        for n, records in enumerate(objects)
+        for number, record in enumerate(records)
+    ]
+    feeder.list_keys(sizes)
+    left = feeder.feed(0, encoded("TFRecord"))
+
+    def made() -> ResumableLoader:
+        dataset = PipeIterableDataset("train", "TFRecord", batch_size=10, key=True)
+        return resumable(dataset, workers)
+
+    loader = made()
+    first, state = had(loader, 7)
+    assert sorted(map(tuple, flat(first)))[:1] == sorted(due)[:1]
+    del loader
+    gc.collect()
+    left.join()
+    again = made()
+    again.load_state_dict(state)
+    feeder.list_keys(sizes)
+    feeder.feed(0, encoded("TFRecord"))
+    rest = flat(again)
+    assert sorted(map(tuple, flat(first) + rest)) == sorted(due)
+
+
 def test_samples_of_tar_files(feeder: Feeder) -> None:
     members = [(f"{number:05}.bin", b"x" * (number * 7 % 3000)) for number in range(1500)]
     data = archive(members)

@@ -31,10 +31,11 @@ def member(
     kind: Callable[..., TFRecordReader] | Callable[..., LineReader] = TFRecordReader,
     unit: int = 1,
     timeout: float = 300,
+    key: bool = False,
 ) -> Any:
     group = WorkerGroup(name, index, size)
     reader = WorkerGroupReader(
-        "train", directories(**feeder_directories(feeder)), group, kind, unit=unit, timeout=timeout
+        "train", directories(**feeder_directories(feeder)), group, kind, unit=unit, timeout=timeout, key=key
     )
     return ([record for block in blocks for record in block.records] for _, blocks in reader)
 
@@ -84,6 +85,25 @@ def test_turns_give_the_stream_in_order(feeder: Feeder, unit: int) -> None:
     assert [len(units) % unit for _, units in order[:-1]] == [0] * (len(order) - 1)
     assert cursor_files(feeder) == []
     assert feeder.next_epoch() == 1
+
+
+@pytest.mark.parametrize("unit", [1, 7, 3000])
+def test_keys_go_from_turn_to_turn(feeder: Feeder, unit: int) -> None:
+    """Each object has 300 records; most turns end inside one, and inside a unit."""
+    objects = [RECORDS[first : first + 300] for first in range(0, len(RECORDS), 300)]
+    feeder.list_keys(
+        [(sum(len(encode(each)) for each in records), f"k{n}") for n, records in enumerate(objects)]
+    )
+    feeder.feed(0, b"".join(map(encode, RECORDS)))
+    members = [member(feeder, index, unit=unit, key=True) for index in range(2)]
+    got: list[list[Any]] = alternate(*members)
+    found = {(each.key, each.number): each.record for units in got for block in units for each in block}
+    assert found == {
+        (f"k{n}", number): record
+        for n, records in enumerate(objects)
+        for number, record in enumerate(records)
+    }
+    assert all(got)
 
 
 def test_nobody_waits_for_a_turn_of_somebody_else(feeder: Feeder) -> None:

@@ -42,7 +42,7 @@ class MixedReader:
     what `PipeReader` raises, and ChannelError for an epoch without records.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - public; options with defaults
         self,
         weights: Mapping[str, float],
         record_format: str = "RecordIO",
@@ -53,6 +53,7 @@ class MixedReader:
         config_dir: str | None = None,
         timeout: float = TIMEOUT,
         max_corrupted_records_to_skip: int = 0,
+        key: bool = False,
     ) -> None:
         self._weights = {name: _weight(name, weight) for name, weight in weights.items()}
         if not self._weights:
@@ -67,6 +68,7 @@ class MixedReader:
                 config_dir=config_dir,
                 timeout=timeout,
                 max_corrupted_records_to_skip=max_corrupted_records_to_skip,
+                key=key,
             )
             for name in self._weights
         ]
@@ -75,7 +77,7 @@ class MixedReader:
         self._loaded = False
         """Whether the next iteration goes on with `_returned`."""
 
-    def __iter__(self) -> Generator[bytes, None, None]:
+    def __iter__(self) -> Generator[Any, None, None]:
         resumed, self._loaded = self._loaded, False
         if not resumed:
             self._returned = [0] * len(self._readers)
@@ -151,7 +153,7 @@ def _weight(channel: str, weight: object) -> Fraction:
     return Fraction(str(weight))
 
 
-def _endless(reader: PipeReader, *, resumed: bool) -> Generator[bytes, None, None]:
+def _endless(reader: PipeReader, *, resumed: bool) -> Generator[Any, None, None]:
     """Yield the records of one epoch after the other. `resumed`: the first one may have none left."""
     while True:
         empty = not resumed

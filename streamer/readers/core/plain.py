@@ -20,6 +20,7 @@ workers share a channel.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from streamer.formats.fixed import FixedReader
@@ -30,6 +31,7 @@ from streamer.formats.tfrecord import Skipped, TFRecordReader
 from streamer.readers.core.config import PipeModeDatasetException, check_if_configured, directories
 from streamer.readers.core.epochs import TIMEOUT, ChannelEpochs
 from streamer.readers.core.position import ReaderPosition, StartPosition, reach_start
+from streamer.readers.core.record_keys import RecordKeys
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -72,12 +74,14 @@ class PipeReader:
     `epoch`: the first epoch, from which this object counts; None for the next epoch of the state file.
     `max_corrupted_records_to_skip`, for TFRecord: number of successive records that may fail their data CRC
     and be left out. Directories as in `open_channel`.
+    `key`: records are `KeyedRecord`s: the record, the key of its object, its number there, and the bucket;
+    errors name them too. The sidecar must keep key lists (`RecordKeys`).
 
     Raises ValueError for an unknown format, PipeModeDatasetException for a channel that is not a Pipe
     channel. Iterating raises ChannelError, TruncatedStream and CorruptRecord.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - public; options with defaults
         self,
         channel: str,
         record_format: str = "RecordIO",
@@ -88,8 +92,10 @@ class PipeReader:
         config_dir: str | None = None,
         timeout: float = TIMEOUT,
         max_corrupted_records_to_skip: int = 0,
+        key: bool = False,
     ) -> None:
         check_format(record_format, max_corrupted_records_to_skip)
+        self._key = key
         self.channel = channel
         self.record_format = record_format
         paths = directories(pipe_dir, config_dir, state_dir)
@@ -105,7 +111,7 @@ class PipeReader:
         self.skipped = Skipped()
         """Corrupt records left out so far: `records`, and `positions` (stream and offset)."""
 
-    def __iter__(self) -> Iterator[bytes]:
+    def __iter__(self) -> Iterator[Any]:
         for batch in self.batches():
             for left in range(len(batch) - 1, -1, -1):
                 self._left = left
@@ -127,15 +133,19 @@ class PipeReader:
         """Number of global batches of an epoch, the same on all ranks. Raises TypeError as `len` does."""
         return self._epochs.counts().steps
 
-    def batches(self) -> Iterator[list[bytes]]:
+    def batches(self) -> Iterator[list[Any]]:
         """Yield the next epoch as lists of records, one list per block that arrived; cheaper than `iter`."""
         start, self._start = self._start, None
-        with self._epochs.next_stream() as stream:
+        with contextlib.ExitStack() as stack:
+            stream = stack.enter_context(self._epochs.next_stream())
             position = reach_start(stream, self.channel, start)
+            keys = None
+            if self._key:
+                keys = RecordKeys(stream, offset=position.offset, number=position.number)
+                stack.enter_context(contextlib.closing(keys))
             self._position, self._left = position, 0
-            yield from position.follow(
-                record_reader(stream, self.record_format, skip=self._skip, skipped=self.skipped), stream
-            )
+            reader = record_reader(stream, self.record_format, skip=self._skip, skipped=self.skipped)
+            yield from position.follow(reader, stream, keys)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last record, or list of records, that was returned.

@@ -20,6 +20,9 @@ If ranks share the channel by record, the state is that of the whole job instead
 epoch, and the number of its global batches whose records this rank has returned. Any rank may save it, and
 any number of ranks may load it.
 
+A reader that names the object of each record (`streamer.readers.core.record_keys`) adds `number`, the number
+in its object of the record at `offset`.
+
 A FIFO begins at its epoch's first byte or, under `penstock run --resume`, at a later one, which its trailer
 states (`bytes_skipped`). The reader drops the bytes from there to the position. Without `--resume` a new
 sidecar offers epoch 0, so only a position in epoch 0 can be resumed without it.
@@ -33,6 +36,7 @@ from typing import TYPE_CHECKING, Any
 
 from streamer.errors import ChannelError
 from streamer.readers.core.rank_steps import RankSteps
+from streamer.readers.core.record_keys import NO_BATCH, with_keys
 from streamer.step_state import StepState, is_step_state, order_difference
 from streamer.trailer import channel_of_rank
 
@@ -40,10 +44,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 
     from streamer.formats.window import RecordReader
+    from streamer.readers.core.record_keys import RecordKeys
     from streamer.readers.core.stream import PipeStream
 
 FORMAT = 1
 _KEYS = ("channel", "epoch", "offset", "skip", "records", "digest")
+_NUMBER = "number"
 _BLOCK = 1 << 20
 
 
@@ -58,6 +64,8 @@ class ReaderPosition:
     records: int = 0
     digest: str = ""
     """Empty before the first FIFO is open, and for a FIFO without a trailer."""
+    number: int | None = None
+    """Number in its object of the record at `offset`, if records are read with their keys; else None."""
     last: bool = field(default=False, compare=False)
     """Whether the epoch is known to have no further record."""
     rank: RankSteps | None = field(default=None, compare=False)
@@ -78,7 +86,8 @@ class ReaderPosition:
         """Return the position in this FIFO's bytes, for the same ranks only."""
         if self.start is not None:
             return self.start.document()
-        return {"format": FORMAT} | {name: getattr(self, name) for name in _KEYS}
+        state = {"format": FORMAT} | {name: getattr(self, name) for name in _KEYS}
+        return state if self.number is None else state | {_NUMBER: self.number}
 
     def next_step(self, *, begun: bool = False) -> tuple[int, int]:
         """Return epoch and number of the next step. `begun`: count a step of which records were returned."""
@@ -107,29 +116,34 @@ class ReaderPosition:
             if channel_of_rank(channel) != start.channel:
                 raise ValueError(f"the state is of channel {start.channel}, and this reader is of {channel}")
             return cls(channel, start.epoch, start=start)
-        if state.get("format") != FORMAT or state.keys() - {"format"} != set(_KEYS):
+        if state.get("format") != FORMAT or state.keys() - {"format", _NUMBER} != set(_KEYS):
             raise ValueError(f"the state is not what PipeReader.state_dict() returns: {dict(state)!r}")
-        position = cls(**{name: state[name] for name in _KEYS})
+        position = cls(**{name: state[name] for name in _KEYS}, number=state.get(_NUMBER))
         if position.channel != channel:
             raise ValueError(f"the state is of channel {position.channel}, and this reader is of {channel}")
         numbers: tuple[object, ...] = position.epoch, position.offset, position.skip, position.records
+        if position.number is not None:
+            numbers = *numbers, position.number
         if not all(type(number) is int and number >= 0 for number in numbers):
             raise ValueError(f"the position is invalid: {position}")
         return position
 
-    def follow(self, reader: RecordReader, stream: PipeStream) -> Iterator[list[bytes]]:
+    def follow(
+        self, reader: RecordReader, stream: PipeStream, keys: RecordKeys | None = None
+    ) -> Iterator[list[Any]]:
         """Yield the batches of `reader`, which reads `stream` from `offset`, without `skip` records.
 
         While the caller has a batch, the position is after it; `returned` gives positions inside it. Digest
-        and length of the epoch are those of the trailer as last read, because a plan may grow.
+        and length of the epoch are those of the trailer as last read, because a plan may grow. With `keys`
+        the records are `KeyedRecord`s.
         """
         base, dropped, skipped_before = self.offset, self.skip, reader.skipped_records
-        batches = reader.batches()
+        batches = with_keys(reader, keys, base)
         trailer = stream.trailer
         self.rank = RankSteps.of(trailer)
         while True:
             offset = base + reader.offset
-            batch = next(batches, None)
+            batch, number = next(batches, NO_BATCH)
             if batch is None:
                 break
             count, self.skipped = len(batch), reader.skipped_records - skipped_before
@@ -146,20 +160,21 @@ class ReaderPosition:
                 trailer = stream.trailer
                 self.rank = RankSteps.of(trailer)
             if count:  # an empty batch: no bytes for now
-                self.offset, self.skip = offset, count
+                self.offset, self.skip, self.number = offset, count, number
                 self.records += count - first
                 self.last = base + reader.offset == stream.bytes_total
                 self.digest = _digest(stream)
             yield batch[first:] if first else batch
         self.last, self.digest, self.skipped = False, _digest(stream), 0
         self.epoch, self.offset, self.skip, self.records = self.epoch + 1, 0, 0, 0
+        self.number = None
 
     def returned(self, left: int) -> dict[str, Any]:
         """Return the state if the last `left` records of the batch have not been returned yet."""
         if self.rank is not None:
             return self._state(self.records - left)
         if self.last and not left:
-            return self.state() | {"epoch": self.epoch + 1, "offset": 0, "skip": 0, "records": 0}
+            return replace(self, epoch=self.epoch + 1, offset=0, skip=0, records=0, number=None).state()
         return self.state() | {"skip": self.skip - left, "records": self.records - left}
 
     def texts(self, lefts: Iterable[int]) -> list[bytes]:

@@ -26,6 +26,7 @@ import re
 import stat
 
 from streamer.errors import StreamError, TruncatedStream
+from streamer.key_list import key_list_path
 from streamer.trailer import Trailer, has_trailers, mark_of, read_trailer, trailer_path
 
 logger = logging.getLogger("penstock")
@@ -68,6 +69,13 @@ class Proof:
     def prefix(self) -> str:
         """Prefix of the names of all FIFOs of the channel."""
         return self.base if self._identity is None else f"{self._identity['channel']}_"
+
+    @property
+    def key_list_path(self) -> str | None:
+        """Path of the epoch's key list; None for a path that is not that of a channel's FIFO."""
+        if self._identity is None:
+            return None
+        return key_list_path(self.directory, self._identity["channel"], self.epoch)
 
     def attach(self, fd: int) -> None:
         """Use the stream's open descriptor, which stays the caller's, and read the trailer."""

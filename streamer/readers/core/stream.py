@@ -112,6 +112,11 @@ class PipeStream(io.RawIOBase):
         return self._proof.epoch
 
     @property
+    def key_list_path(self) -> str | None:
+        """Path of the epoch's key list (`streamer.key_list`), which may not exist; None for other names."""
+        return self._proof.key_list_path
+
+    @property
     def start_offset(self) -> int:
         """Offset in the epoch of the FIFO's first byte; not 0 if the sidecar resumed. See `begin`."""
         return 0 if self.trailer is None else self.trailer.bytes_skipped

@@ -41,6 +41,7 @@ from streamer.readers.core.epochs import TIMEOUT, ChannelEpochs
 from streamer.readers.core.plain import check_format, record_reader
 from streamer.readers.core.position import StartPosition, reach_start
 from streamer.readers.core.rank_steps import RankSteps
+from streamer.readers.core.record_keys import NO_BATCH, RecordKeys, with_keys
 from streamer.readers.samples import check_attributes, cut_sample
 from streamer.readers.torch.progress import (
     ElementOrigin,
@@ -88,6 +89,9 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
     `batch_size=None` in the DataLoader, so that workers spend their cost per element once a batch. Batches do
     not mix channels. `decode`: called with each element in the worker; its result replaces the element.
 
+    `key`: each record is a `KeyedRecord`: the record, the key of its object, its number there, and the
+    bucket; errors name them too. The sidecar must keep key lists (`RecordKeys`).
+
     `share`: (index, number) of this process among the processes of this host that make this dataset with the
     same channels. Default: LOCAL_RANK and LOCAL_WORLD_SIZE, which torchrun sets. `timeout`: seconds to wait
     for a FIFO, and then for its writer. Directories default to those below `$SAGEMAKER_BASE_DIR`.
@@ -112,7 +116,9 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
         state_dir: str | None = None,
         config_dir: str | None = None,
         timeout: float = TIMEOUT,
+        key: bool = False,
     ) -> None:
+        self._key = key
         if record_format != WEBDATASET:
             check_format(record_format, 0)
         elif attributes != 1:
@@ -290,22 +296,29 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
                 unit=self.unit,
                 timeout=self._timeout,
                 saved=saved,
+                key=self._key,
             )
             return
         check = parent_check() if get_worker_info() else lambda: None
-        with contextlib.suppress(ParentExited), self._epochs(channel).next_stream() as stream:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(contextlib.suppress(ParentExited))
+            stream = stack.enter_context(self._epochs(channel).next_stream())
             position = reach_start(stream, channel, saved.start if saved else None, check=check)
             ahead = remaining_records(saved, channel, stream.epoch).ahead
             remaining = RemainingRecords(StartPosition(position), ahead)
             base, number = position.offset, position.records - position.skip
             reader = self._reader(stream)
-            batches = reader.batches()
+            keys = None
+            if self._key:
+                keys = RecordKeys(stream, offset=base, number=position.number)
+                stack.enter_context(contextlib.closing(keys))
+            batches = with_keys(reader, keys, base)
             while True:
                 offset = base + reader.offset
-                batch = next(batches, None)
+                batch, in_object = next(batches, NO_BATCH)
                 if batch is None:
                     return
-                yield stream, list(remaining.select(batch, number, offset))
+                yield stream, list(remaining.select(batch, number, offset, in_object))
                 number += len(batch)
                 if not batch:
                     check()
@@ -315,7 +328,7 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
             return TarReader(source)
         return record_reader(source, self.record_format)
 
-    def _units(self, source: Blocks) -> Iterator[tuple[PipeStream, list[tuple[list[bytes], RecordRange]]]]:
+    def _units(self, source: Blocks) -> Iterator[tuple[PipeStream, list[tuple[list[Any], RecordRange]]]]:
         """Yield, for each block that arrives, the records of each element that the block completes."""
         units = RecordGrouper(self.unit)
         stream = None
@@ -330,10 +343,12 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
         if not self._drop_remainder:
             yield stream, [last]
 
-    def _element(self, records: list[bytes]) -> Any:
+    def _element(self, records: list[Any]) -> Any:
         samples: list[Any]
         if self.record_format == WEBDATASET:
-            samples = list(map(sample, records))
+            samples = [
+                each._replace(record=sample(each.record)) if self._key else sample(each) for each in records
+            ]
         elif self._attributes == 1:
             samples = list(records)
         else:

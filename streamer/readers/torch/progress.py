@@ -47,6 +47,8 @@ class RecordRange(NamedTuple):
     offset: int
     skip: int
     """Number of records between byte `offset` and record `end`."""
+    number: int | None = None
+    """Number in its object of the record at `offset`, if records are read with their keys; else None."""
 
 
 class ElementOrigin(NamedTuple):
@@ -63,16 +65,20 @@ class ElementOrigin(NamedTuple):
 class NumberedRecords(NamedTuple):
     """Consecutive records of an epoch, with the number and position of the first."""
 
-    records: list[bytes]
+    records: list[Any]
     first: int
     """Number in the epoch of the first record."""
     offset: int
     skip: int
     """Number of records between byte `offset` and the first record."""
+    number: int | None = None
+    """Number in its object of the record at `offset`, if records are read with their keys; else None."""
 
     def part(self, begin: int, end: int) -> NumberedRecords:
         """Return the records from index `begin` up to `end`."""
-        return NumberedRecords(self.records[begin:end], self.first + begin, self.offset, self.skip + begin)
+        return self._replace(
+            records=self.records[begin:end], first=self.first + begin, skip=self.skip + begin
+        )
 
 
 @dataclass(slots=True)
@@ -82,9 +88,14 @@ class RemainingRecords:
     start: StartPosition
     ahead: Sequence[RecordRange] = ()
 
-    def select(self, batch: list[bytes], first: int, offset: int) -> Iterator[NumberedRecords]:
-        """Yield the remaining records of a batch that begins with record number `first`, at byte `offset`."""
-        whole = NumberedRecords(batch, first, offset, 0)
+    def select(
+        self, batch: list[Any], first: int, offset: int, number: int | None = None
+    ) -> Iterator[NumberedRecords]:
+        """Yield the remaining records of a batch that begins with record number `first`, at byte `offset`.
+
+        `number`: as in `NumberedRecords`.
+        """
+        whole = NumberedRecords(batch, first, offset, 0, number)
         begin, count = max(0, self.start.position.records - first), len(batch)
         for records in self.ahead:
             stop = min(count, records.first - first)
@@ -107,10 +118,10 @@ class RecordGrouper:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._left: list[bytes] = []
+        self._left: list[Any] = []
         self._left_range = RecordRange(0, 0, 0, 0)
 
-    def add(self, block: NumberedRecords) -> Iterator[tuple[list[bytes], RecordRange]]:
+    def add(self, block: NumberedRecords) -> Iterator[tuple[list[Any], RecordRange]]:
         """Yield the units that `block` completes, each with its range."""
         size, before = self._size, len(self._left)
         records = self._left + block.records
@@ -120,15 +131,15 @@ class RecordGrouper:
             end = at + size
             yield (
                 records[at:end],
-                RecordRange(first + at, first + end, block.offset, block.skip + end - before),
+                RecordRange(first + at, first + end, block.offset, block.skip + end - before, block.number),
             )
         self._left = records[whole:]
         count = len(records)
         self._left_range = RecordRange(
-            first + whole, first + count, block.offset, block.skip + count - before
+            first + whole, first + count, block.offset, block.skip + count - before, block.number
         )
 
-    def finish(self) -> tuple[list[bytes], RecordRange] | None:
+    def finish(self) -> tuple[list[Any], RecordRange] | None:
         """Return the incomplete unit at the end of the epoch; None if there is none."""
         return (self._left, self._left_range) if self._left else None
 
@@ -151,7 +162,7 @@ class _ChannelProgress:
             position.records, position.rank = max(position.records, rank.first), rank
         insort(self.ahead, origin.records)
         while self.ahead and self.ahead[0].first == position.records:
-            _, position.records, position.offset, position.skip = self.ahead.pop(0)
+            _, position.records, position.offset, position.skip, position.number = self.ahead.pop(0)
         if len(self.ahead) > 1:
             self.ahead = _joined(self.ahead)
 
@@ -209,7 +220,7 @@ class Progress:
             "unit": self._unit,
             "channels": channels,
             "ahead": {
-                name: [list(records) for records in channel.ahead]
+                name: [list(records[:4] if records.number is None else records) for records in channel.ahead]
                 for name, channel in self._channels.items()
                 if channel.ahead
             },

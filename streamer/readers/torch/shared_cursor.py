@@ -14,6 +14,7 @@ import os
 import struct
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 OPEN = b"O"
 """State between two turns."""
@@ -40,8 +41,13 @@ class SharedCursorFile:
     """Offset in the epoch's stream of `rest`."""
     number: int = 0
     """Number in the epoch of the first record in `rest`."""
-    waiting_from: list[int] = field(default_factory=list)
-    """Number, offset and skip of the first waiting record, as in `NumberedRecords`."""
+    in_object: int | None = None
+    """Number in its object of that record, if records are read with their keys; else None."""
+    waiting_from: list[int | None] = field(default_factory=list)
+    """Number, offset and skip of the first waiting record, and the number in its object of the record at that
+    offset, as in `NumberedRecords`."""
+    waiting_keys: list[Any] = field(default_factory=list)
+    """Key, number and bucket of each waiting record, if records are read with their keys."""
     members: dict[str, int] = field(default_factory=dict)
     """Process ids of the workers that have joined, by index."""
     failure: list[str] = field(default_factory=list)
@@ -59,7 +65,9 @@ class SharedCursorFile:
             "received": self.received,
             "offset": self.offset,
             "number": self.number,
+            "in_object": self.in_object,
             "waiting_from": self.waiting_from,
+            "waiting_keys": self.waiting_keys,
             "members": self.members,
             "failure": self.failure,
             "waiting": [len(record) for record in self.waiting],

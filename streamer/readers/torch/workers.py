@@ -32,7 +32,7 @@ import fcntl
 import glob
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from streamer.errors import (
     ChannelError,
@@ -44,6 +44,7 @@ from streamer.errors import (
 )
 from streamer.readers.core.epochs import ChannelEpochs
 from streamer.readers.core.position import reach_start, start_in
+from streamer.readers.core.record_keys import NO_BATCH, KeyedRecord, RecordKeys, with_keys
 from streamer.readers.core.stream import PipeStream
 from streamer.readers.torch.progress import NumberedRecords, RemainingRecords, remaining_records
 from streamer.readers.torch.shared_cursor import ENDED, FAILED, OPEN, READING, SharedCursorFile
@@ -92,6 +93,7 @@ class WorkerGroupReader:
 
     `make_reader`: makes the record reader of the format. `unit`: number of records that stay together.
     `saved`: the records to read, if that is not the whole epoch; the same for all workers of the group.
+    `key`: records are `KeyedRecord`s.
     Iterating raises ChannelError, TruncatedStream and CorruptRecord, as a reader without a group does.
     """
 
@@ -105,6 +107,7 @@ class WorkerGroupReader:
         unit: int = 1,
         timeout: float,
         saved: RemainingRecords | None = None,
+        key: bool = False,
     ) -> None:
         self._channel = channel
         self._state_dir = paths.state
@@ -114,6 +117,7 @@ class WorkerGroupReader:
         self._unit = unit
         self._timeout = timeout
         self._saved = saved
+        self._key = key
         self._check_parent = parent_check()
         self._prefix = os.path.join(paths.state, f".{channel}-pipe_mode-pass-")
         self._path = self._prefix + group.name
@@ -176,6 +180,7 @@ class WorkerGroupReader:
                 received=stream.received,
                 offset=position.offset,
                 number=position.records - position.skip,
+                in_object=position.number,
             )
         else:
             stream = PipeStream(cursor.path, timeout=max(self._timeout, PATIENCE_S), patience=PATIENCE_S)
@@ -196,7 +201,20 @@ class WorkerGroupReader:
         saved = remaining_records(self._saved, self._channel, stream.epoch)
         remaining = RemainingRecords(start_in(stream, self._channel, saved.start), saved.ahead)
         reader = self._make_reader(end)
-        batches = reader.batches()
+        keys = RecordKeys(stream, offset=0) if self._key else None
+        with contextlib.closing(keys) if keys else contextlib.nullcontext():
+            yield from self._turns_of(fd, stream, end, reader, remaining, keys)
+
+    def _turns_of(  # noqa: PLR0917 - the parts of all turns
+        self,
+        fd: int,
+        stream: PipeStream,
+        end: _End,
+        reader: RecordReader,
+        remaining: RemainingRecords,
+        keys: RecordKeys | None,
+    ) -> Iterator[list[NumberedRecords]]:
+        batches = with_keys(reader, keys, 0)
         while True:
             fcntl.flock(fd, fcntl.LOCK_EX)
             try:
@@ -208,7 +226,7 @@ class WorkerGroupReader:
                     return
                 os.pwrite(fd, READING, 0)
                 try:
-                    blocks = self._turn(cursor, stream, end, reader, batches, remaining)
+                    blocks = self._turn(cursor, stream, end, reader, batches, remaining, keys)
                 except PenstockError as error:
                     cursor.state, cursor.failure = FAILED, _described(error)
                     cursor.write(fd)
@@ -228,21 +246,29 @@ class WorkerGroupReader:
         stream: PipeStream,
         end: _End,
         reader: RecordReader,
-        batches: Iterator[list[bytes]],
+        batches: Iterator[tuple[list[Any], int | None]],
         remaining: RemainingRecords,
+        keys: RecordKeys | None,
     ) -> list[NumberedRecords]:
         """Read until a unit is complete or the epoch has ended. Raises ParentExited."""
         stream.received = cursor.received
         reader.go_on(cursor.rest, cursor.offset)
-        blocks = [NumberedRecords(cursor.waiting, *cursor.waiting_from)] if cursor.waiting else []
+        waiting: list[Any] = cursor.waiting
+        if keys is not None:
+            keys.go_on(cursor.offset, cursor.in_object)
+            waiting = [
+                KeyedRecord(record, *key)
+                for record, key in zip(cursor.waiting, cursor.waiting_keys, strict=True)
+            ]
+        blocks = [NumberedRecords._make([waiting, *cursor.waiting_from])] if cursor.waiting else []
         count = len(cursor.waiting)
         while count < self._unit:
             offset = reader.offset
-            batch = next(batches, None)
+            batch, in_object = next(batches, NO_BATCH)
             if batch is None:
                 cursor.state = ENDED
                 break
-            for block in remaining.select(batch, cursor.number, offset):
+            for block in remaining.select(batch, cursor.number, offset, in_object):
                 blocks.append(block)
                 count += len(block.records)
             cursor.number += len(batch)
@@ -250,15 +276,18 @@ class WorkerGroupReader:
                 self._check_parent()
         if end.reached:
             cursor.state = ENDED
-        cursor.waiting, cursor.waiting_from = [], []
+        cursor.waiting, cursor.waiting_from, cursor.waiting_keys = [], [], []
         if left := 0 if cursor.state == ENDED else count % self._unit:
             # The records left over are all of the last block, because no unit was complete before it.
             block = blocks.pop()
             whole = len(block.records) - left
-            cursor.waiting, *cursor.waiting_from = block.part(whole, len(block.records))
+            waiting, *cursor.waiting_from = block.part(whole, len(block.records))
+            cursor.waiting = waiting if keys is None else [each.record for each in waiting]
+            cursor.waiting_keys = [] if keys is None else [each[1:] for each in waiting]
             if whole:
                 blocks.append(block.part(0, whole))
         cursor.rest, cursor.offset = reader.hand_over()
+        cursor.in_object = None if keys is None else keys.number
         cursor.received = stream.received
         return blocks
 

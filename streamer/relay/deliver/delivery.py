@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from streamer.errors import ReaderGone, SourceError
 from streamer.plan import NOWHERE, Position, ResumePoint
 from streamer.relay.deliver.failure_policy import HOLD, FailurePolicy
+from streamer.relay.deliver.key_list import KeyList, KeyLists
 from streamer.relay.deliver.object_changes import MOST_TRIES, Change, Changes, is_change
 from streamer.relay.deliver.object_ends import ObjectEnds
 from streamer.relay.deliver.transform import MOST_TAKEN, MOST_TAKEN_LIMITED, BodyTransformer, joiner_of
@@ -67,11 +68,13 @@ class Delivery:
         changes: Changes | None = None,
         when_failed: FailurePolicy = HOLD,
         on_resume_point: Callable[[ResumePoint], None] | None = None,
+        key_lists: KeyLists | None = None,
     ) -> None:
         """`when_failed` decides whether only whole records are delivered, which needs bytes in memory.
 
         `on_resume_point` is called with the start of an inflated or joined object, about every `MARK_EVERY`
-        bytes, and with `NOWHERE` when an object is replaced or skipped.
+        bytes, and with `NOWHERE` when an object is replaced or skipped. `key_lists` begins the key list of
+        each epoch; None: there are none.
         """
         self.prefetcher = prefetcher
         self.delivered = 0
@@ -99,6 +102,9 @@ class Delivery:
         self._on_mark = on_resume_point
         self._marked = (self._first.epoch, self._first.offset)
         """Epoch and offset of the last resume point reported."""
+        self._key_lists = key_lists
+        self._keys: KeyList | None = None
+        """Key list of the current epoch."""
         self._next_mark: ResumePoint | None = None
         """Resume point at the current object's first byte, until it may be reported."""
 
@@ -139,6 +145,9 @@ class Delivery:
         self.begin(epoch)
         self._changes.begin()
         with contextlib.ExitStack() as stack:
+            self._keys = None
+            if self._key_lists is not None:
+                self._keys = stack.enter_context(contextlib.closing(self._key_lists(epoch, self.consumed)))
             transformer = self._transformer = None
             rewrites, join = self._plan.rewrites, self._plan.join
             if rewrites or self._when_failed.needs_records:
@@ -194,6 +203,8 @@ class Delivery:
             if transformer is not None:
                 left -= max(LEAST, await self._transform(stage, transformer))
                 continue
+            if self._keys is not None and (slot := self._window.head_of_line) is not None:
+                self._note_keys(self._keys, len(slot.part) - slot.delivered, self.delivered)
             try:
                 count = outlet.push(stage)
             except BlockingIOError:
@@ -290,11 +301,18 @@ class Delivery:
             self._note_begin(slot)
         if not (data := stage.take(MOST_TAKEN_LIMITED if self._quota.limited else MOST_TAKEN)):
             return 0  # the socket is empty
+        if self._keys is not None:
+            self._note_keys(self._keys, len(data), self.delivered + transformer.pending)
         await transformer.pass_on(slot.part, slot.delivered, data)
         if self._next_mark is not None and transformer.anchored:
             self._report_mark(slot.part.epoch, self._next_mark)
         self._consumed(len(data))
         return len(data)
+
+    def _note_keys(self, keys: KeyList, count: int, delivered: int) -> None:
+        """List the objects that begin in the next `count` bytes. Raises Shortage."""
+        # The bytes of a replacement stand for the first byte of the planned object.
+        keys.reach(self.consumed, count if self._detour is None else 1, delivered)
 
     def _note_begin(self, slot: Slot) -> None:
         """Note the start of an object as a resume point, at least `MARK_EVERY` bytes after the last one."""

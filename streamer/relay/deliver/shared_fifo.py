@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from streamer.errors import SourceError
     from streamer.plan import Plan, Position
+    from streamer.relay.deliver.key_list import KeyList, KeyLists
     from streamer.sink.outlet import Drainable, PipeOutlet
 
 HELD_BACK: State = "held_back"
@@ -78,6 +79,10 @@ class SharedFifo:
         """Whether the channel has ended, or has failed."""
         self.error: SourceError | SinkError | None = None
         """Error of the stream, which fails the present epoch of each FIFO, or its next one."""
+        self.key_lists: KeyLists | None = None
+        """Begins the key list of each epoch; None: there are none."""
+        self._keys: KeyList | None = None
+        """Key list of the epoch, while the FIFO takes bytes of it."""
         self._outlet: PipeOutlet | None = None
         self._end: asyncio.Future[None] | None = None
 
@@ -134,11 +139,13 @@ class SharedFifo:
         """As `EpochDelivery`: the stream has the channel quota."""
 
     async def deliver(self, epoch: int, outlet: PipeOutlet) -> None:
-        """As `EpochDelivery`. Raises SinkError if the kernel refuses to write this FIFO."""
+        """As `EpochDelivery`. Raises SinkError if the kernel refuses to write this FIFO or its key list."""
         if self.error is not None:
             raise self.error
         if outlet.reader_gone:  # before this call, so `wake` did not see it
             raise ReaderGone("the reader closed the pipe")
+        if self.key_lists is not None:
+            self._keys = self.key_lists(epoch, self.delivered)
         self.epoch, self._outlet = epoch, outlet
         self._end = asyncio.get_running_loop().create_future()
         self.counters.timer.enter(HELD_BACK)
@@ -147,6 +154,9 @@ class SharedFifo:
             await self._end
         finally:
             self._outlet = self._end = None
+            if self._keys is not None:
+                self._keys.close()
+                self._keys = None
 
     def begin_stream(self, before: int) -> None:
         """Note that the stream begins this FIFO's epoch, after `before` bytes of this FIFO."""
@@ -163,6 +173,8 @@ class SharedFifo:
         if outlet is None:
             return 0
         try:
+            if self._keys is not None:
+                self._keys.reach(self.delivered, most, self.delivered)
             count = outlet.push(source, most)
         except (ReaderGone, SinkError) as error:
             self.leave(error)

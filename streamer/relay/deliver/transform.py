@@ -115,6 +115,14 @@ class BodyTransformer:
         """Bytes that the aligner keeps back."""
         return 0 if self._aligner is None else self._aligner.held
 
+    @property
+    def pending(self) -> int:
+        """Bytes of the stream from what the outlet has accepted to the next byte that is passed on.
+
+        Negative after a restart, while bytes are dropped that the outlet has accepted.
+        """
+        return self.held - self._again
+
     async def pass_on(self, part: Part, at: int, data: bytes) -> None:
         """Deliver `data`, the bytes of `part` from offset `at` on: either literals or bytes of its body.
 

@@ -1,0 +1,221 @@
+"""Names the object of each record of a stream, by the epoch's key list (`streamer.key_list`).
+
+    offsets of records ─▶ RecordKeys ─▶ key, number in the object, bucket
+
+The sidecar lists an object before its first byte enters the FIFO. So after a byte has arrived, the lines up
+to its offset are in the file, and no line comes between them any more. `RecordKeys` reads the file only when
+the lines that it has end before the last record of a list.
+
+A record is of the object in which its first byte is. Its number is that of the object's first record plus
+the records since, with those that were left out as corrupt. A reader that begins inside an object must be
+given the number of the record there (`ReaderPosition.number`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from streamer.errors import ChannelError, CorruptRecord, CutRecord, StreamError
+from streamer.key_list import KeyListLine, parse_first_line, parsed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from streamer.formats.window import RecordReader
+    from streamer.readers.core.stream import PipeStream
+
+logger = logging.getLogger("penstock")
+
+_BLOCK = 1 << 20
+
+
+class RecordKey(NamedTuple):
+    """The object of a record."""
+
+    key: str
+    """Key of the object in S3; empty for the text of an attribute, which is of no object."""
+    number: int
+    """Number of the record in its object, from 0."""
+    bucket: str
+
+    def __str__(self) -> str:
+        if not self.key:
+            return "the text of an attribute"
+        return f"record {self.number} of s3://{self.bucket}/{self.key}"
+
+
+class KeyedRecord(NamedTuple):
+    """A record with the key of its object, and its number there."""
+
+    record: Any
+    key: str
+    number: int
+    bucket: str
+
+
+class RecordKeys:
+    """The keys of one stream's records, from a position on. Its owner closes it once."""
+
+    def __init__(self, stream: PipeStream, *, offset: int, number: int | None = None) -> None:
+        """`stream`: its first byte, or its end, has come. `offset`: in the stream, of the first record.
+
+        `number`: number in its object of that record; None if it is unknown. Raises ChannelError if the FIFO
+        has no key list.
+        """
+        path = stream.key_list_path
+        self._name, self._path = stream.name, path or stream.name
+        self._run = stream.trailer.run if stream.trailer else ""
+        self._given: tuple[int, int | None] | None = (offset, number)
+        """Arguments for the next record; None once it was taken."""
+        self._number = number
+        """Number in the present object of the next record; None if it is unknown."""
+        self._lines: deque[KeyListLine] = deque()
+        """Lines that have been read, from that of the present object on."""
+        self._rest = b""
+        """Bytes of the file after its last whole line."""
+        self._headed = False
+        self._fd = self._open(path)
+
+    def go_on(self, offset: int, number: int | None) -> None:
+        """Continue at a later record of the stream; the arguments are as in the constructor."""
+        self._given, self._number = (offset, number), number
+
+    def _open(self, path: str | None) -> int:
+        fd = -1
+        try:
+            if path is not None:
+                fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise ChannelError(f"cannot read the key list {path}: {error.strerror}") from error
+        if fd < 0:
+            raise ChannelError(
+                f"{self._name} has no key list, so its records have no keys: set RecordKeys: true in the "
+                "Penstock section of the channel, or read without keys"
+            )
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise ChannelError(f"the key list {path} is not a regular file")
+        return fd
+
+    def close(self) -> None:
+        """Close the file. Safe to call again."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    @property
+    def number(self) -> int | None:
+        """Number of the next record, if it is of the same object as the last one; None if unknown."""
+        return self._number
+
+    def take(self, starts: Sequence[int]) -> list[RecordKey]:
+        """Return the keys of the next records, which begin at these offsets of the epoch's stream.
+
+        Every record must be taken once, in order. Raises ChannelError if a number is unknown, StreamError if
+        the list cannot be read.
+        """
+        if not starts:
+            return []
+        self._read_past(starts[0], starts[-1])
+        keys = []
+        for start in starts:
+            self._reach(start)
+            line = self._lines[0] if self._lines else None
+            if line is None or line.offset > start:
+                raise StreamError(f"the key list {self._path} has no line for byte {start} of the stream")
+            if self._given is not None:
+                (begin, number), self._given = self._given, None
+                self._number = number if line.offset < begin else line.number
+            if self._number is None:
+                raise ChannelError(
+                    f"the number of a record of s3://{line.bucket}/{line.key} is unknown, because reading "
+                    "begins inside the object: save states with key=True, or begin without the state"
+                )
+            keys.append(RecordKey(line.key, self._number, line.bucket))
+            self._number += 1
+        return keys
+
+    def _reach(self, start: int) -> None:
+        """Drop the lines before that of the record at `start`."""
+        lines = self._lines
+        while len(lines) > 1 and lines[1].offset <= start:
+            lines.popleft()
+            self._number = lines[0].number
+
+    def _read_past(self, first: int, last: int) -> None:
+        """Read the file up to a line after offset `last`, or to its end; the next record is at `first`."""
+        lines = self._lines
+        while not lines or lines[-1].offset <= last:
+            try:
+                block = os.read(self._fd, _BLOCK)
+            except OSError as error:
+                raise StreamError(f"cannot read the key list {self._path}: {error.strerror}") from error
+            if not block:
+                return
+            *whole, self._rest = (self._rest + block).split(b"\n")
+            try:
+                if whole and not self._headed:
+                    self._check_run(parse_first_line(whole.pop(0)))
+                lines.extend(map(parsed, whole))
+            except ValueError as error:
+                raise StreamError(f"the key list {self._path} cannot be used: {error}") from error
+            self._reach(first)
+
+    def _check_run(self, run: str) -> None:
+        self._headed = True
+        if run != self._run:
+            raise StreamError(
+                f"the key list {self._path} is of another run of the sidecar; start the trainer again"
+            )
+
+
+def keyed_batches(
+    reader: RecordReader, keys: RecordKeys, base: int
+) -> Iterator[tuple[list[KeyedRecord], int | None]]:
+    """Yield the lists of `reader` with the key of each record, and the number before each list.
+
+    `base`: offset in the epoch's stream of the reader's first byte. The number is that of a record at the
+    reader's offset before the list (`RecordKeys.number`). A corrupt record that the reader leaves out counts,
+    and is logged with its key. An error of a record names it.
+    """
+    reader.starts = []
+    batches = reader.batches()
+    while True:
+        number = keys.number
+        try:
+            batch = next(batches, None)
+        except (CorruptRecord, CutRecord) as error:
+            (key,) = keys.take([base + reader.offset])
+            raise type(error)(f"{error}; it is {key}") from error
+        if batch is None:
+            return
+        taken = keys.take([base + start for start in reader.starts]) if reader.starts else []
+        if reader.left_out:
+            bad = dict(reader.left_out)
+            kept = []
+            for start, key in zip(reader.starts, taken, strict=True):
+                if (text := bad.get(start)) is None:
+                    kept.append(key)
+                else:
+                    logger.warning("skipped: %s; it is %s", text, key)
+            taken = kept
+        yield [KeyedRecord(record, *key) for record, key in zip(batch, taken, strict=True)], number
+
+
+NO_BATCH = None, None
+"""What `next(with_keys(…), NO_BATCH)` returns at the end."""
+
+
+def with_keys(
+    reader: RecordReader, keys: RecordKeys | None, base: int
+) -> Iterator[tuple[list[Any], int | None]]:
+    """Yield the lists of `reader`; with `keys`, as `keyed_batches` does."""
+    if keys is None:
+        return ((batch, None) for batch in reader.batches())
+    return keyed_batches(reader, keys, base)

@@ -1,0 +1,80 @@
+"""Keys of records in a reader: errors and skips name them, and no number is guessed."""
+
+from __future__ import annotations
+
+import re
+from itertools import islice
+
+import pytest
+
+from streamer.errors import ChannelError, CorruptRecord, StreamError
+from streamer.formats import tfrecord
+from streamer.readers import PipeReader
+from tests.readers.feeder import Feeder
+
+FRAMES = [tfrecord.encode(b"%d" % number * 90) for number in range(100)]
+BAD = bytes(10)
+
+
+def objects(*frames: list[bytes]) -> tuple[bytes, list[tuple[int, str]]]:
+    """Return the stream and the key list of objects of these frames."""
+    data = [b"".join(each) for each in frames]
+    return b"".join(data), [(len(each), f"k{number}") for number, each in enumerate(data)]
+
+
+def damaged(frame: bytes, *, header: bool = False) -> bytes:
+    """A frame whose data, or header, does not match its checksum."""
+    at = 9 if header else 14
+    return frame[:at] + bytes([frame[at] ^ 1]) + frame[at + 1 :]
+
+
+def test_records_that_are_left_out_count_and_are_named(
+    feeder: Feeder, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One whole object is bad, so that a list has only records that are left out."""
+    frames = FRAMES.copy()
+    for number in (0, 5, *range(40, 60)):
+        frames[number] = damaged(frames[number])
+    data, keys = objects(frames[:40], frames[40:60], frames[60:])
+    feeder.list_keys(keys)
+    feeder.feed(0, data)
+    reader = PipeReader("train", "TFRecord", key=True, max_corrupted_records_to_skip=50)
+    found = [(each.key, each.number) for each in reader]
+    assert found == [("k0", n) for n in range(40) if n not in (0, 5)] + [("k2", n) for n in range(40)]
+    names = re.findall(r"it is record (\d+) of s3://b/(k\d)", caplog.text)
+    assert names == [("0", "k0"), ("5", "k0")] + [(str(number), "k1") for number in range(20)]
+
+
+def test_an_error_names_the_record(feeder: Feeder) -> None:
+    data, keys = objects(FRAMES[:40], [*FRAMES[40:50], damaged(FRAMES[50], header=True)])
+    feeder.list_keys(keys)
+    feeder.feed(0, data)
+    with pytest.raises(CorruptRecord, match=r"header failed; it is record 10 of s3://b/k1$"):
+        list(PipeReader("train", "TFRecord", key=True))
+
+
+def test_a_number_is_never_guessed(feeder: Feeder) -> None:
+    """A state that was saved without keys, inside an object."""
+    data, keys = objects(FRAMES[:40], FRAMES[40:])
+    first = feeder.feed(0, data * 2000)
+    reader = PipeReader("train", "TFRecord")
+    taken = iter(reader.batches())
+    next(taken)
+    next(taken)
+    state = reader.state_dict()
+    del taken
+    first.join()
+    feeder.list_keys([(size, f"{key}/{turn}") for turn in range(2000) for size, key in keys])
+    feeder.feed(0, data * 2000)
+    again = PipeReader("train", "TFRecord", key=True)
+    again.load_state_dict(state)
+    with pytest.raises(ChannelError, match="save states with key=True"):
+        next(iter(again))
+
+
+def test_a_list_of_another_run_is_refused(feeder: Feeder) -> None:
+    data, keys = objects(FRAMES)
+    feeder.list_keys(keys)
+    feeder.feed(0, data, run="later")
+    with pytest.raises(StreamError, match="is of another run of the sidecar"):
+        list(islice(PipeReader("train", "TFRecord", key=True), 1))
