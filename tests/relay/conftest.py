@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,13 +69,27 @@ BOTH_LOOPS = {"test_epochs", "test_splice"}
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what would run the same code once more."""
-    redundant = [item for item in items if _redundant(item)]
+    redundant = [item for item in items if _redundant(item)] + list(_further_cases(items))
     config.hook.pytest_deselected(items=redundant)
     items[:] = [item for item in items if item not in set(redundant)]
 
 
+AFTER_A_BODY = {"test_arranged", "test_inflated", "test_integrity", "test_joined"}
+"""Modules whose subject is what happens to bytes in memory, after any body has brought them there. Over
+aiobotocore each test has its first case only."""
 WITH_ENGINES = {"test_faults", "test_if_match", "test_redirects"}
 """Modules that also run over engine processes: what storage may do. Each test starts a process."""
+
+
+def _further_cases(items: list[pytest.Item]) -> Iterator[pytest.Item]:
+    """Yield cases over aiobotocore but the first of each test of `AFTER_A_BODY`."""
+    seen = set()
+    for item in items:
+        if item.path.stem in AFTER_A_BODY and "aiobotocore" in item.name and "[asyncio" in item.name:
+            test = item.path, item.name.partition("[")[0]
+            if test in seen:
+                yield item
+            seen.add(test)
 
 
 def _redundant(item: pytest.Item) -> bool:
