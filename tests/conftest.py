@@ -98,8 +98,9 @@ def _within(seconds: float, test: Callable[..., Awaitable[None]]) -> Callable[..
     return bounded
 
 
-# Nothing here asserts how long anything takes; machines are slow at times.
-hypothesis.settings.register_profile("patient", deadline=None)
+# Nothing here asserts how long anything takes; machines are slow at times. `make night` draws more examples.
+hypothesis.settings.register_profile("patient", deadline=None, max_examples=50)
+hypothesis.settings.register_profile("night", deadline=None, max_examples=2000)
 hypothesis.settings.load_profile("patient")
 
 # TensorFlow imports JAX if it can, for a fifth of the CPU time of its own import; nothing here uses both.

@@ -37,6 +37,7 @@ MACHINES = {
     "plants": "tests.plants",
     "guest": "tests.guest",
     "servers": "tests.servers",
+    "properties": "pytest -q tests/unit --timeout=0 --hypothesis-profile=night --hypothesis-seed={seed}",
 }
 """By name: the module and its arguments, with amounts for a whole night in braces."""
 

@@ -24,6 +24,8 @@ from tests.kit.warm_tensorflow import warm_module
 
 ROOT = Path(__file__).parents[2]
 SMALL = ("--megabytes", "24", "--objects", "4")
+LONG = ("--megabytes", "12", "--objects", "4", "--epochs", "50")
+"""A tenth of the training, after which its progress is first told, is 60 MB."""
 
 
 def command_lines() -> dict[int, str]:
@@ -102,7 +104,7 @@ def start_demo() -> Iterator[Callable[..., Demo]]:
 def test_demo_trains_and_proves_every_epoch(
     start_demo: Callable[..., Demo], framework: str, name: str
 ) -> None:
-    demo = start_demo(*SMALL, "--framework", framework)
+    demo = start_demo(*SMALL, "--framework", framework, warm=framework == "tensorflow")
     output = demo.finish()
     assert re.search(rf"framework +{name} [\d.]+", output), output
     (admin,) = re.findall(r"watch it at (http://127\.0\.0\.1:\d+) in a browser", output)
@@ -139,7 +141,7 @@ def test_demo_trains_and_proves_every_epoch(
 def test_a_killed_child_fails_the_demo_and_leaves_nothing(
     start_demo: Callable[..., Demo], program: str, told: str
 ) -> None:
-    demo = start_demo(*SMALL, "--epochs", "50", warm=True)
+    demo = start_demo(*LONG, warm=True)
     demo.await_training()
     os.kill(demo.child(program), signal.SIGKILL)
     output = demo.finish()
@@ -150,7 +152,7 @@ def test_a_killed_child_fails_the_demo_and_leaves_nothing(
 @pytest.mark.e2e
 @pytest.mark.timeout(150)
 def test_ctrl_c_in_mid_training_leaves_nothing(start_demo: Callable[..., Demo]) -> None:
-    demo = start_demo(*SMALL, "--epochs", "50", warm=True)
+    demo = start_demo(*LONG, warm=True)
     demo.await_training()
     demo.process.send_signal(signal.SIGINT)
     output = demo.finish()
