@@ -14,6 +14,8 @@ from sidecar.observe.state import JobState
 from sidecar.process.progress import progress_line
 from streamer.aio import in_thread
 from streamer.plan import cut
+from streamer.plan.rank_parts import count_parts
+from streamer.plan.record_plan import RecordPlan
 from streamer.units import decimal_bytes
 
 if TYPE_CHECKING:
@@ -62,12 +64,12 @@ def _channels(job: Job, plans: dict[str, Planned], part_size: int, hosts: int) -
     }
     return {
         name: {"mode": modes[name]}
-        | _summary(planned.whole, planned.whole, part_size)
+        | _summary(planned.whole, planned.whole, part_size, parts)
         | {"keys": [[ref.bucket, ref.key, ref.size, ref.etag] for ref in planned.whole.refs(0)]}
         | (
             {
                 "ranks": {
-                    rank: _summary(plan, planned.fetched(rank), part_size)
+                    rank: _summary(plan, planned.fetched(rank), part_size, parts)
                     for rank, plan in planned.fifos.items()
                 }
             }
@@ -76,21 +78,38 @@ def _channels(job: Job, plans: dict[str, Planned], part_size: int, hosts: int) -
         )
         | ({"unequal_steps": unequal[name]} if name in unequal else {})
         for name, planned in plans.items()
+        for parts in [_Parts(planned.whole, part_size)]
     }
 
 
-def _summary(plan: Plan, fetched: Plan | None, part_size: int) -> dict[str, Any]:
+class _Parts:
+    """Numbers of parts of a channel's plans."""
+
+    def __init__(self, whole: Plan, part_size: int) -> None:
+        self._whole = whole
+        self._part_size = part_size
+        self._of_ranks = count_parts(whole, 0, part_size) if isinstance(whole, RecordPlan) else None
+
+    def of(self, plan: Plan) -> int:
+        """Return the parts of `plan`: the whole one, or that of a rank."""
+        whole, counted = self._whole, self._of_ranks
+        if counted is None or not isinstance(plan, RecordPlan) or not isinstance(whole, RecordPlan):
+            return sum(1 for _ in cut(plan.segments(0), part_size=lambda: self._part_size, epoch=0))
+        if plan is whole:
+            return counted.together
+        return counted.by_rank[plan.deal.first - whole.deal.first]
+
+
+def _summary(plan: Plan, fetched: Plan | None, part_size: int, parts: _Parts) -> dict[str, Any]:
     """Return the figures of one plan. `part_size`: the initial one if it adapts.
 
     `fetched`: the plan whose parts are requested for it; None if they are requested for another FIFO.
     """
-    segments = () if fetched is None else fetched.segments(0)
-    parts = sum(1 for _ in cut(segments, part_size=lambda: part_size, epoch=0))
     return {
         "objects": plan.objects(0),
         "bytes": plan.total_bytes(0),
         "size": decimal_bytes(plan.total_bytes(0)),
-        "parts": parts,
+        "parts": 0 if fetched is None else parts.of(fetched),
         "requested": 0 if fetched is None else fetched.total_bytes(0),
         "part_size": part_size,
         "digest": plan.digest,

@@ -18,6 +18,7 @@ from streamer.plan import Entries, Literal, ObjectRef, Part, Position, S3Uri, Se
 from streamer.plan.host_ranks import HostRanks
 from streamer.plan.mix import Mix, MixBy, Until
 from streamer.plan.mixed_order import MixedOrder
+from streamer.plan.rank_parts import count_parts
 from streamer.plan.record_order import Deal, RecordOrder, Remainder, Run, Walk, joined
 from streamer.plan.record_plan import RecordPlan
 from streamer.plan.record_selection import RecordLimit, RecordSelection, select_records, taken_blocks
@@ -134,7 +135,7 @@ def test_the_plans_of_ranks_stream_the_bytes_of_their_records(
     table = Table(sizes)
     order = reference.record_order(table.counts, table.sizes, seed=seed, epoch=epoch, block=500)
     batches = reference.global_batches(order, size, remainder)
-    width = size // ranks
+    width, counted = size // ranks, count_parts(whole, epoch, 64)
     for rank, plan in enumerate(whole.ranks(ranks)):
         due = [record for batch in batches for record in batch[rank * width : (rank + 1) * width]]
         segments = list(plan.segments(epoch))
@@ -148,8 +149,11 @@ def test_the_plans_of_ranks_stream_the_bytes_of_their_records(
         assert plan.total_bytes(epoch) == plan.known_bytes(epoch) == total
         assert (plan.records(epoch), plan.steps(epoch)) == (len(due), len(batches))
         assert plan.streams == bool(due)
-        parts = cut(plan.segments(epoch), part_size=lambda: 64, epoch=epoch)
+        parts = list(cut(plan.segments(epoch), part_size=lambda: 64, epoch=epoch))
         assert sum(len(part) for part in parts) == total
+        assert counted.by_rank[rank] == len(parts), "counted by one walk for all ranks"
+    in_one = cut(whole.segments(epoch), part_size=lambda: 64, epoch=epoch)
+    assert counted.together == sum(1 for _ in in_one)
     assert whole.total_bytes(epoch) == sum(plan.total_bytes(epoch) for plan in whole.ranks(ranks))
     assert whole.records(epoch) == sum(plan.records(epoch) or 0 for plan in whole.ranks(ranks))
 
