@@ -167,7 +167,9 @@ class _JobPlanner:
             if setup is not None:
                 notes.record_index()
                 async with self._one_index:
-                    whole = await plan_by_record(whole, setup, job=job, clients=self._clients)
+                    whole = await plan_by_record(
+                        whole, setup, job=job, clients=self._clients, memory=self._memory
+                    )
             planned = self.plans[name] = Planned.dealt(whole, job.fifos(channel), channel.penstock.ranks)
             notes.digest()
             await asyncio.to_thread(_sum_up, planned)  # takes seconds for a million entries

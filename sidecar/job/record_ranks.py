@@ -31,6 +31,7 @@ from streamer.formats.record_index import memory_of, object_name
 from streamer.plan.host_ranks import HostRanks
 from streamer.plan.record_order import Deal
 from streamer.plan.record_plan import RecordPlan
+from streamer.plan.record_selection import memory_of_split
 from streamer.plan.record_table import FixedRecords, IndexedRecords, only_object
 from streamer.relay.statistics import ChannelCounters
 
@@ -77,11 +78,13 @@ async def set_up(
     return RankSetup(channel, ranks, deal, index)
 
 
-async def plan_by_record(plan: Plan, setup: RankSetup, *, job: Job, clients: Clients) -> RecordPlan:
-    """Return the plan of this host's ranks. `plan`: of the channel.
+async def plan_by_record(
+    plan: Plan, setup: RankSetup, *, job: Job, clients: Clients, memory: PlanMemory
+) -> RecordPlan:
+    """Return the plan of this host's ranks. `plan`: of the channel. `memory`: counts a split's blocks.
 
-    Raises ConfigError for too few records, SourceChanged for an object that the index does not have,
-    CorruptObject for a record that is not where it is indexed, and SourceError.
+    Raises ConfigError for too few records or too many blocks, SourceChanged for an object that the index does
+    not have, CorruptObject for a record that is not where it is indexed, and SourceError.
     """
     table: RecordTable
     if setup.index is None:
@@ -93,6 +96,11 @@ async def plan_by_record(plan: Plan, setup: RankSetup, *, job: Job, clients: Cli
             f"channel {setup.channel.channel_name!r} has tar samples, whose streams have an end mark after "
             "each run of samples, so no stream of several ranks has their bytes; remove Fetch: together"
         )
+
+    channel = setup.channel
+    if (split := channel.penstock.record_selection.split) is not None:
+        size = await in_thread(memory_of_split, table.counts, plan.entries.sizes, split)
+        memory.count_split(channel.channel_name, size)
 
     def arrange() -> RecordPlan:
         order = record_order(setup.channel, plan.entries, table.counts, setup.deal.global_batch)

@@ -9,7 +9,8 @@ removed.
 A limit takes the first records that the split has taken, up to exactly its number. With a seed it takes the
 objects in the order of the numbers that they draw, as a sample of objects does (`streamer.plan.selection`).
 
-Selected blocks take 8 bytes each, and a limit 8 bytes an object, with a seed 24 while it is applied.
+Selected blocks take 8 bytes each, and 16 while they are selected (`memory_of_split`). A limit takes 8 bytes
+an object, with a seed 24 while it is applied.
 docs/explanation/record-order.md specifies both for other languages.
 """
 
@@ -23,6 +24,7 @@ from sys import byteorder
 from typing import TYPE_CHECKING, Any
 
 from streamer.errors import ConfigError
+from streamer.plan.record_order import BLOCK, records_per_block
 from streamer.plan.record_table import only_object
 from streamer.plan.selection import Draw
 
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from streamer.plan.entries import Entries
     from streamer.plan.split import Split
 
+_SELECTED_BLOCK = 16
+"""Bytes of a block's number, twice."""
 _SORTED_AT_ONCE = 1 << 13
 """Objects that are sorted at once: to sort a list of all takes 100 bytes for each."""
 
@@ -133,6 +137,18 @@ def select_records(
             "folds, or fewer and larger ones by a smaller Of"
         )
     return SelectedRecords(counts, bounds, numbers, split)
+
+
+def memory_of_split(counts: Iterable[int], sizes: Iterable[int], split: Split) -> int:
+    """Return about how many bytes of memory the blocks that the split takes need while they are selected.
+
+    `counts`, `sizes`: records and bytes of every object.
+    """
+    blocks = sum(
+        -(-records // records_per_block(records, size, BLOCK))
+        for records, size in zip(counts, sizes, strict=True)
+    )
+    return blocks * _SELECTED_BLOCK * sum(map(len, split.take)) // split.of
 
 
 def taken_blocks(split: Split, key: str, blocks: int) -> list[int]:

@@ -26,6 +26,7 @@ from streamer.formats.record_index import RecordIndex, block
 from streamer.s3.catalog.validation import PlanMemory
 from tests.kit.pipes import read_all
 from tests.kit.processes import job, penstock, sidecar, write_job
+from tests.kit.raw import listing, raw_server
 from tests.kit.stub import S3Stub
 from tests.kit.trailers import published_trailer
 from tests.unit import reference
@@ -454,6 +455,19 @@ def test_an_index_too_large_for_memory_is_named(stub: S3Stub, tmp_path: Path) ->
     refused(path, 2, "run `penstock index build` again, which leaves the rows of other objects out")
     doctor = penstock("doctor", "-c", path).stdout
     assert f"FAILURE  index train        the record index {file} takes 760 GiB of memory" in doctor
+
+
+@pytest.mark.usefixtures("credentials")
+def test_blocks_of_a_split_too_many_for_memory_are_named(tmp_path: Path) -> None:
+    """Of an object whose size is the listing's word alone."""
+    with raw_server(lambda _: listing(("train/0", 1 << 55, "e"))) as server:
+        document = job(server.url, tmp_path / "ml", "b/train/")
+        document["InputDataConfig"][0]["Penstock"] = {
+            "Ranks": {"Count": 1, "Batch": 1, "RecordSize": 4096},
+            "Split": {"Of": 4, "Take": 0, "By": "block"},
+        }
+        path = write_job(tmp_path / "job.yaml", document)
+        refused(path, 2, "takes of channel 'train' need 128 GiB of memory, and plans may use ")
 
 
 def test_objects_and_an_index_that_fill_the_memory_are_both_named() -> None:

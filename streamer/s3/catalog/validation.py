@@ -124,6 +124,18 @@ class PlanMemory:
         self._index_bytes += size
         self._bytes += size
 
+    def count_split(self, channel: str, size: int) -> None:
+        """Add the blocks that a channel's Split takes. Raises ConfigError if less memory is left."""
+        left = max(0, self._limit - self._bytes)
+        if size > left:
+            raise ConfigError(
+                f"the blocks that Split: {{By: block}} takes of channel {channel!r} need {human_bytes(size)} "
+                f"of memory, and plans may use {human_bytes(left)} more, of {human_bytes(self._limit)}, half "
+                "of the memory that this process may use; raise the container's memory limit, narrow S3Uri, "
+                "or use By: key"
+            )
+        self._bytes += size
+
 
 class PlanClaim:
     """The part of the plans' memory that a listing, a folder of it, or a manifest has taken.
