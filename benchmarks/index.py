@@ -1,31 +1,29 @@
 """Measures record indexes: `python -m benchmarks.index`.
 
     scan     every format and record size: bytes per second of the scanner alone, and bytes of the index
-    build    `penstock index build` and `penstock cat > /dev/null` of the same objects over HTTP, in turns
+    build    `penstock index build` and `penstock cat > /dev/null` of the same objects over HTTP, in turns;
+             the build also with engine processes
+    large    the index of very many records (`benchmarks.large_index`)
 
-The server is a process of its own that sends files of a temporary directory by sendfile(2). The figures of
-`build` are the commands' own: CPU seconds (user and system) of the stream for each GB, without the start of
-the program, and bytes of the objects per second.
+The figures of `build` are the commands' own: CPU seconds (user and system) of the stream for each GB, without
+the start of the program and without the engines, and bytes of the objects per second.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import contextlib
 import io
 import json
 import os
-import re
 import subprocess
 import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator
-from hashlib import md5
 from typing import Any
 
+from benchmarks.index_server import running_server
+from benchmarks.large_index import KEYS, measure_large
 from benchmarks.stats import in_turns, spread
 from streamer.formats import recordio, tfrecord
 from streamer.formats.borders import BorderScanner
@@ -35,16 +33,6 @@ from streamer.formats.record_index import IndexedObject, block
 FORMATS = ("TFRecord", "RecordIO", "lines", "tar")
 BLOCK = 128 * 1024
 """Bytes of a block: a buffer of the relay."""
-LISTING = (
-    '<?xml version="1.0" encoding="UTF-8"?>\n<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
-    "<Name>bucket</Name><Prefix></Prefix><KeyCount>{count}</KeyCount><MaxKeys>1000</MaxKeys>"
-    "<EncodingType>url</EncodingType><IsTruncated>false</IsTruncated>{objects}</ListBucketResult>"
-)
-OBJECT = (
-    "<Contents><Key>{key}</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified>"
-    "<ETag>&quot;{etag}&quot;</ETag><Size>{size}</Size><StorageClass>STANDARD</StorageClass></Contents>"
-)
-_RANGE = re.compile(rb"\r\nrange: bytes=(\d+)-(\d+)", re.IGNORECASE)
 
 
 def records(kind: str, size: int, count: int) -> bytes:
@@ -93,55 +81,9 @@ def measure_scans(sizes: list[int], rounds: int) -> None:
             )
 
 
-async def serve(folder: str) -> None:
-    """Answer listings and ranged GETs of the files of `folder` until the process is ended; print the port."""
-    names = sorted(os.listdir(folder))
-    files = {name: os.open(os.path.join(folder, name), os.O_RDONLY) for name in names}
-    sizes = {name: os.fstat(fd).st_size for name, fd in files.items()}
-    etags = {name: md5(name.encode(), usedforsecurity=False).hexdigest() for name in names}
-    contents = [OBJECT.format(key=f"data/{name}", etag=etags[name], size=sizes[name]) for name in names]
-    page = LISTING.format(count=len(names), objects="".join(contents)).encode()
-
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        loop = asyncio.get_running_loop()
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError), contextlib.closing(writer):
-            while True:
-                header = await reader.readuntil(b"\r\n\r\n")
-                path = header.split(b" ", 2)[1].decode().partition("?")[0]
-                name = path.rpartition("/")[2]
-                if name not in files:
-                    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(page) + page)
-                    continue
-                asked = _RANGE.search(header)
-                first, last = (int(asked[1]), int(asked[2])) if asked else (0, sizes[name] - 1)
-                writer.write(
-                    b'HTTP/1.1 206 Partial Content\r\nContent-Range: bytes %d-%d/%d\r\nETag: "%s"\r\n'
-                    b"Content-Length: %d\r\n\r\n"
-                    % (first, last, sizes[name], etags[name].encode(), last - first + 1)
-                )
-                with os.fdopen(os.dup(files[name]), "rb") as file:
-                    await loop.sendfile(writer.transport, file, first, last - first + 1)
-
-    server = await asyncio.start_server(connected, "127.0.0.1", 0)
-    print(server.sockets[0].getsockname()[1], flush=True)
-    await server.serve_forever()
-
-
-@contextlib.contextmanager
-def running_server(folder: str) -> Iterator[str]:
-    """Run the server in another process; yield its URL."""
-    command = [sys.executable, "-m", "benchmarks.index", "--serve", folder]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            yield f"http://127.0.0.1:{int(process.stdout.readline() if process.stdout else 0)}"
-        finally:
-            process.terminate()
-
-
 def figures(command: list[str], folder: str) -> dict[str, float]:
     """Run a command with `--json`; return the figures of its stream. Raises CalledProcessError."""
-    keys = {"AWS_ACCESS_KEY_ID": "AKIDBENCHMARK", "AWS_SECRET_ACCESS_KEY": "not-a-secret"}
-    variables = {**os.environ, **keys, "AWS_DEFAULT_REGION": "us-east-1"}
+    variables = {**os.environ, **KEYS, "AWS_DEFAULT_REGION": "us-east-1"}
     with tempfile.TemporaryFile("w+", dir=folder) as closing, open(os.devnull, "wb") as nowhere:
         output = {"stdout": closing} if command[0] == "index" else {"stdout": nowhere, "stderr": closing}
         subprocess.run(
@@ -152,8 +94,13 @@ def figures(command: list[str], folder: str) -> dict[str, float]:
     return found["channels"]["train"] if command[0] == "index" else found
 
 
-def measure_builds(sizes: list[int], rounds: int, *, objects: int, megabytes: int) -> None:
-    """Print what a build takes beside `penstock cat > /dev/null`, for TFRecord objects."""
+def measure_builds(
+    sizes: list[int], rounds: int, *, objects: int, megabytes: int, engines: list[int]
+) -> None:
+    """Print what a build takes beside `penstock cat > /dev/null`, for TFRecord objects.
+
+    `engines`: numbers of engine processes of further builds.
+    """
     for size in sizes:
         with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
             data = records("TFRecord", size, max(1, megabytes * 1_000_000 // size))
@@ -167,27 +114,31 @@ def measure_builds(sizes: list[int], rounds: int, *, objects: int, megabytes: in
             with running_server(served) as url:
                 commands = {
                     "cat": ["cat", "s3://bucket/data/", "--endpoint-url", url, "--path-style"],
-                    "build": ["index", "build", "-c", _job(folder, url), "--format", "TFRecord"],
                 }
+                for each in [0, *engines]:
+                    name = f"build, {each} engines" if each else "build"
+                    job = _job(folder, url, each)
+                    commands[name] = ["index", "build", "-c", job, "--format", "TFRecord"]
                 found: dict[str, list[dict[str, float]]] = {}
                 for round_number, name in in_turns(rounds, list(commands)):
-                    more = ["--to", os.path.join(folder, f"i{round_number}")] if name == "build" else []
+                    to = os.path.join(folder, f"{name} {round_number}")
+                    more = [] if name == "cat" else ["--to", to]
                     found.setdefault(name, []).append(figures([*commands[name], *more], folder))
             for name, lists in found.items():
                 cpu = spread([each["cpu_seconds_per_gb"] for each in lists]).text()
                 rate = spread([total / each["seconds"] for each in lists]).text()
                 print(
-                    f"build  {name:6} {size:9,} bytes a record, {total:.1f} GB: {cpu} CPU-s/GB, {rate} GB/s",
+                    f"build  {name:16} {size:9,} bytes a record, {total:.1f} GB: {cpu} CPU-s/GB, {rate} GB/s",
                     flush=True,
                 )
 
 
-def _job(folder: str, url: str) -> str:
-    path = os.path.join(folder, "job.json")
+def _job(folder: str, url: str, engines: int) -> str:
+    path = os.path.join(folder, f"job{engines}.json")
     source = {"S3DataType": "S3Prefix", "S3Uri": "s3://bucket/data/"}
     document = {
         "InputDataConfig": [{"ChannelName": "train", "DataSource": {"S3DataSource": source}}],
-        "Penstock": {"Endpoint": {"Url": url, "PathStyle": True}},
+        "Penstock": {"Endpoint": {"Url": url, "PathStyle": True}, "Processes": engines},
     }
     with open(path, "w", encoding="utf-8") as file:
         json.dump(document, file)
@@ -201,18 +152,23 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7, help="measurements of each (%(default)s)")
     parser.add_argument("--objects", type=int, default=20, help="objects of a build (%(default)s)")
     parser.add_argument("--megabytes", type=int, default=100, help="size of each (%(default)s)")
-    parser.add_argument("--only", choices=["scan", "build"], help="one of the two")
-    parser.add_argument("--serve", metavar="DIR", help=argparse.SUPPRESS)
+    parser.add_argument("--engines", default="1,2", help="engine processes of further builds (%(default)s)")
+    parser.add_argument("--records", type=int, default=100_000_000, help="of the large index (%(default)s)")
+    parser.add_argument("--only", choices=["scan", "build", "large"], help="one of the three")
     arguments = parser.parse_args()
-    if arguments.serve:
-        with contextlib.suppress(KeyboardInterrupt):
-            asyncio.run(serve(arguments.serve))
-        return
     sizes = [int(each) for each in arguments.sizes.split(",")]
-    if arguments.only != "build":
+    if arguments.only in {None, "scan"}:
         measure_scans(sizes, arguments.rounds)
-    if arguments.only != "scan":
-        measure_builds(sizes, arguments.rounds, objects=arguments.objects, megabytes=arguments.megabytes)
+    if arguments.only in {None, "build"}:
+        measure_builds(
+            sizes,
+            arguments.rounds,
+            objects=arguments.objects,
+            megabytes=arguments.megabytes,
+            engines=[int(each) for each in arguments.engines.split(",") if each],
+        )
+    if arguments.only in {None, "large"}:
+        measure_large(arguments.records, arguments.rounds)
 
 
 if __name__ == "__main__":

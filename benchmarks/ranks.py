@@ -22,7 +22,7 @@ import tempfile
 import urllib.request
 from typing import Any
 
-from benchmarks.index import running_server
+from benchmarks.index_server import running_server
 from benchmarks.stats import in_turns, spread
 
 TICKS = os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,171 @@
+"""The S3 server of `benchmarks.index`: listings, HEADs and ranged GETs over HTTP, in a process of its own.
+
+    files of a folder     sent by sendfile(2), as `data/NAME`
+    periodic objects      as many as wanted, of any size, made of one record over and over: nothing is stored
+
+A file whose name ends in `.index` is served as `index/NAME`, which is not below the prefix of the data.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import md5
+from urllib.parse import parse_qs, urlsplit
+
+from streamer.formats import tfrecord
+
+PAGE = 1000
+LISTING = (
+    '<?xml version="1.0" encoding="UTF-8"?>\n<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+    "<Name>bucket</Name><Prefix></Prefix><KeyCount>{count}</KeyCount><MaxKeys>1000</MaxKeys>"
+    "<EncodingType>url</EncodingType><IsTruncated>{more}</IsTruncated>{token}{objects}</ListBucketResult>"
+)
+OBJECT = (
+    "<Contents><Key>{key}</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified>"
+    "<ETag>&quot;{etag}&quot;</ETag><Size>{size}</Size><StorageClass>STANDARD</StorageClass></Contents>"
+)
+_RANGE = re.compile(rb"\r\nrange: bytes=(\d+)-(\d+)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Periodic:
+    """Objects of one TFRecord over and over."""
+
+    objects: int
+    records: int
+    """Of each object."""
+    payload: int
+    """Bytes of a record's data."""
+
+    @property
+    def record(self) -> bytes:
+        return tfrecord.encode(bytes(self.payload))
+
+    @property
+    def size(self) -> int:
+        return self.records * len(self.record)
+
+
+@dataclass(frozen=True)
+class Served:
+    """An object of the server."""
+
+    size: int
+    etag: str
+    fd: int | None
+    """Its file; None if it is periodic."""
+
+
+def etag(name: str) -> str:
+    """Return the ETag of the object with this key."""
+    return md5(name.encode(), usedforsecurity=False).hexdigest()
+
+
+def objects_of(folder: str, periodic: Periodic | None) -> dict[str, Served]:
+    """Return the objects of the server, by key, in order."""
+    found = {}
+    for name in os.listdir(folder):
+        key, fd = (
+            f"{'index' if name.endswith('.index') else 'data'}/{name}",
+            os.open(f"{folder}/{name}", os.O_RDONLY),
+        )
+        found[key] = Served(os.fstat(fd).st_size, etag(key), fd)
+    if periodic is not None:
+        size = periodic.size
+        found |= {
+            key: Served(size, etag(key), None) for key in map("data/{:08}".format, range(periodic.objects))
+        }
+    return dict(sorted(found.items()))
+
+
+def page(objects: dict[str, Served], target: str) -> bytes:
+    """Return a page of a listing."""
+    query = {name: values[0] for name, values in parse_qs(urlsplit(target).query).items()}
+    after = query.get("continuation-token", query.get("start-after", ""))
+    keys = [key for key in objects if key.startswith(query.get("prefix", "")) and key > after]
+    shown = [OBJECT.format(key=key, etag=objects[key].etag, size=objects[key].size) for key in keys[:PAGE]]
+    more = len(keys) > PAGE
+    token = f"<NextContinuationToken>{keys[PAGE - 1]}</NextContinuationToken>" if more else ""
+    return LISTING.format(
+        count=len(shown), more=str(more).lower(), token=token, objects="".join(shown)
+    ).encode()
+
+
+async def serve(folder: str, periodic: Periodic | None) -> None:
+    """Answer until the process is ended; print the port."""
+    objects = objects_of(folder, periodic)
+    record = periodic.record if periodic else b""
+
+    def between(first: int, end: int) -> bytes:
+        start = first // len(record) * len(record)
+        return (record * ((end - start) // len(record) + 1))[first - start : end - start]
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError), contextlib.closing(writer):
+            while True:
+                header = await reader.readuntil(b"\r\n\r\n")
+                method, target, _ = header.split(b" ", 2)
+                key = target.decode().partition("?")[0].removeprefix("/bucket").removeprefix("/")
+                if not key:
+                    body = page(objects, target.decode())
+                    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+                    continue
+                if (found := objects.get(key)) is None:
+                    writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+                    continue
+                asked, tag = _RANGE.search(header), found.etag.encode()
+                if method == b"HEAD" or asked is None:
+                    writer.write(
+                        b'HTTP/1.1 200 OK\r\nETag: "%s"\r\nContent-Length: %d\r\n\r\n' % (tag, found.size)
+                    )
+                    continue
+                first, end = int(asked[1]), min(int(asked[2]) + 1, found.size)
+                writer.write(
+                    b'HTTP/1.1 206 Partial Content\r\nContent-Range: bytes %d-%d/%d\r\nETag: "%s"\r\n'
+                    b"Content-Length: %d\r\n\r\n" % (first, end - 1, found.size, tag, end - first)
+                )
+                if found.fd is None:
+                    writer.write(between(first, end))
+                    await writer.drain()
+                    continue
+                with os.fdopen(os.dup(found.fd), "rb") as file:
+                    await loop.sendfile(writer.transport, file, first, end - first)
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await server.serve_forever()
+
+
+@contextlib.contextmanager
+def running_server(folder: str, periodic: Periodic | None = None) -> Iterator[str]:
+    """Run the server in another process; yield its URL."""
+    numbers = [] if periodic is None else [periodic.objects, periodic.records, periodic.payload]
+    command = [sys.executable, "-m", "benchmarks.index_server", folder, *map(str, numbers)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield f"http://127.0.0.1:{int(process.stdout.readline() if process.stdout else 0)}"
+        finally:
+            process.terminate()
+
+
+def main() -> None:
+    """Serve a folder."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.index_server")
+    parser.add_argument("folder")
+    parser.add_argument("periodic", type=int, nargs="*", help="objects, records of each, bytes of a record")
+    arguments = parser.parse_args()
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(serve(arguments.folder, Periodic(*arguments.periodic) if arguments.periodic else None))
+
+
+if __name__ == "__main__":
+    main()
