@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 FORMAT = 1
+FILE_NAME = "penstock-state.json"
+"""Name of a state's file in a directory."""
 KEYS = frozenset({"format", "channel", "epoch", "step", "order"})
 
 _INPUTS = {

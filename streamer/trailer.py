@@ -145,11 +145,11 @@ def write_trailer(directory: str, trailer: Trailer, *, mode: int = 0o644) -> Non
     replace_file(path, (json.dumps(document) + "\n").encode(), mode=mode)
 
 
-def replace_file(path: str, data: bytes | bytearray, *, mode: int = 0o644) -> None:
+def replace_file(path: str, data: bytes | bytearray, *, mode: int = 0o644, sync: bool = False) -> None:
     """Replace the file at `path` atomically by a new file with `data`. Raises OSError.
 
     `mode` is reduced by the umask. An existing file or link at `path` or at the temporary path is neither
-    written to nor followed.
+    written to nor followed. `sync`: the data is on the disk before the name is.
     """
     temporary = f"{path}.{os.getpid()}.tmp"
     with contextlib.suppress(FileNotFoundError):
@@ -158,6 +158,9 @@ def replace_file(path: str, data: bytes | bytearray, *, mode: int = 0o644) -> No
     try:
         with open(fd, "wb") as file:
             file.write(data)
+            if sync:
+                file.flush()
+                os.fsync(fd)
         os.rename(temporary, path)
     except BaseException:
         os.unlink(temporary)

@@ -118,6 +118,9 @@ FOREIGN = {
     "numpy": {"streamer.readers", "streamer.readers.tensorflow", "streamer.readers.torch"},
     "torch": {"streamer.readers.torch", "streamer.readers"},
     "pyarrow": {"streamer.readers"},
+    "keras": {"streamer.readers.tensorflow"},
+    "lightning": {"streamer.readers"},
+    "pytorch_lightning": {"streamer.readers"},
     "isal": {"streamer.inflate"},
     "backports": {"streamer.inflate"},
 }

@@ -20,12 +20,11 @@ from streamer.errors import ConfigError, ObjectMissing
 from streamer.plan import S3Uri, parse_s3_uri
 from streamer.retry import RetryPolicy
 from streamer.s3.catalog.manifest_body import read_manifest
+from streamer.step_state import FILE_NAME
 
 if TYPE_CHECKING:
     from streamer.errors import SourceError
 
-NAME = "penstock-state.json"
-"""Name of the state in a directory, or below a prefix that ends with a slash."""
 LONGEST = 16 << 20
 """Most bytes of a state. One of each of 10,000 FIFOs takes 3 MB."""
 
@@ -58,7 +57,7 @@ async def read_states(value: str, clients: Any, *, give_up_after: float) -> str 
 
 def _file(path: str) -> tuple[str, bytes | None]:
     if path.endswith("/") or os.path.isdir(path):
-        path = os.path.join(path, NAME)
+        path = os.path.join(path, FILE_NAME)
     try:
         with open(path, "rb") as file:
             return path, file.read(LONGEST + 1)
@@ -71,7 +70,7 @@ def _file(path: str) -> tuple[str, bytes | None]:
 async def _object(value: str, clients: Any, policy: RetryPolicy) -> tuple[str, bytes | None]:
     uri = parse_s3_uri(value)
     if not uri.key or uri.key.endswith("/"):
-        uri = S3Uri(uri.bucket, uri.key + NAME)
+        uri = S3Uri(uri.bucket, uri.key + FILE_NAME)
     raw = bytearray()
 
     def waiting(error: SourceError) -> None:

@@ -1,14 +1,17 @@
 """Readers of Pipe channels for PyTorch, TensorFlow and plain Python: the part that runs in the trainer.
 
-    core        config (directories, channels), state and rank_claim (the state file), epochs (which epoch is
-                next), arrival, stream and proof (one FIFO as a file with a proven end), plain (records),
-                position (saved and resumed), interleave (several FIFOs as one stream)
+    core        config (directories, channels), state and rank_claim (the state file), state_file (of
+                `--resume`), epochs (which epoch is next), arrival, stream and proof (one FIFO as a file with
+                a proven end), plain (records), position (saved and resumed), interleave (several FIFOs as one
+                stream), mixed (channels by weight), endless (epoch after epoch)
     tensorflow  a `tf.data.Dataset`: `PipeModeDataset`; with steps (Python stepped by TensorFlow), bulk and
                 checksums (small TFRecords by the block), failures (statuses of errors), interrupts (Ctrl-C),
                 positions, memory (glibc's thresholds) and meter (speed, printed)
     torch       an `IterableDataset`: `PipeIterableDataset`; with workers (one epoch read by several
                 processes), shared_cursor (the file between their turns) and progress (records received)
     loader      a DataLoader that saves the progress of all its workers: `ResumableLoader`
+    lightning   a callback that saves its state beside Lightning's checkpoints; checkpoint, the same for those
+                of `torch.distributed.checkpoint`; tensorflow.backup, weights and state by Keras
     tables      Parquet and Arrow objects as record batches: `TableReader`; with table_decoder (one object),
                 and table_dataset (`TableIterableDataset`, for PyTorch)
     tokens      raw tokens as NumPy arrays: `TokenReader`; with token_blocks (the arrays)
@@ -28,10 +31,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from streamer.readers.core.config import PipeModeDatasetException
+    from streamer.readers.core.endless import endless
     from streamer.readers.core.interleave import InterleavedReader, rank_channel, rank_channels
     from streamer.readers.core.mixed import MixedReader
     from streamer.readers.core.plain import PipeReader, open_channel
     from streamer.readers.core.record_keys import KeyedRecord
+    from streamer.readers.core.state_file import load_state, save_state
     from streamer.readers.core.stream import PipeStream
 
 __all__ = [
@@ -41,9 +46,12 @@ __all__ = [
     "PipeModeDatasetException",
     "PipeReader",
     "PipeStream",
+    "endless",
+    "load_state",
     "open_channel",
     "rank_channel",
     "rank_channels",
+    "save_state",
 ]
 
 _HOMES = {
@@ -55,7 +63,10 @@ _HOMES = {
     "PipeStream": "streamer.readers.core.stream",
     "rank_channel": "streamer.readers.core.interleave",
     "rank_channels": "streamer.readers.core.interleave",
+    "endless": "streamer.readers.core.endless",
+    "load_state": "streamer.readers.core.state_file",
     "open_channel": "streamer.readers.core.plain",
+    "save_state": "streamer.readers.core.state_file",
 }
 
 

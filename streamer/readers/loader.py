@@ -94,6 +94,12 @@ class _WithOrigins(IterableDataset):  # type: ignore[misc] # as above
     def __iter__(self) -> Iterator[tuple[Any, ElementOrigin]]:
         return self._dataset.with_origins()
 
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __bool__(self) -> bool:
+        return True
+
 
 class _CollateElements:
     """Collates elements and passes their origins on."""

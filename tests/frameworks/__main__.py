@@ -25,6 +25,7 @@ import numpy as np
 
 from benchmarks.report import insert_into
 from streamer.formats import tfrecord
+from streamer.readers import load_state
 from tests.frameworks.programs.task import DIMENSIONS, EPOCHS
 from tests.kit.processes import Sidecar, job, penstock, sidecar, write_job
 from tests.servers.servers import Server, running
@@ -36,6 +37,8 @@ UNEVEN = [3, 0, 410, 1, 170, 218, 77, 124]
 """Records of the objects."""
 TOLERANCE = 1e-5
 """Most that two losses differ by, of sums that were rounded in another order."""
+STOP = 30
+"""Steps after which a job is stopped that goes on from its checkpoint."""
 LIMIT = 900
 """Seconds after which a training job hangs."""
 
@@ -48,6 +51,8 @@ class Framework:
     """The module that must be installed."""
     leaves: bool = False
     """Whether it begins an epoch that it leaves."""
+    stopped: bool = False
+    """Whether the job is stopped after `STOP` steps, and goes on at another number of ranks."""
     processes: bool = True
     """Whether each rank is a process; else the replicas of one process divide the batches of one rank."""
 
@@ -56,6 +61,9 @@ FRAMEWORKS = {
     "ddp": Framework("PyTorch DDP", "ddp", "torch"),
     "fsdp": Framework("PyTorch FSDP", "fsdp", "torch"),
     "lightning": Framework("Lightning `Trainer.fit`", "lightning_fit", "lightning"),
+    "lightning-resumed": Framework(
+        "Lightning, stopped and resumed", "lightning_resumed", "lightning", leaves=True, stopped=True
+    ),
     "huggingface": Framework("Hugging Face `Trainer`", "huggingface", "transformers"),
     "keras": Framework("Keras, MirroredStrategy", "keras_mirrored", "keras", leaves=True, processes=False),
 }
@@ -151,40 +159,52 @@ def train(framework: Framework, server: Server, ranks: int) -> Trained:
         )
         if built.returncode:
             raise Broken(built.stderr)
-        launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"]
-        command = [
-            sys.executable, "-m", *(launcher if framework.processes else []),
-            f"tests.frameworks.programs.{framework.program}", str(out),
-        ]  # fmt: skip
-        environment = os.environ | {
-            "SAGEMAKER_BASE_DIR": str(directory / "ml"), "GLOBAL_BATCH": str(GLOBAL_BATCH),
-            "REPLICAS": str(ranks), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "",
-        }  # fmt: skip
-        with sidecar(path) as serving:
-            serving.wait_for("ready")
-            try:
-                done = subprocess.run(
-                    command, env=environment, check=False, capture_output=True, text=True, timeout=LIMIT
-                )
-            except subprocess.TimeoutExpired:
-                raise Broken(f"it still ran after {LIMIT} s") from None
-            if done.returncode:
-                raise Broken(f"exit status {done.returncode}: {done.stderr}")
-            share = fetched(serving)
+        share, found = 0.0, list[Any]()
+        # A job that is stopped goes on at another number of ranks.
+        for number in (ranks, 4 if ranks < 4 else 2) if framework.stopped else (ranks,):
+            if found and (state := load_state(out) or {}).get("step") != STOP:
+                raise Broken(f"the file of --resume has {state} after {STOP} steps")
+            path = job_file(server, directory, number if framework.processes else 1)
+            share = max(share, run_job(framework, path, directory, number))
+            found.append([
+                json.loads(Path(out, f"{rank}.json").read_text(encoding="utf-8"))
+                for rank in range(number if framework.processes else 1)
+            ])  # fmt: skip
         if share != 1 and not framework.leaves:
             raise Broken(f"{share} bytes were fetched for each byte streamed")
-        found = [
-            json.loads(Path(out, f"{rank}.json").read_text(encoding="utf-8"))
-            for rank in range(ranks if framework.processes else 1)
-        ]
-    lengths = {len(steps) for steps in found}
-    if len(lengths) != 1:
-        raise Broken(f"ranks made {sorted(lengths)} steps")
+    for each in found:
+        if len(lengths := {len(steps) for steps in each}) != 1:
+            raise Broken(f"ranks made {sorted(lengths)} steps")
+    steps = [step for each in found for step in zip(*each, strict=True)]
     return Trained(
-        [[number for each in step for number in each["records"]] for step in zip(*found, strict=True)],
-        [float(np.mean([each["loss"] for each in step])) for step in zip(*found, strict=True)],
+        [[number for each in step for number in each["records"]] for step in steps],
+        [float(np.mean([each["loss"] for each in step])) for step in steps],
         share,
     )
+
+
+def run_job(framework: Framework, path: str, directory: Path, ranks: int) -> float:
+    """Run a sidecar and a training job to its end; return the bytes fetched for each byte streamed."""
+    launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"]
+    command = [
+        sys.executable, "-m", *(launcher if framework.processes else []),
+        f"tests.frameworks.programs.{framework.program}", str(directory / "out"),
+    ]  # fmt: skip
+    environment = os.environ | {
+        "SAGEMAKER_BASE_DIR": str(directory / "ml"), "GLOBAL_BATCH": str(GLOBAL_BATCH), "STOP": str(STOP),
+        "REPLICAS": str(ranks), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "",
+    }  # fmt: skip
+    with sidecar(path, "--resume", f"{directory}/out/") as serving:
+        serving.wait_for("ready")
+        try:
+            done = subprocess.run(
+                command, env=environment, check=False, capture_output=True, text=True, timeout=LIMIT
+            )
+        except subprocess.TimeoutExpired:
+            raise Broken(f"it still ran after {LIMIT} s") from None
+        if done.returncode:
+            raise Broken(f"exit status {done.returncode}: {done.stderr}")
+        return fetched(serving)
 
 
 def judge(trained: Trained, first: Trained) -> str:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
 import tensorflow as tf
 
+from streamer.errors import ChannelError
+from streamer.readers import load_state
+from streamer.readers.core.state import EpochState
 from streamer.readers.tensorflow import PipeModeDataset
+from streamer.readers.tensorflow.backup import StepBackup
+from streamer.step_state import StepState
 from tests.readers.feeder import Feeder
 from tests.readers.test_tensorflow import encoded
 
@@ -76,3 +85,77 @@ def test_keras_knows_the_batches_of_a_channel_shared_by_record(
     assert seen.params["steps"] == BATCHES
     assert sum(feed.opened.is_set() for feed in feeds) == 3
     assert not [warning for warning in recwarn if "ran out of data" in str(warning.message)]
+
+
+def trained(directory: Path, epochs: int, *, stop_after: int | None = None, fits: bool = True) -> Any:
+    """Train until the last epoch, or until so many batches of this run. Return the model's variables.
+
+    `fits`: call `fit` for each epoch.
+    """
+    dataset = PipeModeDataset("train-0", "TFRecord", batch_size=SIZE, start=load_state(directory))
+    model = tf.keras.Sequential([tf.keras.Input([1]), tf.keras.layers.Dense(1, kernel_initializer="ones")])
+    model.compile(tf.keras.optimizers.SGD(1e-6, momentum=0.9), "mse")
+    backup = StepBackup(dataset, str(directory), save_every=2)
+    stop = Stop(stop_after)
+    options: Any = {"callbacks": [backup, stop], "verbose": 0, "shuffle": False}
+    with contextlib.suppress(KeyboardInterrupt):
+        if not fits:
+            model.fit(dataset.map(parse), epochs=epochs, **options)
+        for epoch in range(backup.epoch, epochs if fits else 0):
+            model.fit(dataset.map(parse), initial_epoch=epoch, epochs=epoch + 1, **options)
+    return [variable.numpy().tolist() for variable in (*model.variables, *model.optimizer.variables)]
+
+
+class Stop(tf.keras.callbacks.Callback):  # type: ignore[misc]  # TensorFlow publishes no types
+    """Leaves `fit` after so many batches, as a signal does."""
+
+    def __init__(self, after: int | None) -> None:
+        super().__init__()
+        self.left = after
+
+    def on_train_batch_end(self, batch: Any, logs: None = None) -> None:  # noqa: ARG002
+        if self.left is not None:
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras writes weights
+def test_a_backup_has_weights_and_state_of_the_same_step(feeder: Feeder, tmp_path: Path) -> None:
+    """Killed after batch 7, of which 6 were saved, training ends with the weights of one that was not."""
+    feeder.configure({"train-0": "Pipe"})
+    records = [b"%d" % number for number in range(BATCHES * SIZE)]
+
+    def feed(epoch: int, step: int = 0) -> None:
+        before, data = (encoded(records=part) for part in (records[: step * SIZE], records[step * SIZE :]))
+        counts: dict[str, Any] = {"records": len(records), "steps": BATCHES, "records_skipped": step * SIZE}
+        feeder.feed(
+            epoch, data, channel="train-0", total=len(before) + len(data), bytes_skipped=len(before),
+            order={"digest": "d"}, **counts,
+        )  # fmt: skip
+
+    feed(0)
+    feed(1)
+    whole = trained(tmp_path / "whole", 2)
+    assert load_state(tmp_path / "whole") == StepState("train", 2, 0, {"digest": "d"}).document()
+
+    EpochState(feeder.state_dir, "train-0").put(0)
+    directory, other = tmp_path / "killed", tmp_path / "other"
+    feed(0)
+    trained(directory, 1, stop_after=7)
+    assert load_state(directory) == StepState("train", 0, 6, {"digest": "d"}).document()
+    assert sorted(os.listdir(directory)) == ["0-6.weights.h5", "penstock-state.json"]
+    shutil.copytree(directory, other)
+    feed(0, 6)
+    feed(1)
+    assert trained(directory, 2) == whole
+    assert sorted(os.listdir(directory)) == ["2-0.weights.h5", "penstock-state.json"]
+
+    # Keras would train on four batches of every later epoch too.
+    feed(0, 6)
+    feed(1)
+    with pytest.raises(
+        ChannelError, match="ended its epoch 1 at step [45] of epoch 1 .*call fit for each epoch"
+    ):
+        trained(other, 2, fits=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import pickle
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 
 from streamer.errors import ChannelError, CorruptRecord, TruncatedStream
 from streamer.formats import recordio, tfrecord
-from streamer.readers import PipeModeDatasetException, PipeReader, open_channel
+from streamer.readers import PipeModeDatasetException, PipeReader, endless, open_channel
 from streamer.readers.core.position import ReaderPosition
 from streamer.readers.core.state import EpochState
 from streamer.step_state import with_changes
@@ -303,3 +304,16 @@ def test_unknown_names_of_the_package() -> None:
 
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         streamer.readers.nothing  # noqa: B018
+
+
+def test_endless_goes_on_into_the_next_epoch(feeder: Feeder) -> None:
+    """From the middle of an epoch; the length stays that of one epoch."""
+    for epoch, records in enumerate((RECORDS, [], RECORDS, [], [])):
+        feeder.feed(epoch, encoded("TFRecord", records), records=len(RECORDS), steps=7)
+    reader = PipeReader("train", "TFRecord")
+    stream = endless(reader)
+    assert list(itertools.islice(stream, 3000)) == [*RECORDS, *RECORDS[:1000]]
+    assert len(reader) == len(RECORDS)
+    assert list(itertools.islice(stream, 1000)) == RECORDS[1000:]
+    with pytest.raises(ChannelError, match="two successive epochs have no record"):
+        next(stream)

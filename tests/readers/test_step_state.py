@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed.checkpoint as dcp
 
 from streamer.errors import ChannelError
 from streamer.formats import tfrecord
-from streamer.readers import PipeReader, rank_channels
+from streamer.readers import PipeReader, load_state, rank_channels, save_state
+from streamer.readers.checkpoint import CheckpointedLoader
 from streamer.readers.core.position import ReaderPosition, StartPosition
 from streamer.readers.core.rank_steps import RankSteps
 from streamer.readers.loader import ResumableLoader
@@ -203,3 +205,47 @@ def test_a_corrupt_record_before_the_step_of_a_state_moves_no_step(feeder: Feede
     else:
         with pytest.raises(ChannelError, match="train-0_0 has corrupt records before or near the step"):
             list(reader)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+def test_a_checkpoint_of_torch_distributed_has_the_state_of_the_job(feeder: Feeder, tmp_path: Path) -> None:
+    """Loading is into a loader that has read nothing, before and after its epoch is offered."""
+    records = b"".join(tfrecord.encode(b"%d" % number) for number in range(8))
+    feeder.configure({"train-0": "Pipe", "train": "Pipe"})
+    counts: dict[str, Any] = {"records": 8, "steps": 2, "order": RANK.order}
+    feeder.feed(0, records, channel="train-0", **counts)
+    saved = ResumableLoader(PipeIterableDataset("train-0", "TFRecord", batch_size=4))
+    assert len(saved) == 2
+    batches = iter(saved)
+    next(batches)
+    path = str(tmp_path / "checkpoint")
+    dcp.save({"data": CheckpointedLoader(saved)}, checkpoint_id=path)
+    assert list(batches) == [[b"4", b"5", b"6", b"7"]]
+
+    feeder.feed(0, records, channel="train-0", **counts)
+    loaded = ResumableLoader(PipeIterableDataset("train-0", "TFRecord", batch_size=4))
+    dcp.load({"data": CheckpointedLoader(loaded)}, checkpoint_id=path)
+    assert loaded.state_dict() == StepState("train", 0, 1, RANK.order).document()
+    assert list(loaded) == [[b"4", b"5", b"6", b"7"]]
+
+    feeder.feed(0, records)
+    other = ResumableLoader(PipeIterableDataset("train", "TFRecord", batch_size=4))
+    with pytest.raises(ChannelError, match="has no state of steps: divide its channel by record"):
+        CheckpointedLoader(other).state_dict()
+
+
+def test_the_file_of_a_state(tmp_path: Path) -> None:
+    assert load_state(tmp_path) is None
+    save_state(tmp_path, {"epoch": 1})
+    save_state(f"{tmp_path}/new.json", {"epoch": 2})
+    assert load_state(tmp_path / "penstock-state.json") == {"epoch": 1}
+    assert load_state(tmp_path / "new.json") == {"epoch": 2}
+    assert sorted(os.listdir(tmp_path)) == ["new.json", "penstock-state.json"]
+    (tmp_path / "new.json").write_text("[]")
+    with pytest.raises(ValueError, match="new.json has list, not one state"):
+        load_state(tmp_path / "new.json")
+    (tmp_path / "new.json").write_text("")
+    with pytest.raises(ValueError, match="new.json is not JSON"):
+        load_state(tmp_path / "new.json")
+    with pytest.raises(ValueError, match="s3://b/state.json is no path"):
+        save_state("s3://b/state.json", {})

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.job.state_source import NAME
+from streamer.step_state import FILE_NAME
 from tests.kit.processes import penstock, sidecar, write_job
 from tests.kit.stub import S3Stub
 from tests.sidecar.test_record_ranks import BLOCK, GLOBAL, SEED, divided, index, shuffled, uneven
@@ -27,7 +27,7 @@ class Elastic:
         records = uneven(stub)
         counts, sizes = [len(each) for each in records], [sum(map(len, each)) for each in records]
         self._stub, self._tmp_path = stub, tmp_path
-        self.state = tmp_path / "checkpoints" / NAME
+        self.state = tmp_path / "checkpoints" / FILE_NAME
         self.state.parent.mkdir()
         self.due = []
         for epoch in range(EPOCHS):
@@ -85,7 +85,7 @@ def test_a_state_in_s3(elastic: Elastic, stub: S3Stub, uri: str) -> None:
     """Absent at the first start, with the same option."""
     path = elastic.job(3)
     with sidecar(path, "--resume", uri) as running:
-        key = "b/run/state.json" if uri.endswith("json") else f"b/run/{NAME}"
+        key = "b/run/state.json" if uri.endswith("json") else f"b/run/{FILE_NAME}"
         running.wait_for("no state yet, beginning at epoch 0", resume=f"s3://{key}")
         running.wait_for("ready")
         assert running.end() == 0

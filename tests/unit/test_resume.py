@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.job.resume import Saved, parse_saved, saved_by_fifo, start_positions
-from sidecar.job.state_source import NAME, read_states
+from sidecar.job.state_source import read_states
 from streamer.errors import ConfigError, SourceChanged
 from streamer.helpers.keeper_client import Held
 from streamer.plan import NOWHERE, Literal, ObjectRef, Plan, Position, ResumePoint, Segment, cut
@@ -25,7 +25,7 @@ from streamer.readers.core.position import ReaderPosition
 from streamer.readers.core.position import StartPosition as ReaderStart
 from streamer.readers.torch.progress import Progress, RemainingRecords
 from streamer.relay.channel_spec import StartPosition
-from streamer.step_state import StepState
+from streamer.step_state import FILE_NAME, StepState
 from tests.unit.test_record_order import plan_of
 
 CONTENTS = {"": b"", "a": bytes(range(200)), "b": b"", "c": b"xyz" * 40, "d": b"q"}
@@ -88,8 +88,8 @@ def held(**fields: Any) -> dict[Any, Any]:
 
 
 def test_what_a_reader_saves_is_what_resume_takes(tmp_path: Path) -> None:
-    (tmp_path / NAME).write_text(json.dumps([STATE]))
-    for name in (tmp_path, tmp_path / NAME, f"{tmp_path}/"):
+    (tmp_path / FILE_NAME).write_text(json.dumps([STATE]))
+    for name in (tmp_path, tmp_path / FILE_NAME, f"{tmp_path}/"):
         assert parse_saved(asyncio.run(read(str(name))) or "") == parse_saved(json.dumps(STATE))
     begin = start_positions({"train": PLAN}, {}, positions(json.dumps(STATE)), anyway=False)["train"]
     assert begin == StartPosition(Position(2, 70, skipped=70))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from streamer.errors import ChannelError
@@ -17,6 +18,7 @@ from streamer.readers.core.proof import Proof
 from streamer.readers.core.rank_steps import RankSteps
 from streamer.readers.core.state import EpochState
 from streamer.readers.core.stream import STDIN, PipeStream
+from streamer.step_state import StepState
 from streamer.trailer import SIDECAR_LOCK, fifo_path
 
 if TYPE_CHECKING:
@@ -73,12 +75,25 @@ class ChannelEpochs:
         return self._state.peek() if self._epoch is None else self._epoch
 
     def position(self) -> ReaderPosition:
-        """Return the position of the next epoch's first record, by its trailer if there is one yet."""
+        """Return the position of the next epoch's first record, by its trailer, or by the one before it."""
         epoch = self.peek()
-        trailer = self._trailer(epoch)
-        rank = RankSteps.of(trailer)
+        rank = RankSteps.of(self._trailer(epoch))
+        if rank is None and epoch and (before := RankSteps.of(self._trailer(epoch - 1))) is not None:
+            rank = replace(before, first=0)
         first = 0 if rank is None else rank.first
         return ReaderPosition(self.channel, epoch, records=first, rank=rank)
+
+    def state_after(self, state: StepState, steps: int) -> StepState:
+        """Return a job's state so many global batches after `state`.
+
+        Its order is that of the present trailer, because the weights of a mix may have changed. Raises as
+        `counts`.
+        """
+        epochs, step = divmod(state.step + steps, self.counts().steps)
+        epoch = state.epoch + epochs
+        trailer = self._trailer(epoch) or self._trailer(epoch - 1)
+        order = trailer.order if trailer is not None else None
+        return StepState(state.channel, epoch, step, order or state.order)
 
     def seek(self, epoch: int) -> None:
         """Make `epoch` the next one."""

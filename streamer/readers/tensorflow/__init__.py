@@ -53,6 +53,7 @@ from streamer.readers.tensorflow.memory import keep_memory
 from streamer.readers.tensorflow.meter import Meter
 from streamer.readers.tensorflow.positions import EpochCursor, parse_start
 from streamer.readers.tensorflow.steps import PATIENCE_S
+from streamer.step_state import StepState
 
 if TYPE_CHECKING:
     import os
@@ -103,6 +104,9 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
 
     Every host reads its own FIFO, so auto-sharding is off: tf.distribute must not divide the data again.
     """
+
+    _first_state: StepState | None = None
+    """State before the first iterator, once `step_state` was called."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - the incumbent's signature
         self,
@@ -211,6 +215,26 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
             raise PipeModeDatasetException("the number of steps of a path is unknown; read a channel")
         return _counts(self._epochs).steps
 
+    def step_state(self, steps: int = 0) -> dict[str, Any]:
+        """Return the state of the job after so many global batches of this dataset, for `--resume`.
+
+        Call it before the first iterator too, because it counts from the position that it finds then. Waits,
+        and raises, as `steps_per_epoch` does. Raises ChannelError if corrupt records were left out.
+        """
+        if self._epochs is None:
+            raise PipeModeDatasetException("a path has no state of steps; read a channel")
+        if self.skipped.records:
+            raise ChannelError(
+                f"{self.channel} has no state, because {self.skipped.records} corrupt records were left out "
+                "and its steps cannot be counted; mend or leave out the objects, or do not skip corrupt "
+                "records"
+            )
+        _counts(self._epochs)
+        if self._first_state is None:
+            position = self._starts[0].position if self._starts else self._epochs.position()
+            self._first_state = StepState.of(position.state())
+        return self._epochs.state_after(self._first_state, steps).document()
+
     def _elements(  # noqa: PLR0913 - the options of the constructor
         self,
         record_format: str,
@@ -252,6 +276,7 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
         # The closure must not refer to `self`, or the dataset would keep itself alive.
         skipped, channel = self.skipped, self.channel
         starts = [] if start is None else [start]
+        self._starts = starts
 
         def steps() -> Steps:
             meter = None

@@ -25,11 +25,14 @@ def decode(records: list[bytes]) -> dict[str, torch.Tensor]:
     return {"numbers": numbers, "x": floats[:, :DIMENSIONS], "y": floats[:, DIMENSIONS]}
 
 
-def loader() -> DataLoader[dict[str, torch.Tensor]]:
+def dataset() -> PipeIterableDataset:
     """This rank's batches. The dataset finds its FIFO by LOCAL_RANK, which torchrun sets."""
     batch = int(os.environ["GLOBAL_BATCH"]) // int(os.environ["WORLD_SIZE"])
-    dataset = PipeIterableDataset(rank_channels("train"), "TFRecord", batch_size=batch, decode=decode)
-    return DataLoader(dataset, batch_size=None)
+    return PipeIterableDataset(rank_channels("train"), "TFRecord", batch_size=batch, decode=decode)
+
+
+def loader() -> DataLoader[dict[str, torch.Tensor]]:
+    return DataLoader(dataset(), batch_size=None)
 
 
 class Model(torch.nn.Module):  # type: ignore[misc] # torch is not followed by the checker
