@@ -63,6 +63,11 @@ class RecordPlan(Plan):
         return self.host_ranks.order.varies
 
     @property
+    def may_change(self) -> bool:
+        """See `Plan.may_change`."""
+        return self.host_ranks.may_change
+
+    @property
     def streams(self) -> bool:
         """Whether there is a record to stream."""
         return self.steps(0) > 0

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from streamer.formats import tfrecord
-from tests.kit.processes import Sidecar, penstock, sidecar, write_job
+from tests.kit.processes import Sidecar, job, penstock, sidecar, write_job
 from tests.kit.stub import S3Stub
+from tests.kit.trailers import published_trailer
 from tests.sidecar.test_record_ranks import GLOBAL, divided, index, shuffled, uneven
 
 EPOCHS, RARE = 3, 30
@@ -138,3 +142,67 @@ def test_a_change_that_cannot_be_made_is_refused_by_name(mixed: MixedJob) -> Non
         after = json.loads(done.stdout)
         assert after["changes"] == [{"epoch": after["epoch"], "step": after["step"], "weights": [1, 1]}]
         assert json.loads(running.get("/weights")[1])["train"]["changes"] == after["changes"]
+
+
+@pytest.mark.parametrize("ranks", [{"Count": 2}, {"Count": 1, "Copies": 2}], ids=str)
+def test_a_change_in_mid_epoch_gives_the_bytes_of_one_beforehand(
+    stub: S3Stub, tmp_path: Path, ranks: dict[str, Any]
+) -> None:
+    """While bytes flow: the sidecar has planned a part of the epoch, and has no memory for the rest."""
+    for name, count in (("train", 600), ("rare", 200)):
+        records = [tfrecord.encode(f"{name}/{each}/".encode() + bytes(40_000)) for each in range(count)]
+        stub.objects[f"b/{name}/0"] = b"".join(records)
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef\n")
+    document = job(stub.url, tmp_path / "ml", "b/train/", MemoryBudget="16MiB", PartSize="1MiB")
+    document["Penstock"]["Admin"] = {"Port": 0, "TokenFile": str(token)}
+    channel = document["InputDataConfig"][0]
+    channel["ShuffleConfig"] = {"Seed": 3}
+    channel["Penstock"] = {
+        "AlsoFrom": ["s3://b/rare/"],
+        "Mix": {"Weights": [5, 1]},
+        "Ranks": ranks | {"GlobalBatch": 4, "Block": "512KiB", "Index": str(tmp_path / "index")},
+    }
+    path = write_job(tmp_path / "job.yaml", document)
+    index(path, tmp_path)
+    data = tmp_path / "ml/input/data"
+
+    def read(rank: int, begun: threading.Barrier, go_on: threading.Event) -> bytes:
+        found = hashlib.sha256()
+        with open(data / f"train-{rank}_0", "rb", buffering=0) as fifo:
+            found.update(fifo.read(4096))
+            begun.wait()
+            go_on.wait()
+            while part := fifo.read(1 << 20):
+                found.update(part)
+        return found.digest()
+
+    state, found = "", []
+    for _ in range(2):
+        begun, go_on = threading.Barrier(3), threading.Event()
+        with (
+            sidecar(path, *(["--resume", state] if state else [])) as running,
+            ThreadPoolExecutor() as threads,
+        ):
+            running.wait_for("ready")
+            streams = [threads.submit(read, rank, begun, go_on) for rank in range(2)]
+            begun.wait()
+            if not state:
+                words = [
+                    "set",
+                    "--json",
+                    "--url",
+                    running.url,
+                    "--token-file",
+                    str(token),
+                    "train.weights=1,5",
+                ]
+                after = json.loads(penstock(*words).stdout)
+                assert (after["epoch"], 0 < after["step"] < 150) == (0, True)
+            go_on.set()
+            found.append([stream.result() for stream in streams])
+            running.wait_for("epoch complete", times=2)
+            assert running.end() == 0
+        order = published_trailer(data, "train-0", 0).order
+        state = json.dumps({"format": 1, "channel": "train", "epoch": 0, "step": 0, "order": order})
+    assert found[0] == found[1]
