@@ -28,7 +28,7 @@ _FIFO = {"splice": 256 * KIB, "buffered": 1152 * KIB, "aiobotocore": 1152 * KIB}
 that an engine process has written are charged."""
 _REQUEST = 32 * KIB
 """A connection, its TLS state and what the kernel keeps for it."""
-_TEMPLATE, _ENGINE = 22 * MIB, 22 * MIB
+_TEMPLATE, _ENGINE = 20 * MIB, 16 * MIB
 """The template of the engine processes with its interpreter and libraries, and the pages that an engine does
 not share with it: 3 MiB at first, then those that it writes to, and 4 MiB of free buffers. All other buffers
 and the bytes in its pipes are in the budget."""

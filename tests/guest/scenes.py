@@ -262,9 +262,8 @@ def least_memory(engines: int = 0) -> Callable[[str, str], Outcomes]:
         with stage.running(prefix=accepted.prefix) as running:
             running.wait_for("ready")
             stage.read()
-            states = stage.states()
-            killed = accepted.events("memory")["oom_kill"]
-            return states, {"code": running.end(), "least": least, "killed": killed}
+            states, code = stage.states(), running.end()
+            return states, {"code": code, "least": least, "killed": accepted.events("memory")["oom_kill"]}
 
     return scene
 
