@@ -157,13 +157,34 @@ def test_a_pod_resumes_at_its_state(hosts: int, resume: dict[str, str], state: s
     assert [each["name"] for each in pod.containers] == ["penstock", "trainer"]
     words = pod.sidecar["args"]
     assert words[words.index("--resume") + 1] == state
-    mounts = [
-        mount for container in pod.containers for mount in container["volumeMounts"]
+    assert state_mounts(pod) == (
+        [("/checkpoints", True), ("/checkpoints", False)] if "claim" in resume else []
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "state", "mounted"),
+    [
+        ("overlays/resume", "/checkpoints/", True),
+        ("examples/jobset.yaml", "/checkpoints/state-$(JOB_COMPLETION_INDEX).json", True),
+        ("examples/trainjob.yaml", "s3://my-bucket/digits/state-$(JOB_COMPLETION_INDEX).json", False),
+    ],
+)
+def test_overlay_and_examples_resume(source: str, state: str, mounted: bool) -> None:
+    pod = training_pod(source)
+    words = pod.sidecar["args"]
+    assert words[words.index("--resume") + 1] == state
+    assert state_mounts(pod) == ([("/checkpoints", True), ("/checkpoints", False)] if mounted else [])
+
+
+def state_mounts(pod: manifests.Pod) -> list[tuple[str, bool]]:
+    """Path, and whether it is read-only, of each mount of the checkpoints: the sidecar's, the trainer's."""
+    return [
+        (mount["mountPath"], mount.get("readOnly", False))
+        for container in pod.containers
+        for mount in container["volumeMounts"]
         if mount["name"] == "checkpoints"
-    ]  # fmt: skip
-    mounted = "claim" in resume
-    assert [mount["mountPath"] for mount in mounts] == ["/checkpoints"] * 2 * mounted
-    assert [mount.get("readOnly", False) for mount in mounts] == [True, False] * mounted
+    ]
 
 
 def test_the_admin_token_is_the_secret_s(tmp_path: Path) -> None:
