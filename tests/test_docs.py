@@ -534,13 +534,18 @@ def test_every_link_leads_somewhere(page: Path) -> None:
             assert anchor in anchors(found), target
 
 
+@functools.cache
+def functions_of(path: str) -> set[str]:
+    """Return the names of the functions of a module."""
+    tree = ast.parse((ROOT / path).read_text())
+    return {node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))}
+
+
 @each_page()
 def test_every_test_and_file_named_exists(page: Path) -> None:
     for path, name in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", prose(page)):
-        tree = ast.parse((ROOT / path).read_text())
-        if name:
-            functions = (ast.FunctionDef, ast.AsyncFunctionDef)
-            assert name in {node.name for node in tree.body if isinstance(node, functions)}, f"{path}::{name}"
+        assert not name or name in functions_of(path), f"{path}::{name}"
+        assert (ROOT / path).exists(), path
     rooms = "streamer|sidecar|tests|docs|examples|dashboards|deploy|scripts"
     for path in re.findall(rf"`((?:{rooms})/[\w/.-]*)`", prose(page)):
         assert (ROOT / path).exists(), path
