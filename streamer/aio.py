@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -56,7 +56,9 @@ def thread_worked() -> float:
 
 async def in_thread(call: Callable[..., T], *arguments: object) -> T:
     """Run `call` in a worker thread. If cancelled, wait for its end, before the caller cleans up."""
-    return await _in_thread_of(None, call, *arguments)
+    running = asyncio.get_running_loop().run_in_executor(None, partial(call, *arguments))
+    await finished(running)
+    return running.result()
 
 
 class WorkerThread:
@@ -73,13 +75,19 @@ class WorkerThread:
 
     async def run(self, call: Callable[..., T], *arguments: object) -> T:
         """Run `call` in the thread. If cancelled, wait for its end, before the caller cleans up."""
+        running = self.start(call, *arguments)
+        await finished(running)
+        return running.result()
+
+    def start(self, call: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
+        """Begin to run `call` in the thread. Before the caller cleans up, it waits with `finished`."""
         if not self._started and self._executor is not None:
             try:
                 self._executor.submit(_nothing)
             except RuntimeError:  # "can't start new thread"; what was submitted is dropped with the executor
                 self._executor = None
             self._started = True
-        return await _in_thread_of(self._executor, call, *arguments)
+        return asyncio.get_running_loop().run_in_executor(self._executor, partial(call, *arguments))
 
     def close(self) -> None:
         """Let the thread end after the call that it runs. Further calls do nothing."""
@@ -91,15 +99,15 @@ def _nothing() -> None:
     """Start a thread, and nothing else."""
 
 
-async def _in_thread_of(executor: Executor | None, call: Callable[..., T], *arguments: object) -> T:
-    """Run `call` in a thread of `executor`, or of the loop's default one."""
-    running = asyncio.get_running_loop().run_in_executor(executor, partial(call, *arguments))
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        while not running.done():  # a second cancellation must not free what the call uses, either
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait([running])
+async def finished(running: asyncio.Future[Any]) -> None:
+    """Wait for the end of `running`. If cancelled, wait all the same, and raise CancelledError then."""
+    cancelled: asyncio.CancelledError | None = None
+    while not running.done():
+        try:
+            await asyncio.wait([running])
+        except asyncio.CancelledError as error:  # not even a second one may free what the call uses
+            cancelled = error
+    if cancelled is not None:
         if not running.cancelled():
-            running.exception()  # retrieved, so that asyncio does not log it; the cancellation is raised
-        raise
+            running.exception()  # retrieved, so that asyncio does not log it
+        raise cancelled

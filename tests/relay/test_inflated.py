@@ -9,6 +9,7 @@ import json
 import os
 import random
 import tempfile
+import zlib
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
@@ -27,7 +28,7 @@ from streamer.s3.catalog.pages import AiobotocorePages
 from tests.kit.harness import MORE_THAN_A_FIFO, RunChannel, Running, clients_of, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all, read_some
 from tests.kit.planning import plan_augmented, plan_prefix
-from tests.kit.stub import S3Stub, cut_after
+from tests.kit.stub import S3Stub, cut_after, stalls
 from tests.kit.trailers import published_trailer
 from tests.relay.test_faults import failed_after
 from tests.unit import reference
@@ -226,6 +227,30 @@ async def test_a_cancelled_epoch_counts_every_byte_that_the_fifo_has(
     trailer = published_trailer(tmp_path, "train", 0)
     assert (trailer.state, trailer.bytes_delivered) == ("stopped", len(found))
     assert found == content[: len(found)]
+
+
+@pytest.mark.parametrize("run", ["buffered"], indirect=True)  # aiobotocore keeps a part of them
+async def test_bytes_that_have_arrived_do_not_wait_for_those_that_have_not(
+    run: RunChannel, stub: S3Stub, tmp_path: Path
+) -> None:
+    """Storage stalls while the FIFO is full; the reader still gets all that the thread has inflated."""
+    (content,) = fill(stub, [4_000_000], partial(gzip.compress, compresslevel=1))
+    packed = stub.objects["b/data/0000"]
+    inflater, after, arrived = zlib.decompressobj(31), 0, b""
+    while len(arrived) < 1_120_000:  # a little more than the FIFO holds
+        arrived += inflater.decompress(packed[after : after + 1000])
+        after += 1000
+    stub.script(stalls(stub, after=after))
+    async with run(stub, tmp_path, part_size=len(packed)) as running:
+        statistics = running.channel.statistics
+        with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb") as reader:
+            await eventually(
+                lambda: statistics().received_bytes == after and statistics().fifo_bytes > 1_000_000
+            )
+            found = await asyncio.wait_for(off_loop(reader.read, len(arrived) - 1000), 30)
+            stub.release()
+            found += await off_loop(reader.read)
+    assert found == content
 
 
 async def test_a_long_record_is_spooled_to_a_file_without_a_name(

@@ -23,7 +23,7 @@ from streamer.relay.deliver.failure_policy import HOLD, FailurePolicy
 from streamer.relay.deliver.key_list import KeyList, KeyLists
 from streamer.relay.deliver.object_changes import MOST_TRIES, Change, Changes, is_change
 from streamer.relay.deliver.object_ends import ObjectEnds
-from streamer.relay.deliver.transform import MOST_TAKEN, MOST_TAKEN_LIMITED, BodyTransformer, joiner_of
+from streamer.relay.deliver.transform import LESS_TAKEN, MOST_TAKEN, BodyTransformer, joiner_of
 from streamer.relay.staging.buffers import BufferStage
 from streamer.relay.staging.stage import LEAST, TURN
 from streamer.units import MIB
@@ -144,7 +144,7 @@ class Delivery:
         """
         self.begin(epoch)
         self._changes.begin()
-        with contextlib.ExitStack() as stack:
+        async with contextlib.AsyncExitStack() as stack:
             self._keys = None
             if self._key_lists is not None:
                 self._keys = stack.enter_context(contextlib.closing(self._key_lists(epoch, self.consumed)))
@@ -163,7 +163,7 @@ class Delivery:
                     aligner=self._when_failed.aligner(at_record=self.delivered == first.skipped),
                     joiner=None if join is None else joiner_of(join, resumed=first.mark.streamed > 0),
                 )
-                stack.callback(transformer.close)
+                stack.push_async_callback(transformer.close)
             await self._deliver(epoch, outlet, transformer)
             if transformer is not None:
                 await transformer.finish()
@@ -225,8 +225,12 @@ class Delivery:
     async def _wait(self, fetch: PartFetch | None) -> None:
         """Wait for the head of line, or for the listing if every known byte is delivered.
 
+        Waits first for the bytes that are being inflated: they do not wait with those that have not arrived.
         Raises the error of the part, of the plan, or of the listing.
         """
+        if self._transformer is not None and self._transformer.busy:
+            await self._transformer.settle()
+            return
         timer = self._counters.timer
         if fetch is None:
             self.prefetcher.check_plan()
@@ -300,11 +304,14 @@ class Delivery:
             and slot.part.body
         ):
             self._note_begin(slot)
-        if not (data := stage.take(MOST_TAKEN_LIMITED if self._quota.limited else MOST_TAKEN)):
+        limited = self._quota.limited
+        if not (data := stage.take(LESS_TAKEN if limited or self._plan.inflate else MOST_TAKEN)):
             return 0  # the socket is empty
         if self._keys is not None:
             self._note_keys(self._keys, len(data), self.delivered + transformer.pending)
         await transformer.pass_on(slot.part, slot.delivered, data)
+        if limited:
+            await transformer.settle()  # the limit is of delivered bytes
         if self._next_mark is not None and transformer.anchored:
             self._report_mark(slot.part.epoch, self._next_mark)
         self._consumed(len(data))

@@ -1,15 +1,19 @@
 """Transforms bytes between stage and outlet: inflates, wraps, aligns and joins objects, in stream order.
 
-    head of line ─ at most 512 KiB ─▶ Inflater ─ at most 512 KiB ─▶ outlet        (unwrapped)
-                              │                ├▶ spool ─ header, content, padding ─▶ outlet   (wrapped)
-                              └────────────────┴▶ Joiner ─ without end marks ─▶ outlet         (joined)
+    head of line ─ at most 128 KiB ─▶ Inflation ─ at most 256 KiB ─▶ outlet        (unwrapped)
+                              │                 ├▶ spool ─ header, content, padding ─▶ outlet   (wrapped)
+                              └─────────────────┴▶ Joiner ─ without end marks ─▶ outlet         (joined)
 
 Parts are fetched compressed, so parts reserve compressed bytes; of inflated content, one piece is in memory
 at a time. A worker thread inflates (ISA-L and zstd release the GIL) and writes each piece into the FIFO while
 the processor's cache has it, until the FIFO is full. The event loop meanwhile serves sockets and other
-channels; it writes the piece that the FIFO did not accept, and only then inflating goes on. So bytes stay in
-order, and a full FIFO stops inflating too. Pieces so small that the hop to the thread would cost more are
-inflated on the loop. Literals pass unchanged.
+channels, and queues the object's next bytes for the thread (`Inflation`). It writes the piece that the FIFO
+did not accept, and only then inflating goes on. So bytes stay in order, and a full FIFO stops inflating too.
+Bytes so few that the hop to the thread would cost more are inflated on the loop. Literals pass unchanged.
+
+The bytes of one object overlap, objects do not: `pass_on` returns from an object's last byte when the outlet
+has accepted all of it. So at the border of two objects all counts are exact. Before the owner waits for
+storage it calls `settle`, so that no inflated byte waits with it.
 
 A RecordIO header holds the length of the content (contract §5.1), which is known only after inflating all of
 it. So a wrapped object is spooled before its first byte is sent: up to 8 MiB in memory, a longer one in an
@@ -19,7 +23,6 @@ is damaged, the bytes before the damage have been delivered, and the trailer nev
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import tempfile
 from functools import partial
@@ -33,6 +36,7 @@ from streamer.formats.tar_joiner import TarJoiner
 from streamer.inflate import Inflater
 from streamer.plan import LONGEST_RECORD, frame
 from streamer.relay.deliver.byte_queue import ByteQueue
+from streamer.relay.deliver.inflation import LITTLE_PIECE, MOST_QUEUED, PIECE, Inflation
 from streamer.sink.outlet import PipeOutlet
 from streamer.units import KIB, MIB
 
@@ -45,16 +49,10 @@ if TYPE_CHECKING:
     from streamer.sink.outlet import Outlet
 
 MOST_TAKEN = 512 * KIB
-"""Maximum bytes taken from a stage at a time. A hop to the thread and back costs about 60 µs."""
-MOST_TAKEN_LIMITED = 128 * KIB
-"""The same under a bandwidth limit, which is checked between two of them."""
-PIECE = 512 * KIB
-"""Bytes of inflated content in memory at a time."""
-_MOST_INFLATED = 4 * MIB
-"""Maximum bytes that the thread inflates before it returns, however well they are compressed: some 5 ms."""
-_LITTLE = 16 * KIB
-"""Up to this many compressed bytes are inflated on the loop; a hop to a thread and back costs as much."""
-_LITTLE_PIECE = 64 * KIB
+"""Maximum bytes taken from a stage at a time."""
+LESS_TAKEN = 128 * KIB
+"""The same under a bandwidth limit, which is checked between two of them, and for a thread that inflates,
+which has the first bytes sooner."""
 SPOOL_MEMORY = 8 * MIB
 """Bytes of a wrapped object that are kept in memory; a longer object is spooled to a file."""
 
@@ -91,14 +89,21 @@ class BodyTransformer:
         self._pipe = outlet if isinstance(outlet, PipeOutlet) else None
         """Outlet that the thread may write, too."""
         self._written = 0
-        """Bytes that the outlet has accepted from `_step`, not yet passed to `account`."""
+        """Bytes that the outlet has accepted from `_emit`; only the thread changes it during a turn."""
+        self._counted = 0
+        """Bytes of `_written` that `account` was called with."""
         self._thread = WorkerThread("inflate")
-        self._inflater: Inflater | None = None
-        """Inflater of the current object."""
+        self._inflation: Inflation | None = None
+        """Inflation of the current object."""
         self._spool: tempfile.SpooledTemporaryFile[bytes] | None = None
 
     def __repr__(self) -> str:
-        return f"<BodyTransformer {self._inflater} {self._aligner}>"
+        return f"<BodyTransformer {self._inflation} {self._aligner}>"
+
+    @property
+    def busy(self) -> bool:
+        """Whether bytes that were passed on are not delivered, so that `settle` has to be called."""
+        return self._inflation is not None and self._inflation.busy
 
     @property
     def at_border(self) -> bool:
@@ -126,7 +131,9 @@ class BodyTransformer:
     async def pass_on(self, part: Part, at: int, data: bytes) -> None:
         """Deliver `data`, the bytes of `part` from offset `at` on: either literals or bytes of its body.
 
-        Raises CorruptObject, ReaderGone, and SinkError if the spool file cannot be written.
+        Returns when all bytes are delivered, or, before the last byte of an inflated object, when the thread
+        has at most MOST_QUEUED of them left to inflate. Raises CorruptObject, ReaderGone, and SinkError if
+        the spool file cannot be written.
         """
         place = at - len(part.leading)
         if not 0 <= place < part.body:
@@ -134,33 +141,29 @@ class BodyTransformer:
             return
         start = part.start + place
         if start == 0:
-            self._begin(part.object)
+            await self._begin(part.object)
         last = start + len(data) == part.object.size
         if not self._inflate:
             await self._write(self._joined(part.object, [data]))
             if last:
                 self._end_joined(part.object)
             return
-        inflater = self._inflater
-        if inflater is None:
+        inflation = self._inflation
+        if inflation is None:
             raise RuntimeError(f"byte {start} of {part.object.key} without those before it")
-        inflater.feed(data)
-        while not inflater.drained:
-            left = await self._inflate_some(inflater, part.object, fed=len(data))
-            # Small pieces are inflated on the loop: yield to other tasks between them.
-            await asyncio.sleep(0)
-            if self._spool is None:
-                await self._push(left)
-            elif inflater.produced > LONGEST_RECORD:
-                raise _too_long(part.object)
-            elif self._outlet.reader_gone:
-                raise ReaderGone("the reader closed the pipe")
+        inflation.feed(data)
+        await self._advance(inflation, 0 if last else MOST_QUEUED)
         if last:
-            inflater.finish()
+            inflation.inflater.finish()
             if self._spool is not None:
-                await self._record(self._spool, inflater.produced)
+                await self._record(self._spool, inflation.inflater.produced)
             self._end_joined(part.object)
-            self._drop_object()
+            await self._drop_object()
+
+    async def settle(self) -> None:
+        """Wait until all bytes passed on are delivered. Raises as `pass_on`."""
+        if self._inflation is not None:
+            await self._advance(self._inflation, 0)
 
     async def finish(self) -> None:
         """Deliver the bytes that the aligner keeps back or the joiner adds at the end. Raises ReaderGone."""
@@ -169,26 +172,45 @@ class BodyTransformer:
         if self._joiner is not None:
             await self._send([self._joiner.finish()])
 
-    def close(self) -> None:
-        """Drop all state and end the thread; further calls do nothing."""
-        self._drop_object()
-        self._thread.close()
+    async def close(self) -> None:
+        """Wait for the thread's current piece, drop all state and end the thread.
 
-    def _drop_object(self) -> None:
-        self._inflater = None
+        All bytes that the outlet has accepted are passed to `account` then. Further calls do nothing.
+        """
+        try:
+            await self._drop_object()
+        finally:
+            self._thread.close()
+
+    async def _drop_object(self) -> None:
+        inflation, self._inflation = self._inflation, None
+        try:
+            if inflation is not None:
+                await inflation.close()
+        finally:
+            self._drop_spool()
+
+    def _drop_spool(self) -> None:
         if self._spool is not None:
             spool, self._spool = self._spool, None
             spool.close()
 
-    def _begin(self, ref: ObjectRef) -> None:
-        self._drop_object()
+    async def _begin(self, ref: ObjectRef) -> None:
+        await self._drop_object()
         if self._aligner is not None and (self._inflate or not self._wrap):
             self._aligner.begins()  # a wrapped object that is not inflated began with its literal header
         if self._joiner is not None:
             self._joiner.begin()
         if not self._inflate:
             return
-        self._inflater = Inflater(partial(damaged, ref))
+        self._inflation = Inflation(
+            ref,
+            Inflater(partial(damaged, ref)),
+            thread=self._thread,
+            emit=partial(self._emit, ref),
+            count=self._count_written,
+            timer=self._timer,
+        )
         if self._wrap:
             self._spool = tempfile.SpooledTemporaryFile(SPOOL_MEMORY)  # noqa: SIM115 - closed by `close`
 
@@ -215,34 +237,37 @@ class BodyTransformer:
             )
         return CorruptObject(str(error), ErrorContext(ref.bucket, ref.key, error.offset))
 
-    async def _inflate_some(self, inflater: Inflater, ref: ObjectRef, *, fed: int) -> ByteQueue:
-        """Inflate some bytes into outlet or spool; return those that the outlet does not accept now."""
-        in_memory = self._spool is None or inflater.produced + _LITTLE_PIECE <= SPOOL_MEMORY
-        try:
-            if fed <= _LITTLE and in_memory:
-                return self._step(inflater, ref, _LITTLE_PIECE)
-            self._timer.starve("inflate")
-            return await self._thread.run(self._step, inflater, ref, _MOST_INFLATED)
-        finally:  # what the outlet has accepted counts if the rest is damaged or the task cancelled, too
-            self._timer.enter("moving")
-            written, self._written = self._written, 0
-            self._account(written)
-
-    def _step(self, inflater: Inflater, ref: ObjectRef, most: int) -> ByteQueue:
-        """Inflate at most `most` bytes, until the outlet is full; return those that it does not accept."""
-        end = inflater.produced + most
-        left = ByteQueue([])
-        while not (left or inflater.drained) and inflater.produced < end:
-            pieces = inflater.pieces(min(PIECE, end - inflater.produced))
+    async def _advance(self, inflation: Inflation, most: int) -> None:
+        """Inflate into outlet or spool until at most `most` bytes are queued; 0: until all are delivered."""
+        while (left := await inflation.advance(most, in_memory=self._in_memory(inflation))) is not None:
             if self._spool is None:
-                left = ByteQueue(self._new(self._aligned(self._joined(ref, pieces))))
-                self._write_now(left)
-                continue
-            try:
-                self._spool.writelines(pieces)
-            except OSError as error:
-                raise _no_space(ref, error) from error
-        return left
+                await self._push(left)
+            elif inflation.inflater.produced > LONGEST_RECORD:
+                raise _too_long(inflation.ref)
+            elif self._outlet.reader_gone:
+                raise ReaderGone("the reader closed the pipe")
+
+    def _in_memory(self, inflation: Inflation) -> bool:
+        """Return whether the next piece is not written to a file."""
+        return self._spool is None or inflation.inflater.produced + LITTLE_PIECE <= SPOOL_MEMORY
+
+    def _count_written(self) -> None:
+        """Pass on to `account` what the outlet has accepted from `_emit`."""
+        count = self._written - self._counted
+        self._counted += count
+        self._account(count)
+
+    def _emit(self, ref: ObjectRef, pieces: list[bytes]) -> ByteQueue:
+        """Write inflated pieces to outlet or spool; return what the outlet does not accept now."""
+        if self._spool is None:
+            left = ByteQueue(self._new(self._aligned(self._joined(ref, pieces))))
+            self._write_now(left)
+            return left
+        try:
+            self._spool.writelines(pieces)
+        except OSError as error:
+            raise _no_space(ref, error) from error
+        return ByteQueue([])
 
     def _write_now(self, left: ByteQueue) -> None:
         """Write what the FIFO accepts now. The loop repeats a write that fails, and handles its error."""
@@ -253,7 +278,7 @@ class BodyTransformer:
     async def _record(self, spool: tempfile.SpooledTemporaryFile[bytes], size: int) -> None:
         """Deliver the spooled object as one record."""
         header, padding = frame(size)
-        if size <= _LITTLE_PIECE:
+        if size <= LITTLE_PIECE:
             spool.seek(0)
             await self._write([header, spool.read(), padding])
             return
