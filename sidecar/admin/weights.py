@@ -24,7 +24,7 @@ from sidecar.config.mixing import Weight
 from sidecar.config.model import Model
 from sidecar.process.logs import log
 from streamer.errors import ConfigError, SinkError
-from streamer.plan.mix import MixChange, changed, lowest_terms
+from streamer.plan.mix import MOST_CHANGES, MixChange, changed, lowest_terms
 from streamer.plan.mixed_order import MixedOrder
 
 if TYPE_CHECKING:
@@ -89,6 +89,11 @@ class WeightChanger:
             changes = changed(order.mix.weights, order.changes, change)
             if changes == order.changes:
                 return change
+            if len(changes) > MOST_CHANGES:
+                raise ConfigError(
+                    f"channel {name!r} has {MOST_CHANGES} changes of its weights, which is the most; write "
+                    "the weights into the job file, and begin a new job from the trainer's checkpoint"
+                )
             if first >= ranks.following:
                 new = await asyncio.to_thread(_prepared, ranks, order, changes, first)
                 if self._changed(ranks, new, first, name):

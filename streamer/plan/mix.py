@@ -28,6 +28,9 @@ MixBy = Literal["block", "record"]
 LARGEST_SUM = 100_000
 """Largest sum of the weights in lowest terms: the table of picks takes 4 bytes each."""
 
+MOST_CHANGES = 100
+"""Most changes of the weights of a job: states and trailers have all, and each has a table of picks."""
+
 
 @dataclass(frozen=True, slots=True)
 class Mix:
@@ -81,7 +84,8 @@ def parse_changes(value: object, sources: int) -> tuple[MixChange, ...]:
     terms = [weight for change in found for weight in change.weights]
     starts = [(0, 0), *(change.start for change in found)]
     if (
-        not all(type(number) is int and number >= 0 for number in numbers)
+        len(found) > MOST_CHANGES
+        or not all(type(number) is int and number >= 0 for number in numbers)
         or not all(type(weight) is int and weight > 0 for weight in terms)
         or any(len(change.weights) != sources or sum(change.weights) > LARGEST_SUM for change in found)
         or any(before >= after for before, after in pairwise(starts))

@@ -247,6 +247,7 @@ def test_a_change_whose_digest_cannot_be_published_is_not_made() -> None:
         [[0, 1, [1, 100_000]]],
         [[1, 0, [1, 2]], [0, 5, [1, 1]]],
         [[0, 1, "12"]],
+        [[0, step, [1, 1 + step % 2]] for step in range(1, 102)],
     ],
 )
 def test_changes_of_another_form_are_refused(value: object) -> None:
