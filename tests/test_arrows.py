@@ -121,6 +121,7 @@ FOREIGN = {
     "keras": {"streamer.readers.tensorflow"},
     "lightning": {"streamer.readers"},
     "pytorch_lightning": {"streamer.readers"},
+    "google": {"streamer.readers"},
     "isal": {"streamer.inflate"},
     "backports": {"streamer.inflate"},
 }

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from streamer.errors import TruncatedStream
+from streamer.errors import CorruptRecord, TruncatedStream
 from streamer.formats import recordio
 from streamer.readers import PipeReader
+from streamer.readers.examples import ExampleDecoder, Fixed, Var
 from streamer.readers.protobuf import decode
 from streamer.readers.samples import grouped, grouped_dataset
 from streamer.readers.tensorflow import PipeModeDataset
+from tests.readers.example_bytes import entry, example, feature, sequence, tagged
 from tests.readers.feeder import Feeder
 
 PAIRS = [(b"image %d" % number * number, b"%d" % number) for number in range(500)]
@@ -63,3 +68,101 @@ def test_protobuf_records_of_a_channel(feeder: Feeder) -> None:
     values = [record.features["values"] for record in records]
     assert [each.tolist() for each in values if isinstance(each, np.ndarray)] == [[1.0, 2.0]] * 2
     assert records[0].uid == "a"
+
+
+VALUES: dict[Any, st.SearchStrategy[Any]] = {
+    "bytes": st.binary(max_size=4),
+    "float32": st.floats(width=32),
+    "int64": st.integers(-(2**63), 2**63 - 1),
+}
+KINDS = st.sampled_from(sorted(VALUES))
+LENGTHS = st.sampled_from([0, 1, 2, 4, 70])
+
+
+@st.composite
+def encoded_features(draw: st.DrawFn) -> bytes:
+    """A Feature that TensorFlow's parser and protobuf understand in the same way."""
+    kind, count = draw(KINDS), draw(LENGTHS)
+    return feature(
+        kind, draw(st.lists(VALUES[kind], min_size=count, max_size=count)), packed=draw(st.booleans())
+    )
+
+
+@st.composite
+def wanted_features(draw: st.DrawFn) -> tuple[Fixed | Var, Any]:
+    """What a decoder wants, and the same for TensorFlow."""
+    kind = draw(KINDS)
+    dtype = tf.string if kind == "bytes" else tf.dtypes.as_dtype(kind)
+    form = draw(st.sampled_from(["variable", "rows", "fixed"]))
+    if form == "variable":
+        return Var(kind), tf.io.VarLenFeature(dtype)
+    if form == "rows":
+        row = draw(st.sampled_from([(), (1,), (2,), (2, 1)]))
+        return Fixed(kind, (None, *row)), tf.io.FixedLenSequenceFeature(row, dtype, allow_missing=True)
+    shape = draw(st.sampled_from([(), (1,), (2,), (2, 2)]))
+    default = None
+    if draw(st.booleans()):
+        size = int(np.prod(shape))
+        default = draw(st.lists(VALUES[kind], min_size=size, max_size=size))
+        default = np.array(default, object).reshape(shape).tolist()
+    return Fixed(kind, shape, default), tf.io.FixedLenFeature(shape, dtype, default)
+
+
+def values_of(parsed: dict[str, Any]) -> dict[str, Any]:
+    dense = {key: each.values if isinstance(each, tf.SparseTensor) else each for key, each in parsed.items()}
+    return {key: each.numpy() for key, each in dense.items()}
+
+
+@settings(max_examples=150)
+@given(
+    st.lists(st.tuples(st.sampled_from("abcd"), encoded_features()), max_size=5),
+    st.dictionaries(st.sampled_from("abcd"), wanted_features(), min_size=1),
+    st.booleans(),
+)
+def test_an_example_is_what_tensorflow_makes_of_it(
+    features: list[tuple[str, bytes]], wanted: dict[str, tuple[Fixed | Var, Any]], unknown: bool
+) -> None:
+    """In any order, with names twice and unknown fields; an error of one is an error of the other."""
+    payload = example(*(entry(key.encode(), value) for key, value in features))
+    payload += tagged(9, b"unknown") if unknown else b""
+    try:
+        parsed = tf.io.parse_single_example(payload, {key: theirs for key, (_, theirs) in wanted.items()})
+    except tf.errors.InvalidArgumentError:
+        parsed = None
+    decoder = ExampleDecoder({key: ours for key, (ours, _) in wanted.items()})
+    if parsed is None:
+        with pytest.raises(CorruptRecord):
+            decoder.decode(payload)
+        return
+    due, found = values_of(parsed), decoder.decode(payload)
+    assert found.keys() == due.keys()
+    for key, value in due.items():
+        np.testing.assert_array_equal(found[key], value, strict=not isinstance(value, bytes))
+
+
+def test_a_sequence_example_is_what_tensorflow_makes_of_it() -> None:
+    payload = sequence(
+        {b"id": feature("int64", [-7])},
+        {
+            b"words": [feature("int64", [1, -2], packed=False), feature("int64", []), feature("int64", [3])],
+            b"vectors": [feature("float32", [1, 2]), feature("float32", [3, 4])],
+        },
+    )
+    context, lists = tf.io.parse_single_sequence_example(
+        payload,
+        {"id": tf.io.FixedLenFeature([], tf.int64)},
+        {
+            "words": tf.io.RaggedFeature(tf.int64),
+            "vectors": tf.io.FixedLenSequenceFeature([2], tf.float32),
+            "absent": tf.io.VarLenFeature(tf.string),
+        },
+    )
+    decoder = ExampleDecoder(
+        {"id": Fixed("int64")},
+        sequences={"words": Var("int64"), "vectors": Fixed("float32", (2,)), "absent": Var("bytes")},
+    )
+    found = decoder.decode(payload)
+    assert found["id"] == context["id"].numpy() == -7
+    assert [step.tolist() for step in found["words"]] == lists["words"].to_list()
+    assert np.array_equal(np.stack(found["vectors"]), lists["vectors"].numpy())
+    assert len(found["absent"]) == lists["absent"].values.shape[0] == 0
