@@ -27,6 +27,7 @@ from sidecar.config.index_place import index_path, index_uri
 from sidecar.job.index_file import StoredIndex, absent, check_kind, open_stored
 from sidecar.job.index_objects import read_plan
 from sidecar.job.listings import job_inspector
+from sidecar.process.logs import log
 from streamer.aio import in_thread
 from streamer.errors import ErrorContext, ObjectMissing, PenstockError, SinkError, SourceChanged
 from streamer.plan import Plan
@@ -243,9 +244,12 @@ async def kept_in_s3(object_: IndexObject, file: IndexFile) -> AsyncIterator[Ind
     try:
         try:
             yield upload
-        except PenstockError:
-            with contextlib.suppress(PenstockError):  # what ended the build is raised
+        except PenstockError as ended:
+            try:
                 await upload.finish()
+            except PenstockError as error:
+                if str(error) != str(ended):  # what ended the build is raised
+                    log.warning("record index not stored", error=str(error))
             raise
         await upload.finish()
     finally:

@@ -194,7 +194,12 @@ def test_what_s3_answers_is_an_error_by_name(stub: S3Stub, tmp_path: Path) -> No
     stub.objects[KEY] = b"no index"
     fails_with(7, f"{name} cannot be read as a record index")
     fails_with(7, f"{name} cannot be read as a record index", command=command)
-    stub.objects[KEY] = whole
+    stub.objects |= {KEY: whole, "b/train/3": b"no record", "b/train/4": OBJECTS["b/train/0"]}
+    stub.puts.refused.append((403, "AccessDenied"))
+    fails_with(
+        8, "record index not stored", "s3:PutObject", "the object ends inside a TFRecord", command=command
+    )
+    assert stub.objects[KEY] == whole
     other = (
         f"the record index {PLACE}train.index is of TFRecord and has every record, and not of TFRecord with"
     )

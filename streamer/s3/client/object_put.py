@@ -65,7 +65,8 @@ async def put_object(
     except Denied as error:
         if error.code == "AccessDenied":
             denied = Denied(
-                f"the credentials may not write this object; they need s3:PutObject: {error.message}",
+                "the credentials may not write this object; they need s3:PutObject on it (S3 responded 403 "
+                "AccessDenied)",
                 error.context,
             )
             raise denied from error
