@@ -28,7 +28,7 @@ from streamer.units import MIB
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
-    from streamer.plan.record_selection import SelectedRecords
+    from streamer.plan.selected_records import SelectedRecords
 
 BLOCK = 1 * MIB
 """Default bytes of a block."""
