@@ -263,7 +263,9 @@ def least_memory(engines: int = 0) -> Callable[[str, str], Outcomes]:
             running.wait_for("ready")
             stage.read()
             states, code = stage.states(), running.end()
-            return states, {"code": code, "least": least, "killed": accepted.events("memory")["oom_kill"]}
+            if killed := accepted.events("memory")["oom_kill"]:
+                states = ["BROKEN: the kernel has killed the sidecar"]
+            return states, {"code": code, "least": least, "killed": killed}
 
     return scene
 
