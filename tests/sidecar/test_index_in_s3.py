@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import signal
 import subprocess
@@ -138,7 +139,8 @@ def test_a_build_goes_on_where_one_was_killed_on_another_host(stub: S3Stub, tmp_
     stub.script(*[stalls(stub, after=5000)] * 9, key="b/train/2")
     command = ["index", "build", "-c", path, "--to", PLACE, "--format", "TFRecord"]
     with subprocess.Popen(
-        [sys.executable, "-c", f"{EAGER}from sidecar.cli import main; main()", *command]
+        [sys.executable, "-c", f"{EAGER}from sidecar.cli import main; main()", *command],
+        env=os.environ | {"TMPDIR": str(tmp_path)},
     ) as process:
         while KEY not in stub.objects or len(rows(stub.objects[KEY])) < 2:
             assert process.poll() is None
