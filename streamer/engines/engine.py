@@ -265,7 +265,7 @@ class Engines:
                     if engine.refusal is None
                     else cannot_start(engine.refusal)
                 )
-            if not engine.pid:
+            if not engine.pid and engine.refusal is None:
                 await self._template.discard()  # it has ended, or does not answer
 
     def _note_ready(self) -> None:

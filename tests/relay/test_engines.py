@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import os
 import random
+import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -274,14 +276,35 @@ async def test_a_process_whose_end_the_socket_does_not_report_is_replaced(
 
 
 async def test_a_process_without_its_pidfd_is_refused(settings: Callable[..., EngineSettings]) -> None:
-    """The kernel drops the pidfd if this process has no descriptor left."""
-    ours, theirs = socket.socketpair()
-    with theirs:
-        started = engine.Engine(0, ours, settings())
-        theirs.sendall(frame(("forked", os.getpid()), 1))
-        await started.ended.wait()
-        assert started.refusal == "Too many open files"
-        await started.close()
+    """The kernel drops the pidfd if this process has no descriptor left. The template runs on."""
+    async with running(1, settings(), None, silent_after=60) as engines:
+        template = parent_of(engines.engines[0].pid)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            started = engine.Engine(0, ours, settings())
+            theirs.sendall(frame(("forked", os.getpid()), 1))
+            assert not await engines._run(started)  # noqa: SLF001 - the limit would hit other parts too
+            assert started.refusal == "Too many open files"
+        os.kill(template, 0)
+
+
+async def test_a_template_that_refuses_a_process_forks_the_next(
+    settings: Callable[..., EngineSettings],
+) -> None:
+    """Another template would cost the start of an interpreter for each refusal."""
+    async with running(1, settings(), None, silent_after=60) as engines:
+        first = engines.engines[0].pid
+        template = parent_of(first)
+        used = {int(each.name) for each in Path(f"/proc/{template}/fd").iterdir()}
+        free = next(fd for fd in itertools.count() if fd not in used)
+        limits = resource.prlimit(template, resource.RLIMIT_NOFILE)
+        # The socket of the next process takes the last descriptor, so its pidfd has none.
+        resource.prlimit(template, resource.RLIMIT_NOFILE, (free + 1, limits[1]))
+        os.kill(first, signal.SIGKILL)
+        await eventually(lambda: engines.replaced > 1)
+        resource.prlimit(template, resource.RLIMIT_NOFILE, limits)
+        await replaced(engines)
+        assert parent_of(engines.engines[0].pid) == template
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
