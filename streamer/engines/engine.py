@@ -162,16 +162,13 @@ class Engine:
             self.send("ping")
 
     def _on_exit(self) -> None:
-        """Note the end of the process, and reap it if the kernel has made it our child."""
         if self._pidfd is not None:
             self._loop.remove_reader(self._pidfd)
-            with contextlib.suppress(OSError):  # its template, or init, reaps it
-                os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
         self._exited.set()
         self.ended.set()
 
-    async def close(self) -> None:
-        """Kill the process, fail its spans, and wait until it has ended."""
+    async def close(self, reap: Callable[[int], None]) -> None:
+        """Kill the process, fail its spans, wait for its end, and pass its pidfd to `reap`, which owns it."""
         self._link.close()
         self.ended.set()
         if self._pidfd is not None:
@@ -186,8 +183,8 @@ class Engine:
             await self._exited.wait()
         finally:
             self._loop.remove_reader(self._pidfd)
-            os.close(self._pidfd)
-            self._pidfd = None
+            pidfd, self._pidfd = self._pidfd, None
+            reap(pidfd)
 
 
 class Engines:
@@ -258,7 +255,7 @@ class Engines:
             return engine.ready
         finally:
             self._engines[engine.number] = None
-            await engine.close()
+            await engine.close(self._template.reap)
             if not engine.ready:
                 self._note_failure(
                     SinkError("an engine process ended before it was ready; see its messages")

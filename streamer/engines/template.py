@@ -10,7 +10,8 @@ The template has no event loop, no thread and no secret.
 
 Engines do not need the template. If it has ended, or an engine was not ready in time, the parent starts
 another template for the next engine. A pidfd reports and ends exactly the engine that it was opened for,
-whoever its parent process is.
+whoever its parent process is. The template reaps its copies. Where this process is PID 1 or a subreaper, the
+kernel makes it the parent of the copies that a template has left, and it reaps those.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ class Template:
         self._process: subprocess.Popen[bytes] | None = None
         self._sock: socket.socket | None = None
         self._starting = asyncio.Lock()
+        self._unreaped: list[int] = []
+        """Pidfds of engines that have ended and may still be zombies of a template."""
 
     def __repr__(self) -> str:
         return f"<Template {self._process and self._process.pid}>"
@@ -101,6 +104,10 @@ class Template:
         except OSError as error:
             raise cannot_start(error.strerror) from error
 
+    def reap(self, pidfd: int) -> None:
+        """Reap an engine that has ended, now or after the end of its template. Owns the pidfd."""
+        self._unreaped = [each for each in (*self._unreaped, pidfd) if not _reaped(each)]
+
     async def discard(self) -> None:
         """Kill the template, which may be stopped."""
         if self._process is not None:
@@ -119,6 +126,25 @@ class Template:
             sock.close()
         if process is not None:
             await in_thread(_wait, process)
+        unreaped, self._unreaped = self._unreaped, []
+        for pidfd in unreaped:
+            if not _reaped(pidfd):  # it is a child of init, which reaps it
+                os.close(pidfd)
+
+
+def _reaped(pidfd: int) -> bool:
+    """Reap a process that has ended, if it is our child; close its pidfd and return True if it is reaped."""
+    try:
+        os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
+    except ChildProcessError:  # another process is its parent
+        try:
+            signal.pidfd_send_signal(pidfd, 0)
+        except ProcessLookupError:
+            pass
+        else:
+            return False
+    os.close(pidfd)
+    return True
 
 
 def _wait(process: subprocess.Popen[bytes]) -> None:

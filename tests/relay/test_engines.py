@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import functools
 import gc
 import itertools
 import os
@@ -307,11 +309,21 @@ async def test_a_template_that_refuses_a_process_forks_the_next(
         assert parent_of(engines.engines[0].pid) == template
 
 
+@pytest.fixture
+def subreaper() -> Iterator[None]:
+    """The kernel makes this process the parent of orphans, as it does with PID 1."""
+    set_subreaper = functools.partial(ctypes.CDLL(None).prctl, 36)  # PR_SET_CHILD_SUBREAPER
+    set_subreaper(1, 0, 0, 0)
+    yield
+    set_subreaper(0, 0, 0, 0)
+
+
+@pytest.mark.usefixtures("subreaper")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 async def test_engines_need_no_template_and_get_another(
     settings: Callable[..., EngineSettings], monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
-    """An engine outlives its template; the next one comes from a new template."""
+    """An engine outlives its template; the next one comes from a new template. No zombie is left."""
     monkeypatch.setattr(engine, "START_WITHIN", 1.0)
     async with running(2, settings(), None, silent_after=60, ping_every=0.1) as engines:
         first, second = engines.engines
@@ -321,6 +333,8 @@ async def test_engines_need_no_template_and_get_another(
         await replaced(engines, 2)
         assert second in engines.engines
         assert parent_of(engines.engines[0].pid) != template
+        with pytest.raises(ProcessLookupError):
+            os.kill(first.pid, 0)
 
 
 def parent_of(pid: int) -> int:
