@@ -1,4 +1,4 @@
-"""Linux system calls that several packages use: pipes, their limits, the number of unread bytes, free memory.
+"""Linux system calls that several packages use: pipes, their limits, unread bytes, free memory, core dumps.
 
 The keeper imports this module in an interpreter without site-packages.
 """
@@ -18,6 +18,8 @@ from streamer.units import MIB
 
 PIPE_SIZE = 1 << 20
 """Default of /proc/sys/fs/pipe-max-size, in bytes: the largest pipe of an unprivileged process."""
+PR_SET_DUMPABLE = 4
+"""From <linux/prctl.h>."""
 ALL = 1 << 62
 """Default limit of the bytes to move: more than there are."""
 SPLICE_FLAGS = os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
@@ -51,6 +53,29 @@ def release_free_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(ctypes.c_size_t(0))
+
+
+def forbid_dumps() -> None:
+    """Forbid core dumps of this process, and access to its memory by other processes of the same user.
+
+    The memory contains credentials and the bytes of objects. PR_SET_DUMPABLE (prctl(2)) works wherever the
+    kernel would write a dump; the kernel ignores RLIMIT_CORE where core_pattern is a pipe, as with systemd
+    and apport. It also makes root the owner of /proc/PID/environ, mem and fd, so another process of the same
+    user, such as the trainer, can neither read the environment nor attach a debugger. The process itself can
+    still use /proc/self/fd.
+
+    fork(2) passes the setting on, execve(2) resets it: the trainer of `penstock exec` and the keeper, which
+    has no credentials, can dump core. A restarted sidecar and the template of engines call this again.
+    Raises SinkError.
+    """
+    import ctypes  # takes 2 ms, and the keeper does not need it
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0):
+        from streamer.errors import SinkError  # the keeper does not need it
+
+        why = os.strerror(ctypes.get_errno())
+        raise SinkError(f"cannot forbid core dumps ({why}); let the container's seccomp profile allow prctl")
 
 
 def tee(fd_in: int, fd_out: int, count: int) -> int:

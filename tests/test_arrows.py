@@ -409,7 +409,7 @@ def test_cat_loads_what_it_uses() -> None:
         ),
         *(
             f"sidecar.process{name}"
-            for name in ("", ".dumps", ".exits", ".local_errors", ".memory", ".progress", ".streams")
+            for name in ("", ".exits", ".local_errors", ".memory", ".progress", ".streams")
         ),
     }
     assert not loaded & {"pydantic", "rich", "yaml", "aiohttp.web", "tensorflow"}

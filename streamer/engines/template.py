@@ -31,6 +31,7 @@ from streamer.aio import in_thread
 from streamer.engines.link import Message, frame
 from streamer.errors import ConfigError, SinkError
 from streamer.helpers import spawn
+from streamer.linux import forbid_dumps
 
 if TYPE_CHECKING:
     from streamer.s3.http.tls import TlsContext
@@ -172,8 +173,9 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     certificates = json.loads(sys.argv[3])
     try:
+        forbid_dumps()  # each copy has the setting from its first instruction
         tls = None if certificates is None else _loaded(certificates)
-    except ConfigError as error:
+    except (ConfigError, SinkError) as error:
         raise SystemExit(f"penstock engine process: {error}") from None
     gc.collect()
     gc.freeze()  # a collection in a copy would write to every shared page

@@ -341,6 +341,10 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
 
 
+reads_engines = pytest.mark.skipif(os.geteuid() != 0, reason="only root may read the memory of engines")
+
+
+@reads_engines
 async def test_engines_share_the_pages_of_their_template(
     settings: Callable[..., EngineSettings], tls_stub: S3Stub, tmp_path: Path
 ) -> None:
@@ -403,6 +407,7 @@ async def test_a_process_that_is_killed_with_messages_unread_has_ended() -> None
     link.close()
 
 
+@reads_engines
 async def test_no_secret_is_in_arguments_or_environment(
     credentials: None, settings: Callable[..., EngineSettings]
 ) -> None:

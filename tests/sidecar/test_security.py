@@ -35,7 +35,7 @@ from tests.kit.harness import fill
 from tests.kit.pipes import read_all
 from tests.kit.processes import PENSTOCK, job, penstock, sidecar, write_job
 from tests.kit.stub import Answer, S3Stub
-from tests.kit.users import NOBODY, two_users
+from tests.kit.users import NOBODY, root, two_users
 
 KEY_ID, SECRET, TOKEN = (
     "AKIAPLANTED000000001",
@@ -451,6 +451,29 @@ def unprivileged(
     place: Path,
 ) -> tuple[str, str, str, str, str, str, str, str, str, str, str, str, str, str, str, str]:
     return ("unshare", "--mount", "--propagation", "private", "sh", "-c", READ_ONLY, "sh", str(place), *LEAST)
+
+
+def children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
+@root
+def test_root_owns_the_memory_of_the_sidecar_and_its_engines(stub: S3Stub, tmp_path: Path) -> None:
+    """proc(5): the files of a process belong to its user and group unless it forbids dumps."""
+    fill(stub, [10], prefix="b/train/")
+    path = write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/", Processes=1))
+    prefix = ("setpriv", f"--regid={NOBODY}", "--clear-groups")
+    with sidecar(path, "--keeper", "auto", prefix=prefix) as running:
+        keeper = running.wait_for("keeper")["pid"]
+        running.wait_for("ready")
+        [template] = set(children(running.process.pid)) - {keeper}
+        [engine] = children(template)
+        groups = [
+            Path(f"/proc/{pid}/environ").stat().st_gid
+            for pid in (running.process.pid, template, engine, keeper)
+        ]
+        assert groups == [0, 0, 0, NOBODY]
 
 
 @two_users
