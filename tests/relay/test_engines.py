@@ -107,8 +107,8 @@ async def test_a_killed_process_loses_nothing(stub: S3Stub, tmp_path: Path, seed
                 got += data
                 while kills and kills[0] <= len(got):
                     kills.pop(0)
-                    if engines.engines:
-                        os.kill(chance.choice(engines.engines).pid, signal.SIGKILL)
+                    if forked := [each.pid for each in engines.engines if each.pid]:
+                        os.kill(chance.choice(forked), signal.SIGKILL)
         assert got == truth
         assert engines.replaced
 
