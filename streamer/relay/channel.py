@@ -31,8 +31,10 @@ without a drain, because its sidecar has a local failure, leaves its FIFO too.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
+from streamer.aio import in_thread
 from streamer.errors import SinkError
 from streamer.plan import NOWHERE, Position
 from streamer.plan.object_starts import object_starts
@@ -243,7 +245,7 @@ class Channel:
             key_lists=self._key_list if self.spec.lists_keys else None,
         )
 
-    def _key_list(self, epoch: int, consumed: int) -> KeyListWriter:
+    async def _key_list(self, epoch: int, consumed: int) -> KeyListWriter:
         """As `KeyLists`. Raises SinkError."""
         begun = epoch == self._state.start.epoch
         if begun and self.spec.start.changed:
@@ -253,9 +255,27 @@ class Channel:
             )
         # Offsets of the stream are those of the plan, unless objects change on delivery.
         ahead = not (self._plan.rewrites or self.spec.when_changed.amends)
-        first = self._state.start.skipped_in(epoch) if ahead else consumed
-        starts = object_starts(self._plan, epoch, first)
-        return self._fifos.key_list(epoch, starts, ahead=ahead, held=begun and self.spec.start.held)
+        made: list[KeyListWriter] = []
+
+        def make() -> None:
+            made.append(
+                self._fifos.key_list(
+                    epoch,
+                    partial(object_starts, self._plan, epoch),
+                    first=self._state.start.skipped_in(epoch) if ahead else consumed,
+                    consumed=consumed,
+                    ahead=ahead,
+                    held=begun and self.spec.start.held,
+                )
+            )
+
+        try:
+            await in_thread(make)
+        except asyncio.CancelledError:
+            for writer in made:
+                writer.close()
+            raise
+        return made[0]
 
     async def _run_epochs(self, delivery: EpochDelivery) -> None:
         if self.spec.start.refused is not None:

@@ -197,17 +197,26 @@ class FifoDirectory:
         self._write_ends.done()
 
     def key_list(
-        self, epoch: int, starts: Iterator[ObjectStart | None], *, ahead: bool, held: bool
+        self,
+        epoch: int,
+        starts: Callable[[int], Iterator[ObjectStart | None]],
+        *,
+        first: int,
+        consumed: int,
+        ahead: bool,
+        held: bool,
     ) -> KeyListWriter:
         """Begin the epoch's key list, or go on with it if the FIFO is `held`; see `KeyListWriter`.
 
-        Raises SinkError.
+        Takes some microseconds per object before `consumed`. Raises SinkError.
         """
         path = key_list_path(self._directory, self._channel, epoch)
         with _mapped(path):
             held = held and os.path.exists(path)
             try:
-                return KeyListWriter(path, self._run, starts, ahead=ahead, held=held)
+                return KeyListWriter(
+                    path, self._run, starts, first=first, consumed=consumed, ahead=ahead, held=held
+                )
             except ValueError as error:
                 raise SinkError(
                     f"{path} cannot be continued: {error}; remove it and start sidecar and trainer again"

@@ -7,8 +7,9 @@ bytes at the plan's offsets, it writes the lines of further objects too (`ahead`
 nothing. If objects are inflated, replaced or skipped on delivery, an object's offset in the stream is known
 only when its first byte is delivered.
 
-A sidecar that takes over a FIFO goes on with the file. It leaves out the lines that are in it, and a last
-line that is not whole.
+A sidecar that takes over a FIFO goes on with the file. It leaves out the lines that are in it, and cuts off a
+last line that is not whole. It reads two blocks of the file, and walks over the plan to the first new line.
+This takes some microseconds per object before that line, so the owner makes the writer in a thread.
 """
 
 from __future__ import annotations
@@ -17,29 +18,51 @@ import os
 from typing import TYPE_CHECKING
 
 from streamer.errors import Shortage
-from streamer.key_list import KeyListLine, encoded, first_line, parse_first_line, parsed
+from streamer.key_list import (
+    KeyListLine,
+    encoded,
+    first_line,
+    key_list_path,
+    parse_first_line,
+    parsed,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from streamer.plan import ObjectStart
 
 AHEAD = 128
 """Lines that are written at a time if the offsets are known."""
+BLOCK = 1 << 16
+"""Bytes at the begin and at the end of a file in which its first and its last line are looked for: keys have
+at most 1,024 bytes."""
+MOST_LINES = 1 << 12
+"""Most lines in one write."""
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class KeyListWriter:
     """The key list of one epoch; its owner closes it once."""
 
     def __init__(
-        self, path: str, run: str, starts: Iterator[ObjectStart | None], *, ahead: bool, held: bool
+        self,
+        path: str,
+        run: str,
+        starts: Callable[[int], Iterator[ObjectStart | None]],
+        *,
+        first: int,
+        consumed: int,
+        ahead: bool,
+        held: bool,
     ) -> None:
-        """`starts`: the objects in plan order, from the one that has the FIFO's first byte; None while the
-        next one is unknown. `ahead`: offsets in the stream are those of the plan. `held`: go on with the
-        file. Raises OSError, Shortage, and ValueError if the file is no key list of `run`.
+        """`starts` returns the objects in plan order from the one that has a byte; None while the next one is
+        unknown. `first`: the FIFO's first byte, or `consumed`. `consumed`: first byte that is delivered next.
+        `ahead`: offsets in the stream are those of the plan; the lines up to `consumed` are written.
+        `held`: go on with the file. Raises OSError, Shortage, and ValueError if the file is no key list of
+        `run`.
         """
         self._path = path
-        self._starts = starts
         self._ahead = ahead
         self._begun = False
         self._next: ObjectStart | None = None
@@ -51,9 +74,16 @@ class KeyListWriter:
         self._fd = os.open(path, flags | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         try:
             if held:
-                self._last = _last_line(self._fd, run)
+                size, self._last = _last_line(self._fd, run)
+                os.ftruncate(self._fd, size)
             else:
                 self._append(first_line(run))
+            if ahead and self._last is not None:
+                first = self._last.offset - 1  # several objects may begin at the last line's offset
+            self._starts = starts(first)
+            self._advance()
+            if ahead:
+                self.reach(consumed, 1, consumed)
         except BaseException:
             os.close(self._fd)
             raise
@@ -82,6 +112,9 @@ class KeyListWriter:
             line = KeyListLine(offset, start.number, start.key, start.bucket)
             if self._is_new(line):
                 lines.append(encoded(line))
+                if len(lines) == MOST_LINES:
+                    self._append(b"".join(lines))
+                    lines.clear()
             start = self._advance()
         if lines:
             self._append(b"".join(lines))
@@ -115,17 +148,37 @@ class KeyListWriter:
             ) from error
 
 
-def _last_line(fd: int, run: str) -> KeyListLine | None:
-    """Return the last whole line; cut off the bytes after it."""
-    os.lseek(fd, 0, os.SEEK_SET)
-    with open(fd, "rb", closefd=False) as file:
-        text = file.read()
-    whole = text[: text.rfind(b"\n") + 1]
-    lines = whole.splitlines()
-    if not lines or parse_first_line(lines[0]) != run:
+def last_offset(directory: str, channel: str, epoch: int) -> int:
+    """Return the offset in the last whole line of an epoch's key list; 0 if there is no list, or no line."""
+    try:
+        fd = os.open(key_list_path(directory, channel, epoch), _READ)
+    except OSError:
+        return 0
+    try:
+        _, line = _last_line(fd)
+    except (OSError, ValueError):  # the writer that goes on with the list raises it
+        return 0
+    finally:
+        os.close(fd)
+    return 0 if line is None else line.offset
+
+
+def _last_line(fd: int, run: str | None = None) -> tuple[int, KeyListLine | None]:
+    """Return the size of a key list's whole lines, and the last line, if it has any.
+
+    Raises OSError, and ValueError if the file is no key list, or not that of `run`.
+    """
+    first, end, _ = os.pread(fd, BLOCK, 0).partition(b"\n")
+    if run not in (None, parse_first_line(first + end)):
         raise ValueError("it is not the key list of this run")
-    os.ftruncate(fd, len(whole))
-    return parsed(lines[-1]) if len(lines) > 1 else None
+    start = len(first) + 1
+    begin = max(start, os.fstat(fd).st_size - BLOCK)
+    block = os.pread(fd, BLOCK, begin)
+    size = block.rfind(b"\n") + 1
+    last = block.rfind(b"\n", 0, max(size - 1, 0)) + 1
+    if begin > start and not last:
+        raise ValueError(f"its last {BLOCK} bytes have no whole line")
+    return begin + size, parsed(block[last:size]) if size else None
 
 
 def _remove(path: str) -> None:

@@ -178,6 +178,7 @@ async def running_channel(  # noqa: PLR0913 - a test names only what it is about
     when_changed: WhenChanged = "fail",
     check: bool = False,
     when_failed: WhenFailed = "hold",
+    lists_keys: bool = False,
     framing: Framing | None = None,
     start: Position = START,
     on_end_believed: Callable[[int, int], None] | None = None,
@@ -227,6 +228,7 @@ async def running_channel(  # noqa: PLR0913 - a test names only what it is about
             stored_checksums=StoredChecksums(clients.control, clients.credentials) if check else None,
             when_failed=FailurePolicy(when_failed, framing),
             start=StartPosition(start),
+            lists_keys=lists_keys,
         )
         write_ends = KeptMarks(spec.name)
         channel = Channel(

@@ -6,12 +6,14 @@ import asyncio
 import os
 import stat
 from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from streamer.errors import SinkError
+from streamer.key_list import key_list_path, parsed
 from streamer.trailer import trailer_path
 from tests.kit.harness import MORE_THAN_A_FIFO, RunChannel, fill
 from tests.kit.pipes import eventually, off_loop, probe, read_all, read_some
@@ -32,6 +34,17 @@ async def test_two_epochs_are_the_objects_in_order(run: RunChannel, stub: S3Stub
             trailer = published_trailer(tmp_path, "train", epoch)
             assert (trailer.state, trailer.bytes_delivered) == ("complete", len(truth))
             assert trailer.digest == running.plan.digest
+
+
+async def test_a_thread_makes_the_key_list(server: S3Stub, run_own: RunChannel, tmp_path: Path) -> None:
+    """It may walk over millions of objects; other channels share the event loop."""
+    truth = fill(server, SIZES)
+    async with run_own(lists_keys=True) as running:
+        for epoch in range(2):
+            assert await off_loop(read_all, running.fifo(epoch)) == truth
+            lines = Path(key_list_path(str(tmp_path), "train", epoch)).read_bytes().splitlines()[1:]
+            offsets = [parsed(line).offset for line in lines]
+            assert offsets == [0, *accumulate(SIZES[:-1])]
 
 
 async def test_next_fifo_is_there_and_this_one_gone_before_the_end_of_file(

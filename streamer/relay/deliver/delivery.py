@@ -147,7 +147,8 @@ class Delivery:
         async with contextlib.AsyncExitStack() as stack:
             self._keys = None
             if self._key_lists is not None:
-                self._keys = stack.enter_context(contextlib.closing(self._key_lists(epoch, self.consumed)))
+                keys = await self._key_lists(epoch, self.consumed)
+                self._keys = stack.enter_context(contextlib.closing(keys))
             transformer = self._transformer = None
             rewrites, join = self._plan.rewrites, self._plan.join
             if rewrites or self._when_failed.needs_records:

@@ -21,8 +21,8 @@ class KeyList(Protocol):
 class KeyLists(Protocol):
     """Begins the key lists of one FIFO's epochs."""
 
-    def __call__(self, epoch: int, consumed: int) -> KeyList:
+    async def __call__(self, epoch: int, consumed: int) -> KeyList:
         """Return the key list of an epoch whose delivery begins at byte `consumed` of its plan.
 
-        Raises SinkError.
+        A thread walks over the objects before that byte. Raises SinkError.
         """

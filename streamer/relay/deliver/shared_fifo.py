@@ -140,17 +140,17 @@ class SharedFifo:
 
     async def deliver(self, epoch: int, outlet: PipeOutlet) -> None:
         """As `EpochDelivery`. Raises SinkError if the kernel refuses to write this FIFO or its key list."""
-        if self.error is not None:
-            raise self.error
-        if outlet.reader_gone:  # before this call, so `wake` did not see it
-            raise ReaderGone("the reader closed the pipe")
-        if self.key_lists is not None:
-            self._keys = self.key_lists(epoch, self.delivered)
-        self.epoch, self._outlet = epoch, outlet
-        self._end = asyncio.get_running_loop().create_future()
-        self.counters.timer.enter(HELD_BACK)
-        self.group.changed.set()
         try:
+            if self.key_lists is not None:
+                self._keys = await self.key_lists(epoch, self.delivered)
+            if self.error is not None:
+                raise self.error
+            if outlet.reader_gone:  # before this call, so `wake` did not see it
+                raise ReaderGone("the reader closed the pipe")
+            self.epoch, self._outlet = epoch, outlet
+            self._end = asyncio.get_running_loop().create_future()
+            self.counters.timer.enter(HELD_BACK)
+            self.group.changed.set()
             await self._end
         finally:
             self._outlet = self._end = None
