@@ -26,6 +26,7 @@ from streamer.plan import NOWHERE, Position, parse_partial
 from streamer.plan.record_places import offset_of, records_before
 from streamer.plan.record_plan import RecordPlan
 from streamer.relay.channel_spec import StartPosition
+from streamer.sink.key_list import last_offset
 from streamer.step_state import StepState, changes_of, is_step_state, order_difference
 from streamer.trailer import read_trailer
 
@@ -206,9 +207,17 @@ def _published(name: str, held: Held, directory: str) -> Trailer | None:
 
 
 def start_positions(
-    plans: Mapping[str, Plan], held: Mapping[str, Held], saved: Mapping[str, Saved], *, anyway: bool
+    plans: Mapping[str, Plan],
+    held: Mapping[str, Held],
+    saved: Mapping[str, Saved],
+    *,
+    anyway: bool,
+    directory: str = "",
 ) -> dict[str, StartPosition]:
-    """Return the start position of every channel of `plans`. Raises ConfigError."""
+    """Return the start position of every channel of `plans`. Raises ConfigError.
+
+    `directory`: of the FIFOs and of their key lists.
+    """
     for source, names in (("the keeper holds", held), ("--resume has", saved)):
         if unknown := sorted(names.keys() - plans.keys()):
             raise ConfigError(
@@ -230,6 +239,10 @@ def start_positions(
             starts[name] = replace(starts[name], records_skipped=records)
         if isinstance(plan, RecordPlan) and starts[name].refused is None:
             plan.come_to(position)
+            if starts[name].held:
+                # The key list may have lines after the position, and a reader may have read them already.
+                listed = last_offset(directory, name, position.epoch)
+                plan.come_to(Position(position.epoch, max(position.offset, listed)))
     return starts
 
 

@@ -213,7 +213,9 @@ class Supervisor:
         for name, changes in take_changes(by_channel, saved, held, spec.layout.data).items():
             log.info("weights of a mix changed earlier", channel=name, changes=changes)
         positions = saved_by_fifo(saved, by_channel, held, anyway=spec.resume_anyway)
-        starts = start_positions(plans, held, positions, anyway=spec.resume_anyway)
+        starts = start_positions(
+            plans, held, positions, anyway=spec.resume_anyway, directory=spec.layout.data
+        )
         for name, start in starts.items():
             if start.position != START:
                 log.info("resuming", channel=name, epoch=start.position.epoch, offset=start.position.offset)

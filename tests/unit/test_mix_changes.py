@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import partial
 from itertools import accumulate, count, pairwise
+from pathlib import Path
 from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sidecar.job.resume import start_positions
+from streamer.helpers.keeper_client import Held
+from streamer.key_list import key_list_path
 from streamer.plan.dealing import deal_stream
 from streamer.plan.host_ranks import HostRanks
 from streamer.plan.mix import Mix, MixBy, MixChange, Until, changed, lowest_terms, parse_changes
 from streamer.plan.mixed_order import MixedOrder
+from streamer.plan.object_starts import object_starts
 from streamer.plan.position import Position
 from streamer.plan.record_order import Deal
 from streamer.plan.record_places import offset_of
 from streamer.plan.record_plan import RecordPlan
+from streamer.sink.key_list import KeyListWriter, last_offset
 from streamer.step_state import StepState, order_difference
 from tests.unit import reference
 from tests.unit.reference import Record
@@ -253,3 +260,30 @@ def test_a_change_whose_digest_cannot_be_published_is_not_made() -> None:
 def test_changes_of_another_form_are_refused(value: object) -> None:
     with pytest.raises(ValueError, match="no changes of"):
         parse_changes(value, 2)
+
+
+def test_no_step_changes_whose_objects_a_key_list_has(tmp_path: Path) -> None:
+    """The list of a sidecar that was killed has lines after the position; a reader may have read them."""
+    directory, path = str(tmp_path), key_list_path(str(tmp_path), "train-0", 0)
+
+    def write(host_ranks: HostRanks, *, held: bool) -> list[bytes]:
+        plan = RecordPlan(host_ranks).ranks(2)[0]
+        starts = partial(object_starts, plan, 0)
+        writer = KeyListWriter(path, "r", starts, first=0, consumed=10, ahead=True, held=held)
+        writer.reach(10, plan.total_bytes(0) - 10, 10)
+        writer.close()
+        return Path(path).read_bytes().splitlines(keepends=True)
+
+    lines = write(host_ranks_with(()), held=False)
+    Path(path).write_bytes(b"".join(lines[:12]) + b"[7")
+    host_ranks = host_ranks_with(())
+    plan = RecordPlan(host_ranks).ranks(2)[0]
+    held = {"train-0": Held(0, "open", 10, plan.digest, 0, None)}
+    start_positions({"train-0": plan}, held, {}, anyway=False, directory=directory)
+    step = host_ranks.following
+    assert offset_of(plan, *step) > last_offset(directory, "train-0", 0) > 10
+    change = MixChange(*step, (9, 1))
+    order = host_ranks.order
+    assert isinstance(order, MixedOrder)
+    assert host_ranks.change(order.changed((change,)), step, lambda: None)
+    assert write(host_ranks, held=True) == write(host_ranks_with((change,)), held=False) != lines
