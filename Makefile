@@ -20,8 +20,8 @@ FRAMEWORK ?= tensorflow
 BENCH ?=
 NIGHT ?=
 VERSIONS ?=
-# Test processes: each is on a processor for half of its time, and waits for other processes in the rest.
-WORKERS ?= $(shell expr $$(nproc) + 2)
+# Test processes: each is on a processor for a third of its time, and waits for other processes in the rest.
+WORKERS ?= $(shell expr $$(nproc) + 3)
 # The distributions penstock-sidecar and penstock-readers. They are installed together, so that no index is asked for one.
 PROJECTS = pyproject.toml streamer/pyproject.toml
 PIP = .venv/bin/python -m pip install --quiet --disable-pip-version-check
