@@ -73,7 +73,7 @@ class KeyListWriter:
         flags = os.O_RDWR if held else os.O_WRONLY | os.O_CREAT | os.O_EXCL
         self._fd = os.open(path, flags | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         try:
-            if held:
+            if held and os.fstat(self._fd).st_size:  # a sidecar may be killed before the first line
                 size, self._last = _last_line(self._fd, run)
                 os.ftruncate(self._fd, size)
             else:

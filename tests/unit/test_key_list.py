@@ -73,6 +73,17 @@ def test_a_second_sidecar_writes_the_same_list(tmp_path: Path, died: int) -> Non
         writer_of(path, plan, run="s", held=True)
 
 
+def test_a_second_sidecar_goes_on_with_an_empty_file(tmp_path: Path) -> None:
+    """The first one was killed after it had made the file; a reader may have opened it."""
+    path, plan = tmp_path / "list", plan_of(10, 20)
+    writer_of(path, plan).close()
+    due = path.read_bytes()
+    path.write_bytes(b"")
+    inode = path.stat().st_ino
+    writer_of(path, plan, held=True).close()
+    assert (path.read_bytes(), path.stat().st_ino) == (due, inode)
+
+
 def test_a_fifo_that_begins_inside_an_object_has_its_line(tmp_path: Path) -> None:
     path = tmp_path / "list"
     writer = writer_of(path, plan_of(10, 20, 30), first=15, consumed=15)
