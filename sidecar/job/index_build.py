@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from array import array
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from sidecar.job.index_objects import read_plan
@@ -183,11 +184,15 @@ class IndexBuild:
 
         def scan(part: Part, data: memoryview) -> None:
             scans.feed(part, data)
-            if self._pending and time.monotonic() - self._appended >= APPEND_EVERY:
+            late = bool(self._pending) and time.monotonic() - self._appended >= APPEND_EVERY
+            if late or len(self._pending) >= MOST_PENDING:
                 self._append()
 
         try:
-            await in_thread(scans.measure, others)
+            for _ in range(0, len(self._others), MOST_PENDING):
+                await in_thread(scans.measure, islice(others, MOST_PENDING))
+                if len(self._pending) >= MOST_PENDING:
+                    self._append()
             plan = await in_thread(Plan.of, (objects[place].ref for place in self._to_read))
             await read_plan(plan, objects.buckets, scan, job=job, clients=clients, counters=counters)
         finally:
@@ -205,10 +210,9 @@ class IndexBuild:
     def _add(self, _: IndexedRef, row: IndexedObject) -> None:
         self._pending.append(row)
         self.scanned += 1
-        if len(self._pending) >= MOST_PENDING:
-            self._append()
 
     def _append(self) -> None:
+        """Add the pending rows to the file; only in the event loop's thread, for the upload's task."""
         if self._pending:
             rows, self._pending = self._pending, []
             self._file.append(rows)

@@ -134,6 +134,18 @@ def test_two_builds_do_not_undo_each_other(stub: S3Stub, tmp_path: Path, setting
     assert not stub.puts.uploads, "an upload that lost was aborted"
 
 
+def test_objects_of_which_no_byte_is_read_are_stored(stub: S3Stub, tmp_path: Path) -> None:
+    """The rows are appended several times, each of which may begin an upload."""
+    path = written(stub, tmp_path)
+    stub.objects |= {f"b/train/{number}": b"12345678" * number for number in range(11)}
+    few = f"{EAGER}index_build.MOST_PENDING = 2; from sidecar.cli import main; main()"
+    command = ["index", "build", "-c", path, "--to", PLACE, "--format", "fixed:8", "--every", "1"]
+    subprocess.run([sys.executable, "-c", few, *command], check=True)
+    assert rows(stub.objects[KEY]) == {
+        object_name("b", f"train/{number}"): list(range(0, 8 * number, 8)) for number in range(11)
+    }
+
+
 def test_a_build_goes_on_where_one_was_killed_on_another_host(stub: S3Stub, tmp_path: Path) -> None:
     path = written(stub, tmp_path)
     stub.script(*[stalls(stub, after=5000)] * 9, key="b/train/2")
