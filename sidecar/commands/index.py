@@ -37,6 +37,7 @@ from streamer.formats.borders import STRIDE
 from streamer.formats.record_format import RecordFormat
 from streamer.formats.record_index import RecordIndex
 from streamer.relay.statistics import ChannelCounters
+from streamer.units import decimal_bytes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -122,7 +123,7 @@ class _Progress:
         self._counters = ChannelCounters()
 
     def begin(self, channel: str, total: int) -> ChannelCounters:
-        """Show this channel, of which `total` bytes are read, from now on; return the counters to use."""
+        """Show this channel, of which `total` bytes are read; return the counters to use."""
         self._channel, self._total, self._started = channel, total, time.monotonic()
         self._counters = ChannelCounters()
         return self._counters
@@ -131,6 +132,8 @@ class _Progress:
         if not self._channel:
             return self._state.planning_text() or "looking for the rows of the index"
         done = self._counters.consumed_bytes
+        if not self._total:
+            return f"{self._channel}: {decimal_bytes(done)} read"
         return f"{self._channel}: {transferred(done, self._total, time.monotonic() - self._started)}"
 
 
@@ -143,8 +146,13 @@ class _Work:
     state: JobState
     progress: _Progress
 
+    @property
+    def index_access(self) -> Access:
+        """Access to indexes in S3; the progress line does not show their bytes."""
+        return Access(self.job, self.clients, ChannelCounters())
+
     def access(self, channel: str, total: int = 0) -> Access:
-        """Return access to the objects of a channel, of which `total` bytes are read."""
+        """Return access to the objects of a channel, of which `total` bytes are read; 0: not known."""
         return Access(self.job, self.clients, self.progress.begin(channel, total))
 
     async def plans(self) -> dict[str, Plan]:
@@ -180,7 +188,7 @@ async def build(job: Job, options: BuildOptions) -> dict[str, Any]:
             targets = {}
             for channel in work.job.input_data_config:
                 name = channel.channel_name
-                target = await index_target(options.place, name, copies, work.access(name))
+                target = await index_target(options.place, name, copies, work.index_access)
                 targets[name] = target, *_kind(target, channel, options)
             for name, plan in (await work.plans()).items():
                 try:
@@ -269,7 +277,7 @@ async def verify(job: Job, options: VerifyOptions) -> dict[str, Any]:
     async with _working(job, options) as work:
         for channel in work.job.input_data_config:
             name = channel.channel_name
-            indexes[name] = await _stored(name, options.place, work.access(name))
+            indexes[name] = await _stored(name, options.place, work.index_access)
         for name, plan in (await work.plans()).items():
             index = await in_thread(indexes[name].index)
             objects = await in_thread(ChannelObjects, plan)

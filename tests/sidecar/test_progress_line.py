@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.process.progress import ERASE, transferred
-from tests.kit.processes import job, write_job
+from tests.kit.processes import job, penstock, write_job
 from tests.kit.stub import S3Stub, stalls
 from tests.kit.terminal import terminal
 
@@ -47,13 +47,31 @@ def test_the_build_of_an_index_shows_the_bytes_of_the_channel(stub: S3Stub, tmp_
     cat(stub)
     path = write_job(tmp_path / "job.yaml", job(stub.url, None, "b/x/", PartSize="4MiB"))
     stub.script(*[stalls(stub)] * 9, key="b/x/1")  # hedges too
+    stub.pages_allowed = 0
     command = ["index", "build", "-c", path, "--to", str(tmp_path / "index"), "--format", "lines"]
     with terminal([*AT_ONCE, *command], columns=79, rows=8) as window:
+        window.wait_for(lambda screen: "x: listing the objects, 0 entries so far" in screen.text)
+        stub.allow_pages()
         window.wait_for(lambda screen: "x: 3 MB of 5 MB (60 %), " in screen.text)
         stub.release()
         assert window.end() == 0
         assert window.screen.lines[0] == "x"
         assert "MB of" not in window.screen.text
+
+
+def test_the_check_of_an_index_shows_the_listing_and_bytes(stub: S3Stub, tmp_path: Path) -> None:
+    """A spot check reads a number of bytes that is not known beforehand."""
+    stub.objects["b/x/0"] = b"line\n" * 1000
+    path, place = write_job(tmp_path / "job.yaml", job(stub.url, None, "b/x/")), str(tmp_path / "index")
+    assert penstock("index", "build", "-c", path, "--to", place, "--format", "lines").returncode == 0
+    stub.script(*[stalls(stub)] * 9, key="b/x/0")
+    stub.pages_allowed = len(stub.listings)
+    with terminal([*AT_ONCE, "index", "verify", "-c", path, "--from", place], columns=79, rows=8) as window:
+        window.wait_for(lambda screen: "x: listing the objects, 0 entries so far" in screen.text)
+        stub.allow_pages()
+        window.wait_for(lambda screen: "x: 0 B read" in screen.text)
+        stub.release()
+        assert window.end() == 0
 
 
 def test_a_narrow_terminal_has_one_line_too(stub: S3Stub, tmp_path: Path) -> None:
