@@ -8,6 +8,7 @@ import click
 
 from sidecar.cli.help import Command, CommandGroup
 from sidecar.cli.options import job_file_option, load_job_file, print_json, set_up_log
+from streamer.errors import ConfigError
 
 if TYPE_CHECKING:
     from streamer.formats.record_format import RecordFormat
@@ -179,6 +180,12 @@ def show(path: str | None, place: str, *, as_json: bool) -> None:
     Of a folder, all indexes are shown, without a job file; from S3, those of the job file's channels.
     """
     if "://" not in place:
+        given = click.get_current_context().get_parameter_source("path")
+        if given is not None and given.name == "COMMANDLINE":
+            raise ConfigError(
+                "-c goes with indexes in S3: leave out -c to show all indexes of the folder of --from, or "
+                "write --from s3://BUCKET/PREFIX"
+            )
         from sidecar.commands.index_figures import show as figures
 
         _print(figures(place), as_json=as_json)

@@ -79,6 +79,8 @@ def test_an_index_is_built_verified_and_shown(stub: S3Stub, tmp_path: Path, kind
     shown = json.loads(penstock("index", "show", "--from", str(folder), "--json").stdout)["channels"]
     assert shown["train"].items() <= found.items()
     assert f"records  {total}\n" in penstock("index", "show", "--from", str(folder)).stdout
+    refused = penstock("index", "show", "-c", path, "--from", str(folder))
+    assert (refused.returncode, "leave out -c" in refused.stderr) == (2, True), refused.stderr
 
     checked = json.loads(verify(path, folder, "--json").stdout)["channels"]["train"]
     assert checked["verified"] == f"{sum(len(row.offsets) for row in indexed.values())} indexed records"
