@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 from streamer.errors import ChannelError, CorruptRecord
 from streamer.formats.recordio import MAX_PAYLOAD, RecordIOReader
-from streamer.readers.core.config import check_if_configured, directories
-from streamer.readers.core.epochs import TIMEOUT, ChannelEpochs
-from streamer.readers.core.position import ReaderPosition, StartPosition, reach_start
+from streamer.readers.core.channel_reader import ChannelReader
+from streamer.readers.core.epochs import TIMEOUT
+from streamer.readers.core.position import reach_start
 from streamer.readers.table_decoder import BATCH_ROWS, TableDecoder
 from streamer.step_state import is_step_state
 
@@ -36,7 +36,7 @@ FORMAT = 1
 _KEYS = {"format", "channels", "ahead", "rows"}
 
 
-class TableReader:
+class TableReader(ChannelReader):
     """The objects of a channel as record batches of pyarrow. Each `iter()` reads the next epoch.
 
     The channel has `RecordWrapperType: RecordIO`. `columns`, `batch_rows`: as for `TableDecoder`.
@@ -63,20 +63,18 @@ class TableReader:
     ) -> None:
         if max_object_bytes < 1:
             raise ValueError(f"max_object_bytes is {max_object_bytes}: it must be 1 or more")
-        self.channel = channel
         self._decoder = TableDecoder(columns=columns, batch_rows=batch_rows)
         self._max_object_bytes = max_object_bytes
-        paths = directories(pipe_dir, config_dir, state_dir)
-        check_if_configured(channel, paths.config)
-        self._epochs = ChannelEpochs(channel, paths, epoch=epoch, timeout=timeout)
-        self._position: ReaderPosition | None = None
-        """Position in the epoch that was begun last."""
-        self._left = 0
-        """Objects of the present block that have not been returned whole."""
+        super().__init__(
+            channel,
+            epoch=epoch,
+            pipe_dir=pipe_dir,
+            state_dir=state_dir,
+            config_dir=config_dir,
+            timeout=timeout,
+        )
         self._rows = 0
-        """Rows of the first of those objects that have been returned."""
-        self._start: StartPosition | None = None
-        """Start of the next iteration, if that resumes inside an epoch."""
+        """Rows that have been returned of the object at the position, which is not returned whole."""
 
     @property
     def schema(self) -> pa.Schema | None:
@@ -84,11 +82,11 @@ class TableReader:
         return self._decoder.schema
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        start, self._start = self._start, None
-        skip, self._rows = self._rows if start else 0, 0
-        with self._epochs.next_stream() as stream:
-            self._position = position = reach_start(stream, self.channel, start)
-            self._left = 0
+        resumes = self._start is not None
+        with self._next_stream() as stream:
+            position = reach_start(stream, self.channel, self._start)
+            self._begin_epoch(position)
+            self._rows = skip = self._rows if resumes else 0
             objects = RecordIOReader(stream, max_payload=self._max_object_bytes)
             for block in position.follow(objects, stream):
                 for left, payload in zip(range(len(block), 0, -1), block, strict=True):
@@ -124,12 +122,7 @@ class TableReader:
         If ranks share the channel by record, it is the state of the whole job after the last global batch
         whose objects were all returned (`streamer.step_state`).
         """
-        if self._start is not None:
-            state = self._start.position.state()
-        elif self._position is None:
-            state = self._epochs.position().state()
-        else:
-            state = self._position.returned(self._left)
+        state = super().state_dict()
         if is_step_state(state):
             return state
         return {"format": FORMAT, "channels": [state], "ahead": {}, "rows": self._rows}
@@ -155,9 +148,8 @@ class TableReader:
             ):
                 raise ValueError(f"the state is not what TableReader.state_dict() returns: {dict(state)!r}")
             state = inner[0]
-        position = ReaderPosition.of(state, self.channel)
-        self._epochs.seek(position.epoch)
-        self._start, self._rows = StartPosition(position, anyway), rows
+        super().load_state_dict(state, anyway=anyway)
+        self._rows = rows
 
 
 def _without(batches: Iterator[pa.RecordBatch], skip: int, name: str) -> Iterator[pa.RecordBatch]:

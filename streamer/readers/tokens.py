@@ -18,23 +18,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from streamer.errors import ChannelError
-from streamer.readers.core.config import check_if_configured, directories
-from streamer.readers.core.epochs import TIMEOUT, ChannelEpochs
-from streamer.readers.core.position import ReaderPosition, StartPosition, reach_start
+from streamer.readers.core.channel_reader import ChannelReader
+from streamer.readers.core.epochs import TIMEOUT
+from streamer.readers.core.position import drop_bytes, reach_start
 from streamer.readers.token_blocks import BlockLayout, TokenBlocks
 from streamer.step_state import is_step_state
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
     from streamer.readers.core.stream import PipeStream
 
-_DROP_BYTES = 1 << 20
 
-
-class TokenReader:
+class TokenReader(ChannelReader):
     """The blocks of a channel of tokens. Each `iter()` reads the next epoch.
 
     `dtype`: type of a token in the objects: 'uint16', 'uint32' or 'int32'. `length`: tokens of a block.
@@ -65,17 +63,15 @@ class TokenReader:
         config_dir: str | None = None,
         timeout: float = TIMEOUT,
     ) -> None:
-        self.channel = channel
         self._layout = BlockLayout(dtype, length, batch_size, overlap, drop_remainder, vocabulary)
-        paths = directories(pipe_dir, config_dir, state_dir)
-        check_if_configured(channel, paths.config)
-        self._epochs = ChannelEpochs(channel, paths, epoch=epoch, timeout=timeout)
-        self._position: ReaderPosition | None = None
-        """Position in the epoch that was begun last."""
-        self._left = 0
-        """Blocks of the present array that have not been returned."""
-        self._start: StartPosition | None = None
-        """Start of the next iteration, if that resumes inside an epoch."""
+        super().__init__(
+            channel,
+            epoch=epoch,
+            pipe_dir=pipe_dir,
+            state_dir=state_dir,
+            config_dir=config_dir,
+            timeout=timeout,
+        )
 
     @property
     def record_format(self) -> str:
@@ -90,22 +86,15 @@ class TokenReader:
         blocks, size = self._epochs.counts().records, self._layout.batch_size or 1
         return blocks // size if self._layout.drop_remainder else -(-blocks // size)
 
-    def __bool__(self) -> bool:
-        """Return True; without this method `bool` would call `len`."""
-        return True
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Number of global batches of an epoch, the same on all ranks. Raises TypeError as `len` does."""
-        return self._epochs.counts().steps
-
     def __iter__(self) -> Iterator[NDArray[Any]]:
-        start, self._start = self._start, None
-        with self._epochs.next_stream() as stream:
-            position = reach_start(stream, self.channel, start)
+        with self._next_stream() as stream:
+            position = reach_start(stream, self.channel, self._start)
             self._check(stream)
-            self._drop_blocks(stream, position)
-            self._position, self._left = position, 0
+            left = position.skip * self._layout.block_bytes
+            for _ in drop_bytes(stream, left):
+                pass
+            position.offset, position.skip = position.offset + left, 0
+            self._begin_epoch(position)
             blocks = TokenBlocks(stream, self._layout, origin=position.offset)
             # `follow` takes an array of blocks as a list of records.
             arrays: Iterator[Any] = position.follow(blocks, stream)  # type: ignore[arg-type]
@@ -117,21 +106,11 @@ class TokenReader:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last array that was returned, as `PipeReader.state_dict` does."""
-        if self._start is not None:
-            return self._start.position.state()
-        if self._position is None:
-            return self._epochs.position().state()
-        state = self._position.returned(self._left)
-        if is_step_state(state):
+        state = super().state_dict()
+        if self._start is not None or self._position is None or is_step_state(state):
             return state
         # Whole bytes, so that a reader of another block length goes on at the same token.
         return state | {"offset": state["offset"] + state["skip"] * self._layout.block_bytes, "skip": 0}
-
-    def load_state_dict(self, state: Mapping[str, Any], *, anyway: bool = False) -> None:
-        """Begin the next iteration at the position `state`, as `PipeReader.load_state_dict` does."""
-        position = ReaderPosition.of(state, self.channel)
-        self._epochs.seek(position.epoch)
-        self._start = StartPosition(position, anyway)
 
     def _check(self, stream: PipeStream) -> None:
         """Raise ChannelError if ranks share records that are not the blocks of this reader."""
@@ -147,14 +126,3 @@ class TokenReader:
                 f"the ranks of channel {self.channel} share records, so the block that follows in the stream "
                 "may be of another place: leave out overlap, and write blocks with one token more"
             )
-
-    def _drop_blocks(self, stream: PipeStream, position: ReaderPosition) -> None:
-        """Drop the bytes of the blocks that `position` skips, so that an array begins at its next block."""
-        left = position.skip * self._layout.block_bytes
-        position.offset, position.skip = position.offset + left, 0
-        buffer = memoryview(bytearray(min(left, _DROP_BYTES)))
-        while left:
-            count = stream.readinto(buffer[: min(left, _DROP_BYTES)])
-            if count == 0:
-                raise ChannelError(f"{stream.name} ended {left} bytes before the position of the state")
-            left -= count or 0

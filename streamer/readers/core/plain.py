@@ -28,13 +28,14 @@ from streamer.formats.lines import LineReader
 from streamer.formats.record_format import RecordFormat
 from streamer.formats.recordio import RecordIOReader
 from streamer.formats.tfrecord import Skipped, TFRecordReader
+from streamer.readers.core.channel_reader import ChannelReader
 from streamer.readers.core.config import PipeModeDatasetException, check_if_configured, directories
 from streamer.readers.core.epochs import TIMEOUT, ChannelEpochs
-from streamer.readers.core.position import ReaderPosition, StartPosition, reach_start
+from streamer.readers.core.position import reach_start
 from streamer.readers.core.record_keys import RecordKeys
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from streamer.formats.window import RecordReader, Source
     from streamer.readers.core.stream import PipeStream
@@ -67,7 +68,7 @@ def open_channel(
     return stream
 
 
-class PipeReader:
+class PipeReader(ChannelReader):
     """The records of a channel. Each `iter()` or `batches()` reads the next epoch.
 
     `record_format`: 'RecordIO', 'TFRecord', 'TextLine', or 'fixed:BYTES' for records of so many bytes.
@@ -95,19 +96,17 @@ class PipeReader:
         key: bool = False,
     ) -> None:
         check_format(record_format, max_corrupted_records_to_skip)
+        super().__init__(
+            channel,
+            epoch=epoch,
+            pipe_dir=pipe_dir,
+            state_dir=state_dir,
+            config_dir=config_dir,
+            timeout=timeout,
+        )
         self._key = key
-        self.channel = channel
         self.record_format = record_format
-        paths = directories(pipe_dir, config_dir, state_dir)
-        check_if_configured(channel, paths.config)
-        self._epochs = ChannelEpochs(channel, paths, epoch=epoch, timeout=timeout)
         self._skip = max_corrupted_records_to_skip
-        self._position: ReaderPosition | None = None
-        """Position in the epoch that was begun last."""
-        self._left = 0
-        """Records of the present batch that have not been returned yet."""
-        self._start: StartPosition | None = None
-        """Start of the next iteration, if that resumes inside an epoch."""
         self.skipped = Skipped()
         """Corrupt records left out so far: `records`, and `positions` (stream and offset)."""
 
@@ -124,26 +123,16 @@ class PipeReader:
         """
         return self._epochs.counts().records
 
-    def __bool__(self) -> bool:
-        """Return True; without this method `bool` would call `len`."""
-        return True
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Number of global batches of an epoch, the same on all ranks. Raises TypeError as `len` does."""
-        return self._epochs.counts().steps
-
     def batches(self) -> Iterator[list[Any]]:
         """Yield the next epoch as lists of records, one list per block that arrived; cheaper than `iter`."""
-        start, self._start = self._start, None
         with contextlib.ExitStack() as stack:
-            stream = stack.enter_context(self._epochs.next_stream())
-            position = reach_start(stream, self.channel, start)
+            stream = stack.enter_context(self._next_stream())
+            position = reach_start(stream, self.channel, self._start)
             keys = None
             if self._key:
                 keys = RecordKeys(stream, offset=position.offset, number=position.number)
                 stack.enter_context(contextlib.closing(keys))
-            self._position, self._left = position, 0
+            self._begin_epoch(position)
             reader = record_reader(stream, self.record_format, skip=self._skip, skipped=self.skipped)
             yield from position.follow(reader, stream, keys)
 
@@ -155,22 +144,7 @@ class PipeReader:
         (`streamer.readers.core.position`). Raises ChannelError if corrupt records were left out of a channel
         that ranks share by record.
         """
-        if self._start is not None:
-            return self._start.position.state()
-        if self._position is None:
-            return self._epochs.position().state()
-        return self._position.returned(self._left)
-
-    def load_state_dict(self, state: Mapping[str, Any], *, anyway: bool = False) -> None:
-        """Begin the next iteration at the position `state`, with the rest of that epoch.
-
-        The sidecar must offer that epoch; `penstock run --resume` offers it and does not fetch the bytes
-        before the position. Raises ValueError if `state` is no state of this channel. Iterating raises
-        ChannelError if the plan has changed since, unless `anyway`.
-        """
-        position = ReaderPosition.of(state, self.channel)
-        self._epochs.seek(position.epoch)
-        self._start = StartPosition(position, anyway)
+        return super().state_dict()
 
 
 def check_format(record_format: str, skip: int) -> None:

@@ -252,17 +252,19 @@ def approach_start(
             f"{stream.name} begins at byte {offset}, and the reader is at byte {position.offset}: "
             "give this reader's own state to load_state_dict, or start the sidecar with it (--resume)"
         )
-    left = position.offset - offset
+    yield from drop_bytes(stream, position.offset - offset)
+    return replace(position, digest=digest)
+
+
+def drop_bytes(stream: PipeStream, left: int) -> Iterator[list[bytes]]:
+    """Drop so many bytes of an open stream; yield an empty list after each read. Raises ChannelError."""
     buffer = memoryview(bytearray(min(left, _BLOCK)))
     while left:
         count = stream.readinto(buffer[: min(left, _BLOCK)])
         if count == 0:
-            raise ChannelError(
-                f"{stream.name} ended {left} bytes before byte {position.offset}, the position of the state"
-            )
+            raise ChannelError(f"{stream.name} ended {left} bytes before the position of the state")
         left -= count or 0
         yield []
-    return replace(position, digest=digest)
 
 
 def _at_step(stream: PipeStream, channel: str, start: StepState, *, anyway: bool) -> ReaderPosition:

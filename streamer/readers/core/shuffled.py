@@ -74,10 +74,11 @@ class ShuffledReader(PipeReader):
         self._in_step = 0
         """Records of this rank in a step, when the window began; 0 if ranks do not share the channel."""
         self._resumed: tuple[int, int] | None = None
-        """Records to leave out of the next window, and records of a step when the state was saved."""
+        """Records to leave out of the first window, and records of a step when the state was saved; None
+        once that window begins.
+        """
 
     def __iter__(self) -> Iterator[Any]:
-        resumed, self._resumed = self._resumed, None
         records: list[Any] = []
         first = held = 0
         epoch = None
@@ -92,10 +93,9 @@ class ShuffledReader(PipeReader):
                 held += RECORD_COST + len(record.record if isinstance(record, KeyedRecord) else record)
                 self._left = len(batch) - 1 - index
                 if self._is_full(position.rank, first + len(records), held):
-                    yield from self._shuffled(records, epoch, first, resumed)
-                    resumed = None
+                    yield from self._shuffled(records, epoch, first)
         if records:
-            yield from self._shuffled(records, epoch, first, resumed)
+            yield from self._shuffled(records, epoch, first)
 
     def batches(self) -> Iterator[list[Any]]:
         """Raise TypeError: records are shuffled one by one."""
@@ -151,6 +151,11 @@ class ShuffledReader(PipeReader):
         super().load_state_dict(inner, anyway=anyway)
         self._begin, self._resumed = None, resumed
 
+    def _begin_epoch(self, position: ReaderPosition) -> None:
+        if self._start is None:  # an epoch before it was left inside a window
+            self._begin = self._resumed = None
+        super()._begin_epoch(position)
+
     def _arguments(self) -> dict[str, int | None]:
         return {"seed": self._seed, "window": self._window, "steps": self._steps}
 
@@ -161,7 +166,9 @@ class ShuffledReader(PipeReader):
         return self._position
 
     def _begin_window(self, position: ReaderPosition) -> None:
-        """Save the state before the record that comes next. Raises ChannelError if `steps` does not fit."""
+        """Save the state before the record that comes next. Raises ChannelError if `steps`, or the state that
+        was loaded, does not fit.
+        """
         rank = position.rank
         if (rank is None) != (self._steps is None):
             raise ChannelError(
@@ -169,12 +176,19 @@ class ShuffledReader(PipeReader):
                 if rank is not None
                 else f"{self.channel} has no steps, because ranks do not share it by record; leave steps out"
             )
-        self._in_step = 0 if rank is None else rank.records
-        self._returned = 0
+        in_step = 0 if rank is None else rank.records
+        returned, saved_in_step = self._resumed or (0, 0)
+        if returned and in_step != saved_in_step:
+            raise ChannelError(
+                f"the state of {self.channel} is inside a window, and only the same number of ranks can go "
+                f"on there: it had {saved_in_step} records of a step, and this rank has {in_step}; load a "
+                "state that was saved at the end of a window"
+            )
         try:
-            self._begin = super().state_dict()
+            begin: dict[str, Any] | ChannelError = super().state_dict()
         except ChannelError as error:  # for whoever asks for a state
-            self._begin = error
+            begin = error
+        self._begin, self._returned, self._in_step, self._resumed = begin, returned, in_step, None
 
     def _is_full(self, rank: RankSteps | None, end: int, held: int) -> bool:
         """Return whether a window is full that ends before record number `end` and holds so many bytes."""
@@ -187,26 +201,15 @@ class ShuffledReader(PipeReader):
             )
         return end % (self._steps * rank.records) == 0
 
-    def _shuffled(
-        self, records: list[Any], epoch: int | None, first: int, resumed: tuple[int, int] | None
-    ) -> Iterator[Any]:
+    def _shuffled(self, records: list[Any], epoch: int | None, first: int) -> Iterator[Any]:
         """Yield a window's records in the order of its permutation, and empty the list."""
-        returned, in_step = resumed or (0, 0)
-        if returned and in_step != self._in_step:
+        if self._returned > len(records):
             raise ChannelError(
-                f"the state of {self.channel} is inside a window, and only the same number of ranks can go "
-                f"on there: it had {in_step} records of a step, and this rank has {self._in_step}; load a "
-                "state that was saved at the end of a window"
-            )
-        if returned > len(records):
-            raise ChannelError(
-                f"the state of {self.channel} has {returned} records of a window that has {len(records)}: "
-                "the objects have changed; begin without the state"
+                f"the state of {self.channel} has {self._returned} records of a window that has "
+                f"{len(records)}: the objects have changed; begin without the state"
             )
         permute(records, self._seed, 0 if epoch is None else epoch, first)
-        for _ in range(returned):
-            records.pop()
-        self._returned = returned
+        del records[len(records) - self._returned :]
         while records:
             record = records.pop()
             self._returned += 1

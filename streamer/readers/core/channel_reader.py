@@ -1,0 +1,83 @@
+"""`ChannelReader`: base of the readers in plain Python that read one channel and have a position in it.
+
+    load_state_dict ─▶ start ─▶ FIFO opened, start reached ─▶ position, which moves with each record
+
+The start is the state until the position is reached. So an iteration whose FIFO does not appear, or that
+fails before the start, leaves the state as it was loaded, and the next iteration begins there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from streamer.readers.core.config import check_if_configured, directories
+from streamer.readers.core.epochs import ChannelEpochs
+from streamer.readers.core.position import ReaderPosition, StartPosition
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from streamer.readers.core.stream import PipeStream
+
+
+class ChannelReader:
+    """A channel with a position. Arguments are those of `PipeReader`."""
+
+    def __init__(
+        self,
+        channel: str,
+        *,
+        epoch: int | None,
+        pipe_dir: str | None,
+        state_dir: str | None,
+        config_dir: str | None,
+        timeout: float,
+    ) -> None:
+        self.channel = channel
+        paths = directories(pipe_dir, config_dir, state_dir)
+        check_if_configured(channel, paths.config)
+        self._epochs = ChannelEpochs(channel, paths, epoch=epoch, timeout=timeout)
+        self._position: ReaderPosition | None = None
+        """Position in the epoch that was begun last."""
+        self._left = 0
+        """Records of the present batch that have not been returned yet."""
+        self._start: StartPosition | None = None
+        """Start of the next iteration, if that resumes inside an epoch; None once it is reached."""
+
+    def __bool__(self) -> bool:
+        """Return True; without this method `bool` would call `len`."""
+        return True
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Number of global batches of an epoch, the same on all ranks. Raises TypeError as `len` does."""
+        return self._epochs.counts().steps
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position after the last record that was returned."""
+        if self._start is not None:
+            return self._start.position.state()
+        if self._position is None:
+            return self._epochs.position().state()
+        return self._position.returned(self._left)
+
+    def load_state_dict(self, state: Mapping[str, Any], *, anyway: bool = False) -> None:
+        """Begin the next iteration at the position `state`, with the rest of that epoch.
+
+        The sidecar must offer that epoch; `penstock run --resume` offers it and does not fetch the bytes
+        before the position. Raises ValueError if `state` is no state of this channel. Iterating raises
+        ChannelError if the plan has changed since, unless `anyway`.
+        """
+        position = ReaderPosition.of(state, self.channel)
+        self._epochs.seek(position.epoch)
+        self._start = StartPosition(position, anyway)
+
+    def _next_stream(self) -> PipeStream:
+        """Take the next epoch, or that of the start, and return its stream, not yet open."""
+        if self._start is not None:  # an iteration that failed before the start may have taken the epoch
+            self._epochs.seek(self._start.position.epoch)
+        return self._epochs.next_stream()
+
+    def _begin_epoch(self, position: ReaderPosition) -> None:
+        """Make `position`, which the open stream has reached, that of this reader."""
+        self._position, self._left, self._start = position, 0, None

@@ -1,0 +1,67 @@
+"""A loaded state stays the reader's state until the first new record, whatever fails before it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from streamer.errors import ChannelError, TruncatedStream
+from streamer.formats import recordio
+from streamer.readers import PipeReader, ShuffledReader
+from streamer.readers.tables import TableReader
+from streamer.readers.tokens import TokenReader
+from tests.readers.feeder import Feeder
+
+
+def table() -> bytes:
+    sink = pa.BufferOutputStream()
+    content = pa.table({"number": list(range(20))})
+    with pa.ipc.new_stream(sink, content.schema) as out:
+        out.write_table(content)
+    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
+
+
+RECORDS = b"".join(recordio.encode(b"%d" % number) for number in range(20))
+READERS: dict[str, tuple[Callable[..., Any], bytes, dict[str, Any]]] = {
+    "records": (PipeReader, RECORDS, {}),
+    "shuffled": (ShuffledReader, RECORDS, {"seed": 1, "window": 1000}),
+    "tokens": (TokenReader, bytes(range(200)), {"dtype": "uint16", "length": 5}),
+    "tables": (TableReader, recordio.encode(table()), {"batch_rows": 1}),
+}
+
+
+@pytest.mark.parametrize("kind", READERS)
+@pytest.mark.parametrize("epoch", [0, None])
+def test_a_loaded_state_survives_failures_before_the_first_record(
+    feeder: Feeder, kind: str, epoch: int | None
+) -> None:
+    """No FIFO appears, then the FIFO ends early; a third iteration goes on after the record of the state."""
+    made, data, options = READERS[kind]
+    feed = feeder.feed(0, data)
+    first = made("train", epoch=epoch, **options)
+    records = iter(first)
+    before = [str(each) for each in itertools.islice(records, 7)]
+    state = first.state_dict()
+    records.close()
+    feed.join()
+
+    reader = made("train", epoch=epoch, timeout=0.01, **options)
+    reader.load_state_dict(state)
+    with pytest.raises(ChannelError, match="did not appear"):
+        next(iter(reader))
+    assert reader.state_dict() == state
+    feeder.feed(0, data[:60], state="failed", total=len(data))
+    with pytest.raises((TruncatedStream, ChannelError)):
+        next(iter(reader))
+    assert reader.state_dict() == state
+
+    feeder.feed(0, data)
+    other = made("train", epoch=epoch, **options)
+    other.load_state_dict(reader.state_dict())
+    found = before + [str(each) for each in other]
+    feeder.feed(1, data)
+    assert sorted(found) == sorted(map(str, made("train", epoch=1, **options)))
