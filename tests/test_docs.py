@@ -507,6 +507,12 @@ def test_every_page_begins_with_its_reader(page: Path) -> None:
     assert first.startswith("For "), first
 
 
+def test_the_profile_decides_how_many_examples_a_property_draws() -> None:
+    """A number in the test itself would hold for the night too."""
+    tests = (ROOT / "tests" / "unit").glob("test_*.py")
+    assert not [path.name for path in tests if re.search(r"max_examples=\d+[,)]", path.read_text())]
+
+
 def test_the_tutorial_installs_what_the_demo_needs() -> None:
     """By name and not by --group: that needs pip 25.1, which environments of Python 3.11 to 3.13 lack."""
     page = (DOCS / "tutorials/first-ten-minutes.md").read_text()

@@ -107,7 +107,7 @@ def bytes_of(store: dict[str, bytes], object_: ObjectRef, start: int, end: int) 
     return store[f"s3://{object_.bucket}/{object_.key}"][start:end]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=4 * settings().max_examples)
 @given(channels(), arrangements, st.integers(0, 3), st.integers(1, 50), st.integers(1, 100))
 def test_any_channel_streams_what_the_reference_says(
     channel: Stored, arrangement: Arrangement, epoch: int, part_size: int, piece: int
@@ -157,7 +157,7 @@ def test_shards_by_count_are_disjoint_whole_and_even(
     assert sum(plan.objects(epoch) for plan in parts) == whole.objects(epoch) == len(list(whole.refs(epoch)))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=4 * settings().max_examples)
 @given(channels(), arrangements, st.integers(0, 3), st.integers(1, 6))
 def test_rank_fifos_stream_what_the_reference_says(
     channel: Stored, arrangement: Arrangement, epoch: int, count: int

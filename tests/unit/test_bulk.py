@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamer.errors import StreamError
@@ -109,7 +109,6 @@ def test_records_of_one_length_are_verified_together(monkeypatch: pytest.MonkeyP
     assert calls.count(100) == 2 * TOGETHER
 
 
-@settings(max_examples=40)
 @given(
     st.lists(st.tuples(st.integers(0, len(LONG) - 1), st.integers(0, 115), st.integers(1, 255)), max_size=5),
     st.integers(0, 3),

@@ -70,7 +70,7 @@ def facts(endpoint: BucketEndpoint) -> tuple[object, ...]:
     return endpoint.host, endpoint.port, endpoint.tls, endpoint.authority, endpoint.prefix, region
 
 
-@settings(max_examples=200)
+@settings(max_examples=4 * settings().max_examples)
 @given(bucket=buckets, url=urls, region=regions, path_style=st.booleans())
 @example(bucket="a.b.c", url="http://minio:9000", region=None, path_style=False)
 @example(bucket="a.b.c", url="https://minio:9000/", region=None, path_style=False)

@@ -211,7 +211,7 @@ def table(start: int, rows: int, *, metadata: dict[Any, Any] | None = None) -> A
     return pa.table(columns).replace_schema_metadata(metadata)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None)
 @given(
     st.lists(st.lists(st.integers(0, 8), min_size=1, max_size=3), min_size=1, max_size=4),
     st.lists(st.integers(1, 3000), max_size=3),

@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.job.resume import start_positions
@@ -90,7 +90,6 @@ def due_order(
     return order
 
 
-@settings(max_examples=60)
 @given(mixes, untils, ways, st.none() | st.integers(0, 9), st.data())
 def test_the_order_is_that_of_the_specification(
     mixed: tuple[tuple[int, ...], Sources],
@@ -130,7 +129,6 @@ def test_the_order_is_that_of_the_specification(
                 assert abs(have - Fraction(position * weight, sum(weights))) <= most
 
 
-@settings(max_examples=25)
 @given(two_weights, two_weights, untils, ways, st.integers(0, 2**32))
 def test_streams_under_way_go_on_in_the_new_order(
     terms: tuple[int, ...], new: tuple[int, ...], until: Until, by: MixBy, dice: int

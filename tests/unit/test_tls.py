@@ -153,7 +153,7 @@ def test_a_file_without_certificates_is_refused(tmp_path: Path) -> None:
         TlsContext(str(tmp_path / "missing.pem"))
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     records=st.lists(st.integers(1, 40_000), max_size=6),
     rooms=st.lists(st.integers(1, 50_000), min_size=1, max_size=4),
