@@ -82,11 +82,10 @@ class TableReader(ChannelReader):
         return self._decoder.schema
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        resumes = self._start is not None
         with self._next_stream() as stream:
             position = reach_start(stream, self.channel, self._start)
+            self._rows = skip = self._rows if self._resumes(position) else 0
             self._begin_epoch(position)
-            self._rows = skip = self._rows if resumes else 0
             objects = RecordIOReader(stream, max_payload=self._max_object_bytes)
             for block in position.follow(objects, stream):
                 for left, payload in zip(range(len(block), 0, -1), block, strict=True):

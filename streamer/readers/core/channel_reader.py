@@ -43,6 +43,8 @@ class ChannelReader:
         """Records of the present batch that have not been returned yet."""
         self._start: StartPosition | None = None
         """Start of the next iteration, if that resumes inside an epoch; None once it is reached."""
+        self._tried = False
+        """Whether an iteration has taken an epoch for the start."""
 
     def __bool__(self) -> bool:
         """Return True; without this method `bool` would call `len`."""
@@ -70,13 +72,18 @@ class ChannelReader:
         """
         position = ReaderPosition.of(state, self.channel)
         self._epochs.seek(position.epoch)
-        self._start = StartPosition(position, anyway)
+        self._start, self._tried = StartPosition(position, anyway), False
 
     def _next_stream(self) -> PipeStream:
         """Take the next epoch, or that of the start, and return its stream, not yet open."""
-        if self._start is not None:  # an iteration that failed before the start may have taken the epoch
+        if self._start is not None and self._tried:  # that iteration failed before the start
             self._epochs.seek(self._start.position.epoch)
+        self._tried = True
         return self._epochs.next_stream()
+
+    def _resumes(self, position: ReaderPosition) -> bool:
+        """Return whether the epoch of `position` is that of the start; another reader may have taken that."""
+        return self._start is not None and self._start.position.epoch == position.epoch
 
     def _begin_epoch(self, position: ReaderPosition) -> None:
         """Make `position`, which the open stream has reached, that of this reader."""

@@ -152,7 +152,7 @@ class ShuffledReader(PipeReader):
         self._begin, self._resumed = None, resumed
 
     def _begin_epoch(self, position: ReaderPosition) -> None:
-        if self._start is None:  # an epoch before it was left inside a window
+        if not self._resumes(position):  # an epoch before it was left inside a window
             self._begin = self._resumed = None
         super()._begin_epoch(position)
 
