@@ -13,7 +13,6 @@ import json
 import os
 import stat
 import sys
-import time
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,9 +29,9 @@ from sidecar.commands.manifest_text import (
     number_labels,
 )
 from sidecar.job.strays import option_advice, warn_of_strays
-from sidecar.process.logs import log
 from sidecar.process.memory import memory_limit
 from sidecar.process.progress import progress_line
+from sidecar.process.wait_log import WaitLog
 from streamer.errors import ConfigError, SinkError
 from streamer.plan import S3Uri, parse_object_uri, parse_s3_uri
 from streamer.retry import RetryPolicy, retry_while_unavailable
@@ -48,13 +47,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 
     from sidecar.commands.manifest_text import Ids, Label, Labelled
-    from streamer.errors import SourceError
     from streamer.plan import Plan
     from streamer.plan.selection import Selection
     from streamer.s3.client.endpoint import Endpoint
-
-WAIT_LOGGED_EVERY = 10.0
-"""Seconds between log lines while storage is unavailable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,13 +104,7 @@ async def list_objects(
 
     `give_up_after`: seconds without progress. Raises SourceError, and what `Sources.plan` raises.
     """
-    listed, logged = 0, float("-inf")
-
-    def waiting(error: SourceError) -> None:
-        nonlocal logged
-        if time.monotonic() - logged >= WAIT_LOGGED_EVERY:
-            logged = time.monotonic()
-            log.warning("waiting for storage", error=str(error))
+    listed = 0
 
     def plan(progressed: Callable[[], None]) -> Awaitable[Plan]:
         def progress(number: int) -> None:
@@ -138,7 +127,7 @@ async def list_objects(
         ) as clients:
             with open_pages(clients) as pages:
                 policy = RetryPolicy(give_up_after=give_up_after)
-                found = await retry_while_unavailable(plan, policy, on_wait=waiting)
+                found = await retry_while_unavailable(plan, policy, on_wait=WaitLog().waiting)
     warn_of_strays(found.strays, advice=option_advice)
     return Found(_Planned(found), partial(common_prefix, uris))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import TYPE_CHECKING
 
 from sidecar.job.endmarks import end_mark_advice, unjoined
@@ -11,6 +10,7 @@ from sidecar.job.planned import figures_by_record
 from sidecar.job.strays import channel_advice, warn_of_strays
 from sidecar.observe.state import PlanningStep
 from sidecar.process.logs import log
+from sidecar.process.wait_log import WaitLog
 
 if TYPE_CHECKING:
     from typing import Self
@@ -38,7 +38,7 @@ class PlanningLog:
         self._source = ", ".join(map(str, channel.sources))
         prefix = channel.source.s3_data_type == "S3Prefix"
         self._step = PlanningStep("listing" if prefix else "manifest")
-        self._waited = float("-inf")
+        self._waits = WaitLog(channel=self._name)
         self._timer: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> Self:
@@ -71,12 +71,9 @@ class PlanningLog:
         self._step.doing, self._step.waiting = "digest", ""
 
     def waiting(self, error: SourceError) -> None:
-        """Note that storage is unavailable; log it at most every `PROGRESS_EVERY` seconds."""
+        """Note and log that storage is unavailable."""
         self._step.waiting = str(error)
-        now = time.monotonic()
-        if now - self._waited >= PROGRESS_EVERY:
-            self._waited = now
-            log.warning("waiting for storage", channel=self._name, error=str(error))
+        self._waits.waiting(error)
 
     def listing(self, plan: Plan) -> None:
         """Log that the channel streams `plan`, which is open, while its listing goes on."""
