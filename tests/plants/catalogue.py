@@ -386,7 +386,7 @@ PLANTS = (
     Plant(
         "resume under another plan",
         "sidecar/job/resume.py",
-        "if not anyway and not plan.covers(held.digest, position):",
+        "if not anyway and not covered:",
         "if not anyway and not held.digest:",
         ("tests/unit/test_resume.py", "tests/sidecar/test_keeper.py"),
     ),
