@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
@@ -14,19 +15,27 @@ Value = TypeVar("Value")
 
 
 class EpochCache(Generic[Value]):
-    """Values of the epochs that were added last. Their keys are epochs, or `Order.key`."""
+    """Values of the epochs that were used last. Their keys are epochs, or `Order.key`."""
 
     def __init__(self) -> None:
         self._values: dict[Hashable, Value] = {}
-        """Values by key. Insertion order is age."""
+        """Values by key, from the one that was used first to the one that was used last."""
+        self._lock = threading.Lock()
+        """Held while the order of the values changes."""
 
     def get(self, key: Hashable) -> Value | None:
         """Return the epoch's value; None if it is not cached."""
-        return self._values.get(key)
+        with self._lock:
+            value = self._values.pop(key, None)
+            if value is not None:
+                self._values[key] = value
+        return value
 
     def put(self, key: Hashable, value: Value) -> Value:
-        """Add the value of an epoch, and return it. Removes the oldest one if there are too many."""
-        # A new dict, because another thread may read the value of another epoch.
-        latest = list(self._values.items())[1 - MOST_EPOCHS :]
-        self._values = dict([*latest, (key, value)])
+        """Add the value of an epoch, and return it. Removes the value that was used first, if too many."""
+        with self._lock:
+            self._values.pop(key, None)
+            self._values[key] = value
+            if len(self._values) > MOST_EPOCHS:
+                del self._values[next(iter(self._values))]
         return value
