@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from streamer.errors import ChannelError
-from streamer.readers import load_state
+from streamer.readers import PipeReader, load_state, save_state
 from streamer.readers.core.state import EpochState
 from streamer.readers.tensorflow import PipeModeDataset
 from streamer.readers.tensorflow.backup import StepBackup
@@ -87,10 +87,12 @@ def test_keras_knows_the_batches_of_a_channel_shared_by_record(
     assert not [warning for warning in recwarn if "ran out of data" in str(warning.message)]
 
 
-def trained(directory: Path, epochs: int, *, stop_after: int | None = None, fits: bool = True) -> Any:
+def trained(
+    directory: Path, epochs: int, *, stop_after: int | None = None, fits: bool = True, again: bool = False
+) -> Any:
     """Train until the last epoch, or until so many batches of this run. Return the model's variables.
 
-    `fits`: call `fit` for each epoch.
+    `fits`: call `fit` for each epoch. `again`: call it once more with the same objects.
     """
     dataset = PipeModeDataset("train-0", "TFRecord", batch_size=SIZE, start=load_state(directory))
     model = tf.keras.Sequential([tf.keras.Input([1]), tf.keras.layers.Dense(1, kernel_initializer="ones")])
@@ -103,6 +105,8 @@ def trained(directory: Path, epochs: int, *, stop_after: int | None = None, fits
             model.fit(dataset.map(parse), epochs=epochs, **options)
         for epoch in range(backup.epoch, epochs if fits else 0):
             model.fit(dataset.map(parse), initial_epoch=epoch, epochs=epoch + 1, **options)
+    if again:
+        model.fit(dataset.map(parse), **options)
     return [variable.numpy().tolist() for variable in (*model.variables, *model.optimizer.variables)]
 
 
@@ -151,6 +155,17 @@ def test_a_backup_has_weights_and_state_of_the_same_step(feeder: Feeder, tmp_pat
     feed(1)
     assert trained(directory, 2) == whole
     assert sorted(os.listdir(directory)) == ["2-0.weights.h5", "penstock-state.json"]
+
+    # A later fit of the same objects would count on from the batch at which the first one was left.
+    EpochState(feeder.state_dir, "train-0").put(0)
+    feed(0)
+    with pytest.raises(ChannelError, match="would begin at epoch 1 .* reached step 7 of epoch 0"):
+        trained(tmp_path / "again", 1, stop_after=7, again=True)
+    (tmp_path / "bytes").mkdir()
+    save_state(tmp_path / "bytes", PipeReader("train-0", "TFRecord", epoch=5).state_dict())
+    with pytest.raises(ValueError, match="is no state of steps"):
+        StepBackup(PipeModeDataset("train-0", "TFRecord"), str(tmp_path / "bytes"))
+    EpochState(feeder.state_dir, "train-0").put(0)
 
     # Keras would train on four batches of every later epoch too.
     feed(0, 6)

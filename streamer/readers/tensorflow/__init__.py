@@ -53,7 +53,7 @@ from streamer.readers.tensorflow.memory import keep_memory
 from streamer.readers.tensorflow.meter import Meter
 from streamer.readers.tensorflow.positions import EpochCursor, parse_start
 from streamer.readers.tensorflow.steps import PATIENCE_S
-from streamer.step_state import StepState
+from streamer.step_state import StepState, is_step_state
 
 if TYPE_CHECKING:
     import os
@@ -215,6 +215,13 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
             raise PipeModeDatasetException("the number of steps of a path is unknown; read a channel")
         return _counts(self._epochs).steps
 
+    @property
+    def next_epoch(self) -> int:
+        """Epoch that the next iterator reads. Raises PipeModeDatasetException for a path."""
+        if self._epochs is None:
+            raise PipeModeDatasetException("a path has no epochs; read a channel")
+        return self._epochs.peek()
+
     def step_state(self, steps: int = 0) -> dict[str, Any]:
         """Return the state of the job after so many global batches of this dataset, for `--resume`.
 
@@ -232,7 +239,13 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
         _counts(self._epochs)
         if self._first_state is None:
             position = self._starts[0].position if self._starts else self._epochs.position()
-            self._first_state = StepState.of(position.state())
+            state = position.state()
+            if not is_step_state(state):
+                raise ChannelError(
+                    f"the first position of {self.channel} is no state of steps; begin with a state of "
+                    "steps, and call step_state while the sidecar runs"
+                )
+            self._first_state = StepState.of(state)
         return self._epochs.state_after(self._first_state, steps).document()
 
     def _elements(  # noqa: PLR0913 - the options of the constructor

@@ -21,7 +21,7 @@ import keras
 
 from streamer.errors import ChannelError
 from streamer.readers.core.state_file import load_state, save_state
-from streamer.step_state import StepState
+from streamer.step_state import StepState, is_step_state
 
 if TYPE_CHECKING:
     from streamer.readers.tensorflow import PipeModeDataset
@@ -40,7 +40,8 @@ class StepBackup(keras.callbacks.Callback):  # type: ignore[misc] # keras publis
     epoch only. `batches`: batches of the pipeline in a global batch.
 
     The model must be built. Training raises ChannelError if ranks do not share the channel by record, if the
-    dataset does not begin at the step of the backup, or if a Keras epoch ends within an epoch of the channel.
+    dataset does not begin at the step of the backup, if a Keras epoch ends within an epoch of the channel and
+    `fit` has no `steps_per_epoch`, or if a later `fit` does not begin at the step that training has reached.
     """
 
     def __init__(
@@ -55,6 +56,11 @@ class StepBackup(keras.callbacks.Callback):  # type: ignore[misc] # keras publis
         self._directory = os.path.abspath(directory)
         os.makedirs(self._directory, exist_ok=True)
         saved = load_state(self._directory)
+        if saved is not None and not is_step_state(saved):
+            raise ValueError(
+                f"the state in {self._directory} is no state of steps, and StepBackup needs one; give it a "
+                "folder of its own"
+            )
         self._saved = None if saved is None else StepState.of(saved)
         """The last backup."""
         self._begun = False
@@ -69,14 +75,21 @@ class StepBackup(keras.callbacks.Callback):  # type: ignore[misc] # keras publis
 
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002 - Keras calls it so
         if self._begun:  # a later `fit` goes on
+            state, rest = self._reached()
+            if state.step or rest or state.epoch != self._dataset.next_epoch:
+                raise ChannelError(
+                    f"this fit would begin at epoch {self._dataset.next_epoch} of the channel, and training "
+                    f"has reached step {state.step} of epoch {state.epoch}; make a new dataset and a new "
+                    "StepBackup, and start the sidecar with --resume"
+                )
             return
         if not self.model.built:
             raise ValueError("build the model before fit, so that StepBackup can restore its weights")
         if self.model.steps_per_execution != 1:
             raise ValueError("StepBackup counts batches one by one; leave steps_per_execution at 1")
         begin = StepState.of(self._dataset.step_state())
-        self._begun = True
         if self._saved is None:
+            self._begun = True
             return
         if (begin.epoch, begin.step) != (self._saved.epoch, self._saved.step):
             raise ChannelError(
@@ -87,6 +100,7 @@ class StepBackup(keras.callbacks.Callback):  # type: ignore[misc] # keras publis
         if not self.model.optimizer.built:
             self.model.optimizer.build(self.model.trainable_variables)
         self.model.load_weights(self._weights(self._saved))
+        self._begun = True
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
         self._trained += 1
