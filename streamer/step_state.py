@@ -97,7 +97,10 @@ def is_order(value: object) -> bool:
         and isinstance(changes["digest"], str)
         and isinstance(changes["weights"], list)
         and all(
-            isinstance(each, list) and len(each) == 3 and all(type(number) is int for number in each[:2])
+            isinstance(each, list)
+            and len(each) == 3
+            and all(type(number) is int for number in each[:2])
+            and isinstance(each[2], list)
             for each in changes["weights"]
         )
     )

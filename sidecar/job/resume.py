@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,10 +29,10 @@ from streamer.plan.record_plan import RecordPlan
 from streamer.relay.channel_spec import StartPosition
 from streamer.sink.key_list import last_offset
 from streamer.step_state import StepState, changes_of, is_step_state, order_difference
-from streamer.trailer import read_trailer
+from streamer.trailer import read_trailer, trailer_path
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from streamer.helpers.keeper_client import Held
     from streamer.plan import Plan
@@ -91,19 +92,19 @@ def take_changes(
 ) -> dict[str, list[list[Any]]]:
     """Change the orders of plans by the changes of weights in states, and in trailers of the keeper's FIFOs.
 
-    `plans`: of the FIFOs, by channel. Returns the changes by channel. Raises ConfigError.
+    `plans`: of the FIFOs, by channel. Trailers come first, because a change in the state may have been
+    cancelled or replaced after it was saved. Returns the changes by channel. Raises ConfigError.
     """
     found = {}
     for name, fifos in plans.items():
         plan = next(iter(fifos.values()))
         if not isinstance(plan, RecordPlan):
             continue
-        orders = [state.order for state in (saved.get(name),) if isinstance(state, StepState)]
-        for fifo in fifos.keys() & held.keys():
-            trailer = _published(fifo, held[fifo], directory)
-            if trailer is not None and trailer.order is not None:
-                orders.append(trailer.order)
-        changes = max(map(changes_of, orders), key=len, default=[])
+        state = saved.get(name)
+        order = _newest_order(fifos.keys() & held.keys(), held, directory)
+        if order is None and isinstance(state, StepState):
+            order = state.order
+        changes = [] if order is None else changes_of(order)
         if changes:
             try:
                 plan.host_ranks.take_changes(changes)
@@ -111,6 +112,21 @@ def take_changes(
                 raise ConfigError(f"channel {name}: {error}; start without the state") from error
             found[name] = changes
     return found
+
+
+def _newest_order(fifos: Iterable[str], held: Mapping[str, Held], directory: str) -> Mapping[str, Any] | None:
+    """Return the order in the trailer of these FIFOs that was published last; None if no trailer has one.
+
+    An earlier sidecar may have ended after it had published a change in some of the trailers.
+    """
+    newest, order = -1, None
+    for fifo in sorted(fifos):
+        with contextlib.suppress(OSError):
+            published = os.stat(trailer_path(directory, fifo, held[fifo].epoch)).st_mtime_ns
+            trailer = _published(fifo, held[fifo], directory)
+            if published > newest and trailer is not None and trailer.order is not None:
+                newest, order = published, trailer.order
+    return order
 
 
 def _parse_state(state: Any) -> tuple[str, Saved | StepState]:
@@ -188,14 +204,15 @@ def _at_step(plan: Plan, state: StepState, *, anyway: bool) -> Saved:
 def with_published_digests(held: Mapping[str, Held], directory: str) -> dict[str, Held]:
     """Return the keeper's FIFOs with the digests in their trailers, where these are later than the keeper's.
 
-    They are if the keeper has a partial digest, or if weights were changed.
+    They are if the keeper has a partial digest, or if ranks share the channel by record: a change of weights
+    may have been made, replaced or cancelled.
     """
     found = {}
     for name, each in held.items():
         trailer = _published(name, each, directory)
         partial = parse_partial(each.digest) is not None
-        changed = trailer is not None and trailer.order is not None and bool(changes_of(trailer.order))
-        found[name] = replace(each, digest=trailer.digest) if trailer and (partial or changed) else each
+        later = trailer is not None and (partial or trailer.order is not None)
+        found[name] = replace(each, digest=trailer.digest) if trailer and later else each
     return found
 
 

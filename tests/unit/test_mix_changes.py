@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from fractions import Fraction
 from functools import partial
 from itertools import accumulate, count, pairwise
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.job.resume import start_positions
+from sidecar.job.resume import start_positions, take_changes, with_published_digests
 from streamer.helpers.keeper_client import Held
 from streamer.key_list import key_list_path
 from streamer.plan.dealing import deal_stream
@@ -26,6 +27,7 @@ from streamer.plan.record_places import offset_of
 from streamer.plan.record_plan import RecordPlan
 from streamer.sink.key_list import KeyListWriter, last_offset
 from streamer.step_state import StepState, order_difference
+from streamer.trailer import Trailer, trailer_path, write_trailer
 from tests.unit import reference
 from tests.unit.reference import Record
 from tests.unit.test_mix import BLOCK, bytes_of, mixes, order_of, untils, ways
@@ -199,6 +201,34 @@ def test_a_state_has_the_changes_that_its_batches_depend_on() -> None:
                 assert "the changes of its weights was" in difference
     other = host_ranks_with((), (1, 2)).described_order
     assert "Mix was" in (order_difference(StepState("train", 0, 0, other), orders[2]) or "")
+
+
+@pytest.mark.parametrize("present", [(), (MixChange(0, 8, (1, 3)),)], ids=str)
+def test_the_trailers_of_held_fifos_have_the_changes_and_not_an_older_state(
+    tmp_path: Path, present: tuple[MixChange, ...]
+) -> None:
+    """The state was saved with a change that was cancelled, or replaced, before the sidecar ended.
+
+    Another sidecar ended before it had published this in all trailers; the latest one holds.
+    """
+    older = host_ranks_with((MixChange(0, 9, (3, 1)),))
+    latest = host_ranks_with(present)
+    held, plans = {}, {}
+    for rank, ranks in enumerate((older, latest)):
+        name = f"train-{rank}"
+        digest = RecordPlan(ranks).ranks(2)[rank].digest
+        order = ranks.described_order
+        trailer = Trailer(channel=name, epoch=0, state="open", bytes_total=None, order=order, digest=digest)
+        write_trailer(str(tmp_path), trailer)
+        os.utime(trailer_path(str(tmp_path), name, 0), ns=(rank, rank))
+        held[name] = Held(0, "open", 0, "as it was when the epoch began", 0, None)
+        assert with_published_digests(held, str(tmp_path))[name].digest == digest
+    resumed = host_ranks_with(())
+    plans = dict(zip(held, RecordPlan(resumed).ranks(2), strict=True))
+    state = StepState("train", 0, 2, older.described_order)
+    found = take_changes({"train": plans}, {"train": state}, held, str(tmp_path))
+    assert resumed.changes == latest.changes
+    assert found.get("train", []) == latest.changes
 
 
 def test_a_plan_covers_bytes_before_a_change_only() -> None:
