@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
-from sidecar.admin.probe import MOST_REASON, response
+from sidecar.admin.probe import MOST_REASON, WITHIN, response
 from streamer.errors import ConfigError, SinkError
 from streamer.secrets import escape_control
 from streamer.units import decimal_bytes, human_bytes
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from http.client import HTTPResponse
 
+WEIGHTS_WITHIN = 600
+"""Seconds in which the sidecar must respond to a change of weights: it walks over two epochs first."""
 LIMITS = ("bandwidth", "requests_in_flight", "memory_budget")
 _LIFTED = ("none", "auto")
 """Values that lift a limit."""
@@ -53,10 +55,12 @@ def change(url: str, document: dict[str, Any], token: str) -> dict[str, Any]:
     return _patch(url, "/limits", document, token)
 
 
-def _patch(url: str, path: str, document: dict[str, Any], token: str) -> dict[str, Any]:
+def _patch(
+    url: str, path: str, document: dict[str, Any], token: str, *, within: float = WITHIN
+) -> dict[str, Any]:
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
     body = json.dumps(document).encode()
-    with _accepted(url, path, headers, method="PATCH", body=body) as received:
+    with _accepted(url, path, headers, method="PATCH", body=body, within=within) as received:
         after: dict[str, Any] = json.load(received)
     return after
 
@@ -66,7 +70,7 @@ def change_weights(url: str, document: dict[str, Any], token: str) -> dict[str, 
 
     Raises SinkError if no sidecar responds, ConfigError if it refuses.
     """
-    return _patch(url, "/weights", document, token)
+    return _patch(url, "/weights", document, token, within=WEIGHTS_WITHIN)
 
 
 def parse_weights(words: tuple[str, ...], at: str | None) -> dict[str, Any] | None:

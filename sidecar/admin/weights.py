@@ -87,8 +87,8 @@ class WeightChanger:
             first = given or _steps_after(ranks, ahead)
             change = MixChange(*first, weights)
             changes = changed(order.mix.weights, order.changes, change)
-            if changes == order.changes:
-                return change
+            if changes == order.changes:  # these weights hold already
+                return changes[-1] if changes else MixChange(0, 0, weights)
             if len(changes) > MOST_CHANGES:
                 raise ConfigError(
                     f"channel {name!r} has {MOST_CHANGES} changes of its weights, which is the most; write "

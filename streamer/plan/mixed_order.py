@@ -244,8 +244,8 @@ class MixedOrder:
             states = self._states.get(self.key(first.epoch)) or []
             kept = [state for state in states if state.position < first.step * self._batch]
         self.changes, self._states, self._lock = changes, EpochCache(), threading.Lock()
-        new = {each.weights for each in changes} - self._picks.keys()
-        self._picks = self._picks | {weights: Picks(weights) for weights in new}
+        used = {self.mix.weights, *(each.weights for each in changes)}
+        self._picks = {weights: self._picks.get(weights) or Picks(weights) for weights in used}
         if first is not None:
             self._states.put(self.key(first.epoch), kept)
 

@@ -76,6 +76,9 @@ class MixedJob:
                 weight = 'penstock_mix_weight_ratio{whole="train",prefix="s3://b/rare/"}'
                 assert f"{weight} {1 / 3}\n" in metrics, "the change is pending"
             found = self.read(limit)
+            if change and limit is not None:  # the weights hold already, so nothing changes
+                again = json.loads(self.set(running, "--json", "train.weights=1,1").stdout)
+                assert (again["epoch"], again["step"]) == AT
             running.process.kill()
         return found
 
