@@ -154,12 +154,17 @@ class RecordReader(ABC):
         """Make the buffer larger; keep its first `left` bytes.
 
         An anonymous mapping takes memory for the pages that were written only, and grows without a copy.
+        Raises MemoryError; the window stays as it was then.
         """
-        if isinstance(self._buffer, mmap.mmap):
-            self._view.release()
-            self._buffer.resize(size)
-        else:
-            grown = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            grown[:left] = self._view[:left]
-            self._buffer = grown
-        self._view = memoryview(self._buffer)
+        try:
+            if isinstance(self._buffer, mmap.mmap):
+                self._view.release()
+                self._buffer.resize(size)
+            else:
+                grown = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+                grown[:left] = self._view[:left]
+                self._buffer = grown
+        except OSError as error:
+            raise MemoryError(f"no memory for a {self.what} of more than {left} bytes") from error
+        finally:
+            self._view = memoryview(self._buffer)

@@ -123,6 +123,8 @@ class ExampleDecoder:
     ) -> None:
         if not features and not sequences:
             raise ValueError("no feature to decode: name one")
+        if both := sorted(features.keys() & (sequences or {}).keys()):
+            raise ValueError(f"feature {both[0]!r} is in features and in sequences; name it in one of them")
         message_classes()
         self._features, self._sequences = dict(features), dict(sequences or {})
         self._is_sequence = sequences is not None

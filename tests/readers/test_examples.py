@@ -175,6 +175,10 @@ def test_sequence_examples() -> None:
         (lambda: Fixed("int64", (2,), 1), r"1 values, and its shape is \(2,\)"),
         (lambda: Fixed("int64", (None,), [1]), "a feature of any length has no default"),
         (lambda: ExampleDecoder({}), "no feature to decode"),
+        (
+            lambda: ExampleDecoder({"x": Var("int64")}, sequences={"x": Var("int64")}),
+            "feature 'x' is in features and in sequences",
+        ),
     ],
 )
 def test_wrong_features_are_refused(make: Any, error: str) -> None:

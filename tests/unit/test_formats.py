@@ -425,3 +425,26 @@ def test_a_large_record_takes_memory_once_beside_its_copy() -> None:
     size, times = done.stdout.split()
     assert int(size) == 48 << 20
     assert float(times) < 2.5
+
+
+def test_a_record_for_which_there_is_no_memory_leaves_the_reader_whole() -> None:
+    """The buffer grows twice, as a mapping, before the address space ends."""
+    code = (
+        "import resource\n"
+        "from streamer.formats.lines import LineReader\n"
+        "class Endless:\n"
+        "    def readinto(self, view):\n"
+        "        return len(view)\n"
+        "reader = LineReader(Endless())\n"
+        "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20),) * 2)\n"
+        "for _ in range(2):\n"
+        "    try:\n"
+        "        list(reader)\n"
+        "    except MemoryError as error:\n"
+        "        print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    first, again = done.stdout.splitlines()
+    assert first == again
+    assert first.startswith("no memory for a line of more than")
