@@ -149,7 +149,7 @@ class _Work:
     @property
     def index_access(self) -> Access:
         """Access to indexes in S3; the progress line does not show their bytes."""
-        return Access(self.job, self.clients, ChannelCounters())
+        return Access(self.job, self.clients)
 
     def access(self, channel: str, total: int = 0) -> Access:
         """Return access to the objects of a channel, of which `total` bytes are read; 0: not known."""
@@ -306,7 +306,7 @@ async def show(job: Job, place: str) -> dict[str, Any]:
     async with job_clients(job) as clients:
         for channel in job.input_data_config:
             name = channel.channel_name
-            stored = await _stored(name, place, Access(job, clients, ChannelCounters()))
+            stored = await _stored(name, place, Access(job, clients))
             document[name] = figures(stored.path, await in_thread(stored.index), stored.size)
     return {"channels": document}
 

@@ -9,7 +9,6 @@ from sidecar.job.index_objects import Access
 from sidecar.job.record_ranks import load_index
 from sidecar.process.memory import memory_limit
 from streamer.errors import PenstockError
-from streamer.relay.statistics import ChannelCounters
 from streamer.s3.catalog.validation import PlanMemory
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ async def record_indexes(job: Job, clients: Clients) -> AsyncIterator[Finding]:
         ranks = channel.penstock.by_record
         if ranks is None or ranks.index is None:
             continue
-        check, access = f"index {channel.channel_name}", Access(job, clients, ChannelCounters())
+        check, access = f"index {channel.channel_name}", Access(job, clients)
         try:
             index = await load_index(channel, ranks.index, PlanMemory(memory_limit() // 2), access)
         except PenstockError as error:

@@ -13,7 +13,7 @@ import os
 import time
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, overload
 
@@ -24,6 +24,7 @@ from streamer.formats.record_index import object_name, object_version
 from streamer.plan.record_table import only_object
 from streamer.relay.once import stream_once
 from streamer.relay.staging.buffers import BufferStage
+from streamer.relay.statistics import ChannelCounters
 from streamer.relay.transport import open_transport
 from streamer.retry import RetryPolicy
 from streamer.sink.outlet import FileOutlet
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from streamer.formats.record_index import RecordIndex
     from streamer.plan import ObjectRef, Part, Plan
     from streamer.relay.staging.stage import Stage, Stages
-    from streamer.relay.statistics import ChannelCounters
     from streamer.s3.client.session import Clients
     from streamer.schedule.budget import ChannelQuota
 
@@ -49,7 +49,7 @@ class Access:
 
     job: Job
     clients: Clients
-    counters: ChannelCounters
+    counters: ChannelCounters = field(default_factory=ChannelCounters)
 
 
 class IndexedRef(NamedTuple):

@@ -21,7 +21,6 @@ from sidecar.job.record_ranks import plan_by_record, set_up
 from sidecar.job.rehearsal import disk
 from sidecar.process.logs import log
 from streamer.plan import Arrangement, Shard
-from streamer.relay.statistics import ChannelCounters
 from streamer.retry import RetryPolicy, retry_while_unavailable
 from streamer.s3.catalog.manifests import Manifest
 from streamer.s3.catalog.object_finder import ObjectClients
@@ -142,7 +141,7 @@ class _JobPlanner:
         setup = None
         if (ranks := channel.penstock.by_record) is not None:
             shard = _arrangement(job, channel, self._state.hosts).shard
-            access = Access(job, self._clients, ChannelCounters())
+            access = Access(job, self._clients)
             async with self._one_index:
                 setup = await set_up(channel, ranks, shard, self._memory, access)
 

@@ -33,7 +33,6 @@ from streamer.plan.record_order import Deal
 from streamer.plan.record_plan import RecordPlan
 from streamer.plan.record_selection import memory_of_split
 from streamer.plan.record_table import FixedRecords, IndexedRecords, only_object
-from streamer.relay.statistics import ChannelCounters
 
 if TYPE_CHECKING:
     from sidecar.config.extras import RanksConfig
@@ -90,7 +89,7 @@ async def plan_by_record(
     if setup.index is None:
         table = await in_thread(FixedRecords, plan.entries, int(setup.ranks.record_size or 0))
     else:
-        table = await _checked(setup.index, plan, Access(job, clients, ChannelCounters()))
+        table = await _checked(setup.index, plan, Access(job, clients))
     if table.end_mark and setup.ranks.fetch == "together" and setup.ranks.count > 1:
         raise ConfigError(
             f"channel {setup.channel.channel_name!r} has tar samples, whose streams have an end mark after "
