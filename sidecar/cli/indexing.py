@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,9 +18,8 @@ _PAGE = "docs/how-to/record-index.md"
 channel_option = click.option(
     "--channel", "channels", multiple=True, metavar="NAME", help="This channel alone; may be given again."
 )
-from_option = click.option(
-    "--from",
-    "place",
+place_option = partial(
+    click.option,
     required=True,
     metavar="PLACE",
     help="The folder of the indexes, or their prefix in S3: s3://BUCKET/PREFIX.",
@@ -61,13 +61,7 @@ class Format(click.ParamType["RecordFormat"]):
 )
 @job_file_option
 @channel_option
-@click.option(
-    "--to",
-    "place",
-    required=True,
-    metavar="PLACE",
-    help="The folder of the indexes, or their prefix in S3: s3://BUCKET/PREFIX.",
-)
+@place_option("--to", "place")
 @click.option(
     "--format",
     "record_format",
@@ -130,7 +124,7 @@ def build(
 )
 @job_file_option
 @channel_option
-@from_option
+@place_option("--from", "place")
 @click.option(
     "--samples",
     type=click.IntRange(min=1),
@@ -172,7 +166,7 @@ def verify(
     page=_PAGE,
 )
 @job_file_option
-@from_option
+@place_option("--from", "place")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def show(path: str | None, place: str, *, as_json: bool) -> None:
     """Show objects, records, bytes and size of each index.
