@@ -255,11 +255,9 @@ def start_positions(
             records = records_before(plan, position.epoch, position.skipped)
             starts[name] = replace(starts[name], records_skipped=records)
         if isinstance(plan, RecordPlan) and starts[name].refused is None:
-            plan.come_to(position)
-            if starts[name].held:
-                # The key list may have lines after the position, and a reader may have read them already.
-                listed = last_offset(directory, name, position.epoch)
-                plan.come_to(Position(position.epoch, max(position.offset, listed)))
+            # A key list of a held epoch may have lines after the position, and they may have been read.
+            listed = last_offset(directory, name, position.epoch) if starts[name].held else 0
+            plan.come_to(Position(position.epoch, max(position.offset, listed)))
     return starts
 
 
