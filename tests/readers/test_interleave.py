@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from streamer.errors import ChannelError, TruncatedStream
+from streamer.errors import ChannelError, CorruptRecord, TruncatedStream
 from streamer.formats import tfrecord
+from streamer.key_list import key_list_path
 from streamer.readers import (
     InterleavedReader,
     PipeModeDatasetException,
@@ -201,6 +202,73 @@ def test_a_rank_fifo_that_does_not_appear_gives_all_epochs_back(ranks: Feeder, b
     ranks.feed(0, encoded(RECORDS["train-2"]), channel="train-2")
     found = list(InterleavedReader("train", "TFRecord", block=block))
     assert sorted(found) == sorted(itertools.chain(*RECORDS.values()))
+
+
+def list_keys(feeder: Feeder, epoch: int = 0) -> None:
+    """Each rank FIFO has objects of 6 records."""
+    for rank in RANKS:
+        frames = [len(tfrecord.encode(record)) for record in RECORDS[rank]]
+        sizes = [sum(frames[start : start + 6]) for start in range(0, len(frames), 6)]
+        keys = [(size, f"{rank}/{number}") for number, size in enumerate(sizes)]
+        feeder.list_keys(keys, epoch=epoch, channel=rank)
+
+
+@ORDERS
+def test_each_record_has_the_object_of_its_own_fifo(ranks: Feeder, block: Any) -> None:
+    due = {
+        record: (f"{rank}/{index // 6}", index % 6, "b")
+        for rank, records in RECORDS.items()
+        for index, record in enumerate(records)
+    }
+    reader = InterleavedReader("train", "TFRecord", block=block, key=True)
+    for epoch in range(2):
+        list_keys(ranks, epoch)
+        feed(ranks, epoch)
+        found = list(reader)
+        assert {each.record: (each.key, each.number, each.bucket) for each in found} == due
+        assert len(found) == len(due)
+        if block:
+            assert [each.record for each in found] == in_turn(block)
+
+
+@ORDERS
+def test_a_rank_fifo_without_a_key_list_is_refused(ranks: Feeder, block: Any) -> None:
+    list_keys(ranks)
+    os.unlink(key_list_path(ranks.pipe_dir, "train-1", 0))
+    feed(ranks)
+    with pytest.raises(ChannelError, match=r"train-1_0 has no key list.*set RecordKeys: true"):
+        list(InterleavedReader("train", "TFRecord", block=block, key=True))
+
+
+@ORDERS
+def test_an_error_names_the_record_of_its_fifo(ranks: Feeder, block: Any) -> None:
+    list_keys(ranks)
+    for rank in RANKS:
+        data = bytearray(encoded(RECORDS[rank]))
+        if rank == "train-1":
+            data[len(encoded(RECORDS[rank][:8])) + 9] ^= 1  # the header of the third record of an object
+        ranks.feed(0, bytes(data), channel=rank)
+    with pytest.raises(CorruptRecord, match="it is record 2 of s3://b/train-1/1$"):
+        list(InterleavedReader("train", "TFRecord", block=block, key=True))
+
+
+@pytest.mark.parametrize("key", [False, True])
+def test_with_keys_too_a_silent_rank_fifo_stops_no_other(ranks: Feeder, key: bool) -> None:
+    """As they arrive; the second FIFO has a writer and no byte, and ends without one."""
+    list_keys(ranks)
+    for rank in ("train-0", "train-2"):
+        ranks.feed(0, encoded(RECORDS[rank]), channel=rank)
+    ranks.publish(0, "open", channel="train-1", total=0)
+    os.mkfifo(ranks.path("train-1", 0))
+    reader = InterleavedReader("train", "TFRecord", block=None, key=key)
+    records = iter(reader)
+    found = list(itertools.islice(records, len(RECORDS["train-0"]) + len(RECORDS["train-2"])))
+    fd = os.open(ranks.path("train-1", 0), os.O_WRONLY)
+    ranks.publish(0, "complete", channel="train-1", total=0, delivered=0)
+    os.close(fd)
+    assert list(records) == []
+    plain = [each.record for each in found] if key else found
+    assert sorted(plain) == sorted(RECORDS["train-0"] + RECORDS["train-2"])
 
 
 def test_argument_errors(ranks: Feeder) -> None:

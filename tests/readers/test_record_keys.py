@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from itertools import islice
 
@@ -78,3 +79,27 @@ def test_a_list_of_another_run_is_refused(feeder: Feeder) -> None:
     feeder.feed(0, data, run="later")
     with pytest.raises(StreamError, match="is of another run of the sidecar"):
         list(islice(PipeReader("train", "TFRecord", key=True), 1))
+
+
+def test_records_of_many_objects_in_one_list(feeder: Feeder) -> None:
+    """Objects of one record, of several, and of none; and the last record is in the last object."""
+    sizes = [1, 0, 0, 3, 1, 1, 20, 0, 1, 73, 0]
+    rest = iter(FRAMES)
+    data, keys = objects(*(list(islice(rest, size)) for size in sizes))
+    feeder.list_keys(keys)
+    feeder.feed(0, data)
+    found = [(each.key, each.number) for each in PipeReader("train", "TFRecord", key=True)]
+    assert found == [(f"k{index}", n) for index, size in enumerate(sizes) for n in range(size)]
+
+
+def test_a_fifo_that_nobody_writes_is_not_one_without_keys(feeder: Feeder) -> None:
+    feeder.publish(0, "open")
+    os.mkfifo(feeder.path("train", 0))
+    with pytest.raises(ChannelError, match="no process opened"):
+        list(PipeReader("train", "TFRecord", key=True, timeout=0.2))
+
+
+def test_a_channel_without_a_list_is_refused_at_its_first_record(feeder: Feeder) -> None:
+    feeder.feed(0, b"".join(FRAMES))
+    with pytest.raises(ChannelError, match="set RecordKeys: true in the Penstock section"):
+        next(iter(PipeReader("train", "TFRecord", key=True)))

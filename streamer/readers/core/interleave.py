@@ -15,6 +15,8 @@ or one process reads them all with `InterleavedReader`, in one of two orders:
 `InterleavedReader` opens all FIFOs before it returns the first record. A reader that leaves early ends the
 epoch of every FIFO. The end of file and errors are those of a single FIFO (`streamer.readers.core.stream`).
 While some FIFOs have bytes, the trailers of the others are read once a second.
+
+With `key` each FIFO has its own key list, so a record has the object of its FIFO's bytes in any order.
 """
 
 from __future__ import annotations
@@ -25,16 +27,18 @@ import select
 import time
 from collections import deque
 from itertools import chain, islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from streamer.errors import ChannelError
 from streamer.readers.core.config import PipeModeDatasetException, channels_in, check_channel, directories
 from streamer.readers.core.epochs import TIMEOUT, ChannelEpochs
 from streamer.readers.core.plain import check_format, record_reader
+from streamer.readers.core.position import approach_start
+from streamer.readers.core.record_keys import RecordKeys, with_keys
 from streamer.trailer import rank_channel_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Iterator, Sequence
 
     from streamer.readers.core.stream import PipeStream
 
@@ -71,7 +75,8 @@ class InterleavedReader:
     """The records of several FIFOs as one stream. Each `iter()` or `batches()` reads one epoch of all FIFOs.
 
     `channels`: one channel's name, for all its rank FIFOs, or the names of several channels. `block`: number
-    of records of each FIFO in turn; None for records as they arrive. Other arguments: as for `PipeReader`.
+    of records of each FIFO in turn; None for records as they arrive. `key`: records are `KeyedRecord`s, each
+    with the object of its own FIFO. Other arguments: as for `PipeReader`.
 
     Raises ValueError for an unknown format or a block below 1, PipeModeDatasetException as `rank_channels`.
     Iterating raises what `PipeReader` raises, and ChannelError if the rank FIFOs of a channel are at
@@ -90,6 +95,7 @@ class InterleavedReader:
         config_dir: str | None = None,
         timeout: float = TIMEOUT,
         max_corrupted_records_to_skip: int = 0,
+        key: bool = False,
     ) -> None:
         check_format(record_format, max_corrupted_records_to_skip)
         if block is not None and block < 1:
@@ -113,12 +119,13 @@ class InterleavedReader:
             for name in self.channels
         ]
         self._skip = max_corrupted_records_to_skip
+        self._key = key
 
-    def __iter__(self) -> Iterator[bytes]:
+    def __iter__(self) -> Iterator[Any]:
         for batch in self.batches():
             yield from batch
 
-    def batches(self) -> Iterator[list[bytes]]:
+    def batches(self) -> Iterator[list[Any]]:
         """Yield the next epoch as lists of records: each list a block of one FIFO, or what arrived on it."""
         with contextlib.ExitStack() as stack:
             streams = [stack.enter_context(epochs.next_stream()) for epochs in self._epochs]
@@ -128,12 +135,24 @@ class InterleavedReader:
             for stream in sorted(streams, key=lambda stream: os.path.exists(stream.name)):
                 stream.open()
             sources = [
-                record_reader(stream, self.record_format, skip=self._skip).batches() for stream in streams
+                stack.enter_context(contextlib.closing(self._lists(name, stream)))
+                for name, stream in zip(self.channels, streams, strict=True)
             ]
             if self._block:
                 yield from _in_turn(sources, self._block)
             else:
                 yield from _as_they_arrive({s.fileno(): b for s, b in zip(streams, sources, strict=True)})
+
+    def _lists(self, channel: str, stream: PipeStream) -> Generator[list[Any], None, None]:
+        """Yield the lists of one FIFO's records; empty lists while no bytes come."""
+        reader = record_reader(stream, self.record_format, skip=self._skip)
+        if not self._key:
+            yield from reader.batches()
+            return
+        offset = (yield from approach_start(stream, channel, None)).offset
+        with contextlib.closing(RecordKeys(stream, offset=offset)) as keys:
+            for batch, _ in with_keys(reader, keys, offset):
+                yield batch
 
 
 def _check_same_epoch(streams: list[PipeStream]) -> None:
@@ -146,7 +165,7 @@ def _check_same_epoch(streams: list[PipeStream]) -> None:
         )
 
 
-def _in_turn(sources: list[Iterator[list[bytes]]], block: int) -> Iterator[list[bytes]]:
+def _in_turn(sources: Sequence[Iterator[list[Any]]], block: int) -> Iterator[list[Any]]:
     waiting = deque(chain.from_iterable(source) for source in sources)
     while waiting:
         records = waiting.popleft()
@@ -157,7 +176,7 @@ def _in_turn(sources: list[Iterator[list[bytes]]], block: int) -> Iterator[list[
             waiting.append(records)
 
 
-def _as_they_arrive(sources: dict[int, Iterator[list[bytes]]]) -> Iterator[list[bytes]]:
+def _as_they_arrive(sources: dict[int, Generator[list[Any], None, None]]) -> Iterator[list[Any]]:
     """Yield batches of the sources that have bytes. `sources`: by descriptor; each yields [] for no bytes."""
     poller = select.poll()
     for fd in sources:

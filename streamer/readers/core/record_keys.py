@@ -16,14 +16,16 @@ from __future__ import annotations
 import logging
 import os
 import stat
+from bisect import bisect_left
 from collections import deque
+from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streamer.errors import ChannelError, CorruptRecord, CutRecord, StreamError
 from streamer.key_list import KeyListLine, parse_first_line, parsed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from streamer.formats.window import RecordReader
     from streamer.readers.core.stream import PipeStream
@@ -57,18 +59,31 @@ class KeyedRecord(NamedTuple):
     bucket: str
 
 
+class KeyRun(NamedTuple):
+    """The object of successive records of a stream."""
+
+    records: int
+    """Number of these records, at least 1."""
+    key: str
+    number: int
+    """Number in the object of the first one; the others follow."""
+    bucket: str
+
+    def record_keys(self) -> Iterator[RecordKey]:
+        """Yield the key of each record."""
+        for number in range(self.number, self.number + self.records):
+            yield RecordKey(self.key, number, self.bucket)
+
+
 class RecordKeys:
     """The keys of one stream's records, from a position on. Its owner closes it once."""
 
     def __init__(self, stream: PipeStream, *, offset: int, number: int | None = None) -> None:
-        """`stream`: its first byte, or its end, has come. `offset`: in the stream, of the first record.
-
-        `number`: number in its object of that record; None if it is unknown. Raises ChannelError if the FIFO
-        has no key list.
+        """`offset`: in the stream, of the first record. `number`: its number in its object; None if it is
+        unknown. The list is opened at the first record.
         """
-        path = stream.key_list_path
-        self._name, self._path = stream.name, path or stream.name
-        self._run = stream.trailer.run if stream.trailer else ""
+        self._stream = stream
+        self._path = stream.name
         self._given: tuple[int, int | None] | None = (offset, number)
         """Arguments for the next record; None once it was taken."""
         self._number = number
@@ -78,16 +93,19 @@ class RecordKeys:
         self._rest = b""
         """Bytes of the file after its last whole line."""
         self._headed = False
-        self._fd = self._open(path)
+        self._fd = -1
 
     def go_on(self, offset: int, number: int | None) -> None:
         """Continue at a later record of the stream; the arguments are as in the constructor."""
         self._given, self._number = (offset, number), number
 
-    def _open(self, path: str | None) -> int:
+    def _open(self) -> None:
+        """Open the file, once a record has come: a sidecar makes it before the FIFO's first byte."""
+        path = self._stream.key_list_path
         fd = -1
         try:
             if path is not None:
+                self._path = path
                 fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
             pass
@@ -95,13 +113,13 @@ class RecordKeys:
             raise ChannelError(f"cannot read the key list {path}: {error.strerror}") from error
         if fd < 0:
             raise ChannelError(
-                f"{self._name} has no key list, so its records have no keys: set RecordKeys: true in the "
-                "Penstock section of the channel, or read without keys"
+                f"{self._stream.name} has no key list, so its records have no keys: set RecordKeys: true in "
+                "the Penstock section of the channel, or read without keys"
             )
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
             raise ChannelError(f"the key list {path} is not a regular file")
-        return fd
+        self._fd = fd
 
     def close(self) -> None:
         """Close the file. Safe to call again."""
@@ -114,19 +132,23 @@ class RecordKeys:
         """Number of the next record, if it is of the same object as the last one; None if unknown."""
         return self._number
 
-    def take(self, starts: Sequence[int]) -> list[RecordKey]:
+    def take(self, starts: Sequence[int]) -> list[KeyRun]:
         """Return the keys of the next records, which begin at these offsets of the epoch's stream.
 
-        Every record must be taken once, in order. Raises ChannelError if a number is unknown, StreamError if
-        the list cannot be read.
+        Every record must be taken once, in order. Successive records of one object are one run, so the cost
+        is that of objects, and not of records. Raises ChannelError if the FIFO has no key list or a number
+        is unknown, StreamError if the list cannot be read.
         """
         if not starts:
             return []
+        if self._fd < 0:
+            self._open()
         self._read_past(starts[0], starts[-1])
-        keys = []
-        for start in starts:
+        lines, runs, index = self._lines, [], 0
+        while index < len(starts):
+            start = starts[index]
             self._reach(start)
-            line = self._lines[0] if self._lines else None
+            line = lines[0] if lines else None
             if line is None or line.offset > start:
                 raise StreamError(f"the key list {self._path} has no line for byte {start} of the stream")
             if self._given is not None:
@@ -137,9 +159,11 @@ class RecordKeys:
                     f"the number of a record of s3://{line.bucket}/{line.key} is unknown, because reading "
                     "begins inside the object: save states with key=True, or begin without the state"
                 )
-            keys.append(RecordKey(line.key, self._number, line.bucket))
-            self._number += 1
-        return keys
+            end = bisect_left(starts, lines[1].offset, index) if len(lines) > 1 else len(starts)
+            runs.append(KeyRun(end - index, line.key, self._number, line.bucket))
+            self._number += end - index
+            index = end
+        return runs
 
     def _reach(self, start: int) -> None:
         """Drop the lines before that of the record at `start`."""
@@ -169,16 +193,17 @@ class RecordKeys:
 
     def _check_run(self, run: str) -> None:
         self._headed = True
-        if run != self._run:
+        trailer = self._stream.trailer
+        if run != (trailer.run if trailer else ""):
             raise StreamError(
                 f"the key list {self._path} is of another run of the sidecar; start the trainer again"
             )
 
 
-def keyed_batches(
+def keyed_runs(
     reader: RecordReader, keys: RecordKeys, base: int
-) -> Iterator[tuple[list[KeyedRecord], int | None]]:
-    """Yield the lists of `reader` with the key of each record, and the number before each list.
+) -> Iterator[tuple[list[Any], list[KeyRun], int | None]]:
+    """Yield the lists of `reader`, the keys of each list's records, and the number before each list.
 
     `base`: offset in the epoch's stream of the reader's first byte. The number is that of a record at the
     reader's offset before the list (`RecordKeys.number`). A corrupt record that the reader leaves out counts,
@@ -191,21 +216,33 @@ def keyed_batches(
         try:
             batch = next(batches, None)
         except (CorruptRecord, CutRecord) as error:
-            (key,) = keys.take([base + reader.offset])
-            raise type(error)(f"{error}; it is {key}") from error
+            (run,) = keys.take([base + reader.offset])
+            raise type(error)(f"{error}; it is {next(run.record_keys())}") from error
         if batch is None:
             return
-        taken = keys.take([base + start for start in reader.starts]) if reader.starts else []
+        runs = keys.take([base + start for start in reader.starts] if base else reader.starts)
         if reader.left_out:
             bad = dict(reader.left_out)
             kept = []
-            for start, key in zip(reader.starts, taken, strict=True):
+            for start, key in zip(
+                reader.starts, chain.from_iterable(map(KeyRun.record_keys, runs)), strict=True
+            ):
                 if (text := bad.get(start)) is None:
-                    kept.append(key)
+                    kept.append(KeyRun(1, *key))
                 else:
                     logger.warning("skipped: %s; it is %s", text, key)
-            taken = kept
-        yield [KeyedRecord(record, *key) for record, key in zip(batch, taken, strict=True)], number
+            runs = kept
+        yield batch, runs, number
+
+
+def keyed_records(records: Iterable[Any], runs: Iterable[KeyRun]) -> list[KeyedRecord]:
+    """Return records with their keys."""
+    found: list[KeyedRecord] = []
+    rest = iter(records)
+    for count, key, number, bucket in runs:
+        numbers = range(number, number + count)
+        found += map(KeyedRecord, islice(rest, count), repeat(key), numbers, repeat(bucket))
+    return found
 
 
 NO_BATCH = None, None
@@ -215,7 +252,10 @@ NO_BATCH = None, None
 def with_keys(
     reader: RecordReader, keys: RecordKeys | None, base: int
 ) -> Iterator[tuple[list[Any], int | None]]:
-    """Yield the lists of `reader`; with `keys`, as `keyed_batches` does."""
+    """Yield the lists of `reader` and the number before each list; with `keys`, of `KeyedRecord`s.
+
+    Other arguments, and errors, are those of `keyed_runs`. Without keys the numbers are None.
+    """
     if keys is None:
         return ((batch, None) for batch in reader.batches())
-    return keyed_batches(reader, keys, base)
+    return ((keyed_records(batch, runs), number) for batch, runs, number in keyed_runs(reader, keys, base))
