@@ -81,13 +81,21 @@ class RecordIOReader(RecordReader):
         self._first_part = 0
         """Offset in the stream of the first of these parts."""
 
+    @property
+    def offset(self) -> int:
+        return self._first_part if self._parts else super().offset
+
+    @property
+    def expected(self) -> int:
+        return super().offset + self._wanted if self.offset < self.arrived else self.offset
+
     def hand_over(self) -> tuple[bytes, int]:
         rest, offset = super().hand_over()
         frames: list[bytes] = []
         for flag, part in zip((_FIRST, *[_MIDDLE] * len(self._parts)), self._parts, strict=False):
             frames += (HEADER.pack(MAGIC, flag << 29 | len(part)), part, padding(len(part)))
         parts = b"".join(frames)
-        return parts + rest, offset - len(parts)
+        return parts + rest, offset
 
     def _forget(self) -> None:
         self._parts = []
@@ -145,7 +153,7 @@ class RecordIOReader(RecordReader):
     def _finish(self) -> list[bytes]:
         if self._parts and self._end == self._start:
             raise CutRecord(
-                f"the stream ends at offset {self.offset} between the parts of a {self.what}: "
+                f"the stream ends at offset {self.arrived} between the parts of a {self.what}: "
                 f"{len(self._parts)} parts arrived, the last one did not"
             )
         return super()._finish()

@@ -22,7 +22,7 @@ import re
 import zlib
 from typing import TYPE_CHECKING, NamedTuple
 
-from streamer.errors import CorruptRecord, TruncatedStream
+from streamer.errors import CorruptRecord, CutRecord
 from streamer.formats.window import BLOCK_BYTES, RecordReader
 
 if TYPE_CHECKING:
@@ -132,10 +132,11 @@ def sample(record: bytes) -> dict[str, str | bytes]:
 class TarReader(RecordReader):
     """Reads the samples of a stream of tar archives, each as its blocks; see `sample`.
 
-    Raises CorruptRecord at an invalid header, TruncatedStream if the stream ends inside a member.
+    Raises CorruptRecord at an invalid header, CutRecord if the stream ends inside a member.
     """
 
     what = "tar member"
+    contiguous = False
 
     def __init__(self, source: Source, *, block_bytes: int = BLOCK_BYTES) -> None:
         super().__init__(source, block_bytes=block_bytes)
@@ -164,7 +165,7 @@ class TarReader(RecordReader):
     def _finish(self) -> list[bytes]:
         left = self._end - self._start
         if left != self._whole:
-            raise TruncatedStream(
+            raise CutRecord(
                 f"the stream ends inside a {self.what} at offset {self.offset + self._whole}: "
                 f"{self._wanted - self._whole} bytes wanted, {left - self._whole} arrived"
             )

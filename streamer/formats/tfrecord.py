@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from streamer.formats.crc import MASK_DELTA, crc32c, masked_crc32c
-from streamer.formats.window import BLOCK_BYTES, RecordReader
+from streamer.formats.window import BLOCK_BYTES, BadRecord, RecordReader
 
 if TYPE_CHECKING:
     from streamer.formats.window import Source
@@ -33,6 +33,7 @@ FRAME_BYTES = HEADER.size + _CRC.size
 """Bytes of a frame besides its data."""
 LONGEST_DATA = 1 << 40
 """Maximum bytes of data; above it, `frame_size` concludes that the bytes are of another format."""
+DATA_FAULT = "CRC check on data failed"
 _KNOWN_LENGTHS = 1 << 16
 """Maximum number of lengths whose CRC is cached."""
 REMEMBERED = 10_000
@@ -114,7 +115,10 @@ class TFRecordReader(RecordReader):
             record = bytes(view[start + HEADER_BYTES : stop])
             found = crc(record)
             if tail(view, stop)[0] != ((found >> 15 | found << 17) + MASK_DELTA) & _WORD:
-                if not self._may_skip(start, length):
+                if self.keeps_places:
+                    self.bad_places.append(len(batch))
+                    batch.append(BadRecord(self._base + start, DATA_FAULT))  # type: ignore[arg-type]
+                elif not self._may_skip(start, length):
                     break
             else:
                 self._run = 0
@@ -138,7 +142,7 @@ class TFRecordReader(RecordReader):
 
     def _may_skip(self, start: int, length: int) -> bool:
         offset = self._base + start
-        fault = self._corrupt(offset, "CRC check on data failed")
+        fault = self._corrupt(offset, DATA_FAULT)
         self._run += 1
         if self._run > self._limit:
             self._fault = fault

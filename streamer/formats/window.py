@@ -10,12 +10,17 @@ doubles it, so memory grows with the bytes that have *arrived*, never with a len
 The source returns 0 at the end of the stream, and raises if that end is not proven (`PipeStream`). A stream
 that ends inside a record raises `CutRecord`. Whole records before a bad one are returned before the error is
 raised.
+
+A caller that skips corrupt records (`streamer.readers.core.skipping`) sets `keeps_places`: a corrupt record
+whose end is known is then returned as a `BadRecord`, in its place. After any other error the caller may
+`drop_arrived` bytes up to a border that it knows, `move_to` it, and call `batches` again.
 """
 
 from __future__ import annotations
 
 import mmap
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from streamer.errors import CorruptRecord, CutRecord, StreamError
@@ -34,6 +39,15 @@ class Source(Protocol):
         """Read bytes into `buffer`; return how many, 0 at the end, or None if none has arrived."""
 
 
+@dataclass(frozen=True, slots=True)
+class BadRecord:
+    """The place of a corrupt record in a list of records."""
+
+    offset: int
+    """Offset of the record in the reader's stream, in bytes."""
+    reason: str
+
+
 class RecordReader(ABC):
     """Cuts one stream into records, once; does not close its source.
 
@@ -43,6 +57,8 @@ class RecordReader(ABC):
 
     what = "record"
     """Name of one record in error texts."""
+    contiguous = True
+    """Whether each record ends where the next one begins."""
 
     def __init__(self, source: Source, *, block_bytes: int = BLOCK_BYTES) -> None:
         if block_bytes < 1:
@@ -65,6 +81,12 @@ class RecordReader(ABC):
         """
         self.left_out: list[tuple[int, str]] = []
         """Offset and fault of the corrupt records left out of the last list, if `starts` are noted."""
+        self.keeps_places = False
+        """Whether a corrupt record whose end is known is returned as a `BadRecord`. Set it before the first
+        record.
+        """
+        self.bad_places: list[int] = []
+        """Indices of the last list's entries that are `BadRecord`s."""
 
     @property
     def offset(self) -> int:
@@ -84,6 +106,7 @@ class RecordReader(ABC):
         """Yield lists of records as blocks arrive, and an empty list when the source has no bytes now."""
         while True:
             self._forget_starts()
+            self.bad_places.clear()
             if (batch := self._cut()) or self.left_out:
                 yield batch
             if self._fault is not None:
@@ -101,6 +124,34 @@ class RecordReader(ABC):
         if self.starts:
             self.starts.clear()
             self.left_out.clear()
+
+    @property
+    def arrived(self) -> int:
+        """Offset in the stream after the last byte that has arrived."""
+        return self._base + self._end
+
+    @property
+    def expected(self) -> int:
+        """Least offset in the stream of the end of the incomplete record; `offset` if none has begun."""
+        return self.offset + (self._wanted if self.offset < self.arrived else 0)
+
+    @property
+    def window_begin(self) -> int:
+        """Offset in the stream of the first byte that is still in the buffer."""
+        return self._base
+
+    def move_to(self, offset: int) -> None:
+        """Go on with a record that begins at this offset, between two lists, also after an error.
+
+        `offset`: from `window_begin` up to `arrived`.
+        """
+        self._start, self._wanted, self._fault = offset - self._base, 0, None
+        self._forget()
+
+    def drop_arrived(self) -> int | None:
+        """Drop all bytes that have arrived, and wait for others; return as `Source.readinto`."""
+        self.move_to(self.arrived)
+        return self._fill()
 
     def hand_over(self) -> tuple[bytes, int]:
         """Return the bytes that have arrived and are not returned as records, and their offset in the stream.

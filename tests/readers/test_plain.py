@@ -17,7 +17,7 @@ import pytest
 
 from streamer.errors import ChannelError, CorruptRecord, TruncatedStream
 from streamer.formats import recordio, tfrecord
-from streamer.readers import PipeModeDatasetException, PipeReader, endless, open_channel
+from streamer.readers import PipeModeDatasetException, PipeReader, SkipPolicy, endless, open_channel
 from streamer.readers.core.position import ReaderPosition
 from streamer.readers.core.state import EpochState
 from streamer.step_state import with_changes
@@ -244,10 +244,6 @@ def test_bare_fifos_need_no_config_file(feeder: Feeder) -> None:
 def test_argument_errors(feeder: Feeder) -> None:
     with pytest.raises(ValueError, match=r"^Invalid record format: CSV$"):
         PipeReader("train", "CSV")
-    with pytest.raises(PipeModeDatasetException, match="can only be set for record_format='TFRecord'"):
-        PipeReader("train", "RecordIO", max_corrupted_records_to_skip=1)
-    with pytest.raises(PipeModeDatasetException, match="cannot be negative"):
-        PipeReader("train", "TFRecord", max_corrupted_records_to_skip=-1)
     assert issubclass(PipeModeDatasetException, ChannelError)
 
 
@@ -279,7 +275,7 @@ def test_corrupt_records(feeder: Feeder) -> None:
     with pytest.raises(CorruptRecord, match="at offset 20 of the stream: CRC check on data failed"):
         list(PipeReader("train", "TFRecord"))
     feeder.feed(1, data)
-    assert list(PipeReader("train", "TFRecord", max_corrupted_records_to_skip=1)) == [b"good", b"good"]
+    assert list(PipeReader("train", "TFRecord", skip=SkipPolicy(records=1))) == [b"good", b"good"]
 
 
 def test_a_reader_goes_to_a_worker_process(feeder: Feeder) -> None:

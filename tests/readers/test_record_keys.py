@@ -10,7 +10,7 @@ import pytest
 
 from streamer.errors import ChannelError, CorruptRecord, StreamError
 from streamer.formats import tfrecord
-from streamer.readers import PipeReader
+from streamer.readers import PipeReader, SkipPolicy
 from tests.readers.feeder import Feeder
 
 FRAMES = [tfrecord.encode(b"%d" % number * 90) for number in range(100)]
@@ -39,10 +39,10 @@ def test_records_that_are_left_out_count_and_are_named(
     data, keys = objects(frames[:40], frames[40:60], frames[60:])
     feeder.list_keys(keys)
     feeder.feed(0, data)
-    reader = PipeReader("train", "TFRecord", key=True, max_corrupted_records_to_skip=50)
+    reader = PipeReader("train", "TFRecord", key=True, skip=SkipPolicy(records=50))
     found = [(each.key, each.number) for each in reader]
     assert found == [("k0", n) for n in range(40) if n not in (0, 5)] + [("k2", n) for n in range(40)]
-    names = re.findall(r"it is record (\d+) of s3://b/(k\d)", caplog.text)
+    names = re.findall(r"skipped: record (\d+) of s3://b/(k\d)", caplog.text)
     assert names == [("0", "k0"), ("5", "k0")] + [(str(number), "k1") for number in range(20)]
 
 

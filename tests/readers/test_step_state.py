@@ -16,9 +16,10 @@ import torch.distributed.checkpoint as dcp
 
 from streamer.errors import ChannelError
 from streamer.formats import tfrecord
-from streamer.readers import PipeReader, load_state, rank_channels, save_state
+from streamer.formats.tfrecord import TFRecordReader
+from streamer.readers import PipeReader, SkipPolicy, load_state, open_channel, rank_channels, save_state
 from streamer.readers.checkpoint import CheckpointedLoader
-from streamer.readers.core.position import ReaderPosition, StartPosition
+from streamer.readers.core.position import ReaderPosition, StartPosition, reach_start
 from streamer.readers.core.rank_steps import RankSteps
 from streamer.readers.loader import ResumableLoader
 from streamer.readers.torch import PipeIterableDataset
@@ -174,17 +175,28 @@ def test_a_reader_that_left_out_corrupt_records_has_no_steps(elastic: Elastic, s
     data = bytearray(stub.objects["b/train/2"])
     data[-20] ^= 1
     stub.objects["b/train/2"] = bytes(data)
-    with serving(elastic.job(1)):
-        reader = PipeReader("train-0", "TFRecord", max_corrupted_records_to_skip=1)
-        assert reader.state_dict()["step"] == 0
-        records = iter(reader)
-        assert len(list(itertools.islice(records, 70))) == 70
-        with pytest.raises(
-            ChannelError, match="1 corrupt records were left out and its steps cannot be counted"
-        ):
-            reader.state_dict()
-        assert len(list(records)) == 1
-        assert (reader.state_dict()["epoch"], reader.state_dict()["step"]) == (1, 0)
+    with serving(elastic.job(1)), open_channel("train-0") as stream:
+        position = reach_start(stream, "train-0")
+        reader = TFRecordReader(stream, max_corrupted_records_to_skip=1)
+        refused = 0
+        for _ in position.follow(reader, stream):
+            if position.skipped:
+                refused += 1
+                with pytest.raises(ChannelError, match="1 corrupt records were left out and its steps"):
+                    position.returned(0)
+        assert refused
+        assert (position.returned(0)["epoch"], position.returned(0)["step"]) == (1, 0)
+
+
+def test_a_reader_that_skips_a_corrupt_record_has_all_its_steps(elastic: Elastic, stub: S3Stub) -> None:
+    data = bytearray(stub.objects["b/train/2"])
+    data[-20] ^= 1
+    stub.objects["b/train/2"] = bytes(data)
+    with serving(elastic.job(2)):
+        for name in rank_channels("train"):
+            reader = PipeReader(name, "TFRecord", skip=SkipPolicy(records=1))
+            assert len(list(reader)) == len(reader) == 36
+            assert (reader.state_dict()["epoch"], reader.state_dict()["step"]) == (1, 0)
 
 
 @pytest.mark.parametrize("resumed", [False, True])
@@ -198,13 +210,17 @@ def test_a_corrupt_record_before_the_step_of_a_state_moves_no_step(feeder: Feede
     before, data = b"".join(records[:skipped]), b"".join(records[skipped:])
     total = len(before) + len(data)
     feeder.feed(0, data, channel="train-0", bytes_skipped=len(before), total=total, **order)
-    reader = PipeReader("train-0", "TFRecord", max_corrupted_records_to_skip=1)
-    reader.load_state_dict(StepState("train", 0, 1, RANK.order).document())
-    if resumed:
-        assert list(reader) == [b"4", b"5", b"6", b"7"]
-    else:
-        with pytest.raises(ChannelError, match="train-0_0 has corrupt records before or near the step"):
-            list(reader)
+    state = StepState("train", 0, 1, RANK.order).document()
+    with open_channel("train-0") as stream:
+        start = StartPosition(ReaderPosition.of(state, "train-0"))
+        position = reach_start(stream, "train-0", start)
+        reader = TFRecordReader(stream, max_corrupted_records_to_skip=1)
+        batches = position.follow(reader, stream)
+        if resumed:
+            assert list(itertools.chain.from_iterable(batches)) == [b"4", b"5", b"6", b"7"]
+        else:
+            with pytest.raises(ChannelError, match="train-0_0 has corrupt records before or near the step"):
+                list(batches)
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")

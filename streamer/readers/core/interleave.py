@@ -34,12 +34,14 @@ from streamer.readers.core.config import PipeModeDatasetException, channels_in, 
 from streamer.readers.core.epochs import TIMEOUT, ChannelEpochs
 from streamer.readers.core.plain import check_format, record_reader
 from streamer.readers.core.position import approach_start
-from streamer.readers.core.record_keys import RecordKeys, with_keys
+from streamer.readers.core.record_keys import RecordKeys
+from streamer.readers.core.skipping import EpochSkips, SkipCounts, check_skip, without_skipped
 from streamer.trailer import rank_channel_name
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
 
+    from streamer.readers.core.skipping import SkipPolicy
     from streamer.readers.core.stream import PipeStream
 
 _CHECK_S = 1.0
@@ -76,7 +78,7 @@ class InterleavedReader:
 
     `channels`: one channel's name, for all its rank FIFOs, or the names of several channels. `block`: number
     of records of each FIFO in turn; None for records as they arrive. `key`: records are `KeyedRecord`s, each
-    with the object of its own FIFO. Other arguments: as for `PipeReader`.
+    with the object of its own FIFO. Other arguments: as for `PipeReader`; `skip` is the budget of each FIFO.
 
     Raises ValueError for an unknown format or a block below 1, PipeModeDatasetException as `rank_channels`.
     Iterating raises what `PipeReader` raises, and ChannelError if the rank FIFOs of a channel are at
@@ -94,10 +96,11 @@ class InterleavedReader:
         state_dir: str | None = None,
         config_dir: str | None = None,
         timeout: float = TIMEOUT,
-        max_corrupted_records_to_skip: int = 0,
+        skip: SkipPolicy | None = None,
         key: bool = False,
     ) -> None:
-        check_format(record_format, max_corrupted_records_to_skip)
+        check_format(record_format)
+        check_skip(skip, record_format)
         if block is not None and block < 1:
             raise ValueError(f"block is {block}: it must be 1 or more, or None for records as they arrive")
         paths = directories(pipe_dir, config_dir, state_dir)
@@ -118,7 +121,9 @@ class InterleavedReader:
             ChannelEpochs(name, paths, epoch=epoch, timeout=timeout, patience=patience)
             for name in self.channels
         ]
-        self._skip = max_corrupted_records_to_skip
+        self._skip = skip
+        self.skipped = SkipCounts()
+        """What `skip` has left out of all FIFOs so far."""
         self._key = key
 
     def __iter__(self) -> Iterator[Any]:
@@ -145,14 +150,18 @@ class InterleavedReader:
 
     def _lists(self, channel: str, stream: PipeStream) -> Generator[list[Any], None, None]:
         """Yield the lists of one FIFO's records; empty lists while no bytes come."""
-        reader = record_reader(stream, self.record_format, skip=self._skip)
-        if not self._key:
+        reader = record_reader(stream, self.record_format)
+        if self._skip is None and not self._key:
             yield from reader.batches()
             return
-        offset = (yield from approach_start(stream, channel, None)).offset
-        with contextlib.closing(RecordKeys(stream, offset=offset)) as keys:
-            for batch, _ in with_keys(reader, keys, offset):
-                yield batch
+        position = yield from approach_start(stream, channel, None)
+        keys = RecordKeys.wanted(stream, offset=position.offset, key=self._key, skip=self._skip is not None)
+        with contextlib.closing(keys) if keys else contextlib.nullcontext():
+            skips = None
+            if self._skip is not None:
+                skips = EpochSkips(self._skip, channel, stream.epoch, self.skipped, keyed=self._key)
+            for batch in position.follow(reader, stream, keys, skips):
+                yield without_skipped(batch) if skips else batch
 
 
 def _check_same_epoch(streams: list[PipeStream]) -> None:

@@ -28,6 +28,8 @@ from streamer.step_state import is_step_state
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
 
+    from streamer.readers.core.skipping import SkipCounts, SkipPolicy
+
 FORMAT = 1
 _KEYS = {"format", "weights", "returned", "channels", "ahead"}
 
@@ -36,7 +38,8 @@ class MixedReader:
     """The records of several channels in the ratio of their weights, epoch after epoch, without an end.
 
     `weights`: by channel, a number above 0, taken exactly as it is written in decimal. Other arguments: as
-    for `PipeReader`. Each `iter()` begins the next epoch of every channel, and counts shares from there on.
+    for `PipeReader`; `skip` is the budget of each channel. Each `iter()` begins the next epoch of every
+    channel, and counts shares from there on.
 
     Raises ValueError for a weight that is no number above 0, and what `PipeReader` raises. Iterating raises
     what `PipeReader` raises, and ChannelError for an epoch without records.
@@ -52,7 +55,7 @@ class MixedReader:
         state_dir: str | None = None,
         config_dir: str | None = None,
         timeout: float = TIMEOUT,
-        max_corrupted_records_to_skip: int = 0,
+        skip: SkipPolicy | None = None,
         key: bool = False,
     ) -> None:
         self._weights = {name: _weight(name, weight) for name, weight in weights.items()}
@@ -67,7 +70,7 @@ class MixedReader:
                 state_dir=state_dir,
                 config_dir=config_dir,
                 timeout=timeout,
-                max_corrupted_records_to_skip=max_corrupted_records_to_skip,
+                skip=skip,
                 key=key,
             )
             for name in self._weights
@@ -93,6 +96,11 @@ class MixedReader:
                 record = next(records[channel])
                 returned[channel] += 1
                 yield record
+
+    @property
+    def skipped(self) -> dict[str, SkipCounts]:
+        """By channel, what `skip` has left out so far."""
+        return {reader.channel: reader.skipped for reader in self._readers}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state after the last record that was returned, for JSON and checkpoints.

@@ -27,17 +27,19 @@ from streamer.formats.fixed import FixedReader
 from streamer.formats.lines import LineReader
 from streamer.formats.record_format import RecordFormat
 from streamer.formats.recordio import RecordIOReader
-from streamer.formats.tfrecord import Skipped, TFRecordReader
+from streamer.formats.tfrecord import TFRecordReader
 from streamer.readers.core.channel_reader import ChannelReader
 from streamer.readers.core.config import PipeModeDatasetException, check_if_configured, directories
 from streamer.readers.core.epochs import TIMEOUT, ChannelEpochs
 from streamer.readers.core.position import reach_start
 from streamer.readers.core.record_keys import RecordKeys
+from streamer.readers.core.skipping import EpochSkips, SkipCounts, SkippedRecord, check_skip, without_skipped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from streamer.formats.window import RecordReader, Source
+    from streamer.readers.core.skipping import SkipPolicy
     from streamer.readers.core.stream import PipeStream
 
 RECORD_FORMATS = ("RecordIO", "TFRecord", "TextLine")
@@ -73,13 +75,14 @@ class PipeReader(ChannelReader):
 
     `record_format`: 'RecordIO', 'TFRecord', 'TextLine', or 'fixed:BYTES' for records of so many bytes.
     `epoch`: the first epoch, from which this object counts; None for the next epoch of the state file.
-    `max_corrupted_records_to_skip`, for TFRecord: number of successive records that may fail their data CRC
-    and be left out. Directories as in `open_channel`.
+    `skip`: corrupt records and objects that may be left out (`SkipPolicy`); `skipped` counts them.
+    Directories as in `open_channel`.
     `key`: records are `KeyedRecord`s: the record, the key of its object, its number there, and the bucket;
     errors name them too. The sidecar must keep key lists (`RecordKeys`).
 
-    Raises ValueError for an unknown format, PipeModeDatasetException for a channel that is not a Pipe
-    channel. Iterating raises ChannelError, TruncatedStream and CorruptRecord.
+    Raises ValueError for an unknown format and for `skip` with TextLine, PipeModeDatasetException for a
+    channel that is not a Pipe channel, ChannelError if the quarantine list cannot be written. Iterating
+    raises ChannelError, TruncatedStream and CorruptRecord.
     """
 
     def __init__(  # noqa: PLR0913 - public; options with defaults
@@ -92,10 +95,11 @@ class PipeReader(ChannelReader):
         state_dir: str | None = None,
         config_dir: str | None = None,
         timeout: float = TIMEOUT,
-        max_corrupted_records_to_skip: int = 0,
+        skip: SkipPolicy | None = None,
         key: bool = False,
     ) -> None:
-        check_format(record_format, max_corrupted_records_to_skip)
+        check_format(record_format)
+        check_skip(skip, record_format)
         super().__init__(
             channel,
             epoch=epoch,
@@ -106,15 +110,21 @@ class PipeReader(ChannelReader):
         )
         self._key = key
         self.record_format = record_format
-        self._skip = max_corrupted_records_to_skip
-        self.skipped = Skipped()
-        """Corrupt records left out so far: `records`, and `positions` (stream and offset)."""
+        self._skip = skip
+        self.skipped = SkipCounts()
+        """What `skip` has left out so far."""
+
+    def __repr__(self) -> str:
+        skipped = f": skipped {self.skipped.records} records, {self.skipped.objects} objects"
+        return f"<{type(self).__name__} {self.channel} [{self.record_format}{skipped if self._skip else ''}]>"
 
     def __iter__(self) -> Iterator[Any]:
-        for batch in self.batches():
+        for batch in self._lists():
             for left in range(len(batch) - 1, -1, -1):
                 self._left = left
-                yield batch[-1 - left]
+                record = batch[-1 - left]
+                if type(record) is not SkippedRecord:
+                    yield record
 
     def __len__(self) -> int:
         """Return the number of records of an epoch, if ranks share the channel by record.
@@ -125,29 +135,40 @@ class PipeReader(ChannelReader):
 
     def batches(self) -> Iterator[list[Any]]:
         """Yield the next epoch as lists of records, one list per block that arrived; cheaper than `iter`."""
+        if self._skip is None:
+            yield from self._lists()
+        else:
+            for batch in self._lists():
+                yield without_skipped(batch)
+
+    def _lists(self) -> Iterator[list[Any]]:
+        """Yield the lists of the next epoch; a corrupt record has its place in them."""
         with contextlib.ExitStack() as stack:
             stream = stack.enter_context(self._next_stream())
             position = reach_start(stream, self.channel, self._start)
-            keys = None
-            if self._key:
-                keys = RecordKeys(stream, offset=position.offset, number=position.number)
+            skip = self._skip is not None
+            keys = RecordKeys.wanted(
+                stream, offset=position.offset, number=position.number, key=self._key, skip=skip
+            )
+            if keys is not None:
                 stack.enter_context(contextlib.closing(keys))
+            skips = None
+            if self._skip is not None:
+                skips = EpochSkips(self._skip, self.channel, stream.epoch, self.skipped, keyed=self._key)
             self._begin_epoch(position)
-            reader = record_reader(stream, self.record_format, skip=self._skip, skipped=self.skipped)
-            yield from position.follow(reader, stream, keys)
+            yield from position.follow(record_reader(stream, self.record_format), stream, keys, skips)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last record, or list of records, that was returned.
 
         If ranks share the channel by record, it is the state of the whole job after the last global batch
         whose records were all returned (`streamer.step_state`). The dict is for JSON and checkpoints
-        (`streamer.readers.core.position`). Raises ChannelError if corrupt records were left out of a channel
-        that ranks share by record.
+        (`streamer.readers.core.position`). A record that was skipped counts.
         """
         return super().state_dict()
 
 
-def check_format(record_format: str, skip: int) -> None:
+def check_format(record_format: str, skip: int = 0) -> None:
     """Raise ValueError for an unknown format, PipeModeDatasetException for a skip that it does not allow."""
     if record_format.startswith(FIXED):
         RecordFormat.parse(record_format)
@@ -161,12 +182,10 @@ def check_format(record_format: str, skip: int) -> None:
         )
 
 
-def record_reader(
-    source: Source, record_format: str, *, skip: int = 0, skipped: Skipped | None = None
-) -> RecordReader:
+def record_reader(source: Source, record_format: str) -> RecordReader:
     """Return the reader of a format that `check_format` accepts."""
     if record_format == "TFRecord":
-        return TFRecordReader(source, max_corrupted_records_to_skip=skip, skipped=skipped)
+        return TFRecordReader(source)
     if record_format == "RecordIO":
         return RecordIOReader(source)
     if record_format.startswith(FIXED):

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from streamer.formats.window import RecordReader
     from streamer.readers.core.record_keys import RecordKeys
+    from streamer.readers.core.skipping import EpochSkips
     from streamer.readers.core.stream import PipeStream
 
 FORMAT = 1
@@ -129,16 +130,22 @@ class ReaderPosition:
         return position
 
     def follow(
-        self, reader: RecordReader, stream: PipeStream, keys: RecordKeys | None = None
+        self,
+        reader: RecordReader,
+        stream: PipeStream,
+        keys: RecordKeys | None = None,
+        skips: EpochSkips | None = None,
     ) -> Iterator[list[Any]]:
         """Yield the batches of `reader`, which reads `stream` from `offset`, without `skip` records.
 
         While the caller has a batch, the position is after it; `returned` gives positions inside it. Digest
         and length of the epoch are those of the trailer as last read, because a plan may grow. With `keys`
-        the records are `KeyedRecord`s.
+        the records are `KeyedRecord`s, unless `skips` has its own word. With `skips` a corrupt record is in
+        its place as a `SkippedRecord`, unless ranks share the channel by record. Raises CorruptRecord for one
+        that is over the budget, after the records before it.
         """
         base, dropped, skipped_before = self.offset, self.skip, reader.skipped_records
-        batches = with_keys(reader, keys, base)
+        batches = with_keys(reader, keys, base) if skips is None else skips.lists(reader, keys, base)
         trailer = stream.trailer
         self.rank = RankSteps.of(trailer)
         while True:
@@ -154,17 +161,29 @@ class ReaderPosition:
                 )
             first = min(dropped, count)
             dropped -= first
+            if first and skips is not None and self.rank is not None:
+                skips.pass_over(batch[:first])
             if count and first == count:
                 continue
+            stop = count if skips is None or not skips.bad else skips.admit(batch, first)
             if stream.trailer is not trailer:  # the weights of a mix may have changed
                 trailer = stream.trailer
                 self.rank = RankSteps.of(trailer)
             if count:  # an empty batch: no bytes for now
-                self.offset, self.skip, self.number = offset, count, number
-                self.records += count - first
-                self.last = base + reader.offset == stream.bytes_total
+                self.offset, self.skip, self.number = offset, stop, number
+                rest = batch[first:stop] if stop - first < count else batch
+                if skips is not None and self.rank is not None:
+                    rest = skips.filled(rest)
+                self.records += len(rest)
+                self.last = stop == count and base + reader.offset == stream.bytes_total
                 self.digest = _digest(stream)
-            yield batch[first:] if first else batch
+                yield rest
+            else:
+                yield batch
+            if stop < count and skips is not None:
+                raise skips.refusal()
+        if skips is not None:
+            skips.check_filled()
         self.last, self.digest, self.skipped = False, _digest(stream), 0
         self.epoch, self.offset, self.skip, self.records = self.epoch + 1, 0, 0, 0
         self.number = None

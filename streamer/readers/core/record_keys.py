@@ -95,6 +95,19 @@ class RecordKeys:
         self._headed = False
         self._fd = -1
 
+    @classmethod
+    def wanted(
+        cls, stream: PipeStream, *, offset: int, number: int | None = None, key: bool, skip: bool
+    ) -> RecordKeys | None:
+        """Return the keys of a stream whose first byte, or end, has come; None if its reader needs none.
+
+        `key`: the reader returns them. `skip`: it skips records, and uses a key list if the FIFO has one.
+        """
+        path = stream.key_list_path
+        if key or (skip and path is not None and os.path.lexists(path)):
+            return cls(stream, offset=offset, number=number)
+        return None
+
     def go_on(self, offset: int, number: int | None) -> None:
         """Continue at a later record of the stream; the arguments are as in the constructor."""
         self._given, self._number = (offset, number), number
@@ -139,12 +152,57 @@ class RecordKeys:
         is that of objects, and not of records. Raises ChannelError if the FIFO has no key list or a number
         is unknown, StreamError if the list cannot be read.
         """
+        runs = []
+        for line, number, count in self._runs(starts):
+            if number is None:
+                raise ChannelError(
+                    f"the number of a record of s3://{line.bucket}/{line.key} is unknown, because reading "
+                    "begins inside the object: save states with key=True, or begin without the state"
+                )
+            runs.append(KeyRun(count, line.key, number, line.bucket))
+        return runs
+
+    def pass_over(self, starts: Sequence[int]) -> None:
+        """Take the next records, as `take`, without their keys; a number may be unknown."""
+        for _ in self._runs(starts):
+            pass
+
+    def take_line(self, start: int) -> tuple[str, int | None, str]:
+        """Take one record; return key, number and bucket. The number may be unknown."""
+        ((line, number, _),) = self._runs([start])
+        return line.key, number, line.bucket
+
+    def object_end(self, start: int, arrived: int) -> int | None:
+        """Return where the object of the record at `start` ends; None if no byte before `arrived` shows it.
+
+        All records before `start` must have been taken. `arrived`: offset after the last byte that has come.
+        """
+        self._read_past(start, arrived - 1)
+        self._reach(start)
+        return self._lines[1].offset if len(self._lines) > 1 else None
+
+    def first_beyond(self, starts: Sequence[int], end: int) -> tuple[int, int] | None:
+        """Return the index of the first record that goes on after its object, and where the object ends.
+
+        `starts`: offsets of the next records, which are contiguous. `end`: that of the end of the last one.
+        Takes no record. Returns None if no record does.
+        """
+        self._read_past(starts[0], end - 1)
+        for line in self._lines:
+            if line.offset >= end:
+                return None
+            if line.offset > starts[0]:
+                index = bisect_left(starts, line.offset)
+                if index == len(starts) or starts[index] != line.offset:
+                    return index - 1, line.offset
+        return None
+
+    def _runs(self, starts: Sequence[int]) -> Iterator[tuple[KeyListLine, int | None, int]]:
+        """Take the next records; yield the line, the first number and the count of each run of an object."""
         if not starts:
-            return []
-        if self._fd < 0:
-            self._open()
+            return
         self._read_past(starts[0], starts[-1])
-        lines, runs, index = self._lines, [], 0
+        lines, index = self._lines, 0
         while index < len(starts):
             start = starts[index]
             self._reach(start)
@@ -154,16 +212,12 @@ class RecordKeys:
             if self._given is not None:
                 (begin, number), self._given = self._given, None
                 self._number = number if line.offset < begin else line.number
-            if self._number is None:
-                raise ChannelError(
-                    f"the number of a record of s3://{line.bucket}/{line.key} is unknown, because reading "
-                    "begins inside the object: save states with key=True, or begin without the state"
-                )
             end = bisect_left(starts, lines[1].offset, index) if len(lines) > 1 else len(starts)
-            runs.append(KeyRun(end - index, line.key, self._number, line.bucket))
-            self._number += end - index
+            first = self._number
+            if first is not None:
+                self._number = first + end - index
+            yield line, first, end - index
             index = end
-        return runs
 
     def _reach(self, start: int) -> None:
         """Drop the lines before that of the record at `start`."""
@@ -174,6 +228,8 @@ class RecordKeys:
 
     def _read_past(self, first: int, last: int) -> None:
         """Read the file up to a line after offset `last`, or to its end; the next record is at `first`."""
+        if self._fd < 0:
+            self._open()
         lines = self._lines
         while not lines or lines[-1].offset <= last:
             try:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from streamer.errors import ChannelError
 from streamer.readers.core.plain import PipeReader
 from streamer.readers.core.record_keys import KeyedRecord
+from streamer.readers.core.skipping import SkippedRecord
 from streamer.units import MIB
 
 if TYPE_CHECKING:
@@ -82,9 +83,11 @@ class ShuffledReader(PipeReader):
         records: list[Any] = []
         first = held = 0
         epoch = None
-        for batch in super().batches():
+        for batch in self._lists():
             position = self._reached
             for index, record in enumerate(batch):
+                if type(record) is SkippedRecord:
+                    continue
                 if not records:
                     epoch, first, held = position.epoch, position.records - len(batch) + index, 0
                     self._left = len(batch) - index

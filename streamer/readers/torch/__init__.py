@@ -120,7 +120,7 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
     ) -> None:
         self._key = key
         if record_format != WEBDATASET:
-            check_format(record_format, 0)
+            check_format(record_format)
         elif attributes != 1:
             raise ValueError("attributes has no meaning for WebDataset, whose records are whole samples")
         check_attributes(attributes)
