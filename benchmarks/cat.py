@@ -6,8 +6,8 @@ Every program is a new process, from exec to its exit. Credentials are environme
 exists. All programs take turns; the printed figures are medians. The objects are sparse files on a disk, so
 that those larger than memory can be measured too. The bytes that arrive are counted.
 
-Peers are measured if they are on the PATH (`rclone`, `s5cmd`, `aws`) or installed beside this interpreter
-(`obstore`). `--beside DIR` measures another checkout of Penstock too.
+Peers are measured if they are on the PATH (`rclone`, `s5cmd`, `aws`), or installed for this interpreter or
+for the first `python3` on the PATH (`obstore`). `--beside DIR` measures another checkout of Penstock too.
 """
 
 from __future__ import annotations
