@@ -61,7 +61,7 @@ class EndpointConfig(Model):
     ca_bundle: Text | None = None
     if_match: IfMatch = "send"
     """Whether GETs name the listed ETag in If-Match. `omit`: for servers that refuse the header; the ETag of
-    every response is compared in both cases."""
+    every response is compared in both cases; Last-Modified where the server lists no ETags."""
     requester_pays: bool = False
     """Agree to pay for what is read from a Requester Pays bucket."""
     sse_customer_key_file: Text | None = None

@@ -8,13 +8,15 @@ The client that the job would use sends the requests. Nothing is retried.
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sidecar.doctor.machine import Finding
 from sidecar.doctor.remedies import failed
 from sidecar.process.exits import Exit, exit_code
 from streamer.errors import ErrorContext, PenstockError, SourceChanged
-from streamer.plan import ObjectRef, bare_etag
+from streamer.plan import ObjectRef, bare_etag, is_modified
+from streamer.plan.validators import described, modified
 from streamer.s3.catalog.control_client import ControlClient
 from streamer.s3.catalog.object_get import open_object
 from streamer.s3.client.faults import clock_ahead
@@ -71,10 +73,8 @@ async def read_checks(job: Job, clients: Clients, name: str, ref: ObjectRef) -> 
             return
         yield Finding(f"get {name}", "ok", f"s3://{ref.bucket}/{ref.key}")
         yield _range(name, ref, response, data, offset=probe.offset)
-        if response.etag is None or bare_etag(response.etag) != ref.etag:
-            fix = "The sidecar cannot tell versions of an object apart there: take another endpoint."
-            text = f"listed as {ref.etag}, sent as {response.etag or 'none'}"
-            yield Finding(f"ETag {name}", "failure", text, fix, Exit.UNREACHABLE)
+        if (finding := _etag(name, ref, response)) is not None:
+            yield finding
         yield _clock(response.fields.get("date"))
         yield await _if_match(clients, name, ref, probe)
     checksums = sorted(
@@ -84,10 +84,26 @@ async def read_checks(job: Job, clients: Clients, name: str, ref: ObjectRef) -> 
     yield Finding(f"checksums {name}", "ok", text or "none are told")
 
 
+def _etag(name: str, ref: ObjectRef, response: ObjectResponse) -> Finding | None:
+    """Return a finding unless the response has the listed ETag."""
+    check = f"ETag {name}"
+    sent = modified(response.last_modified) if is_modified(ref.etag) else bare_etag(response.etag or "")
+    if sent != ref.etag:
+        fix = "The sidecar cannot tell versions of an object apart there: take another endpoint."
+        text = f"listed as {described(ref.etag)}, sent as {described(sent) if sent else 'none'}"
+        return Finding(check, "failure", text, fix, Exit.UNREACHABLE)
+    if is_modified(ref.etag):
+        fix = "Do not replace an object twice within a second, nor under a job; no record index is possible."
+        return Finding(check, "warning", "none; size and Last-Modified are compared instead", fix)
+    return None
+
+
 def etags_differ(name: str, refs: Sequence[ObjectRef]) -> Finding | None:
     """Return a warning if objects of different sizes have one ETag, which then proves no version."""
     first: dict[tuple[str, str], ObjectRef] = {}
     for ref in refs:
+        if is_modified(ref.etag):
+            continue
         other = first.setdefault((ref.bucket, ref.etag), ref)
         if ref.size != other.size:
             text = f"{ref.etag} for objects of different sizes: {other.key}, {ref.key}"
@@ -102,14 +118,14 @@ def _range(name: str, ref: ObjectRef, response: ObjectResponse, data: bytes, *, 
     text = f"answered {response.status} with {response.length} bytes for one"
     with contextlib.suppress(PenstockError):
         check_header(
-            ref,
+            replace(ref, etag="any"),
             offset,
             offset + 1,
             ErrorContext(ref.bucket, ref.key),
             status=response.status,
             content_range=content_range,
             content_length=response.length,
-            etag=ref.etag,
+            etag="any",
             version=None,
         )
         if len(data) == 1:
@@ -125,6 +141,8 @@ async def _if_match(clients: Clients, name: str, ref: ObjectRef, probe: _BytePro
     check = f"If-Match {name}"
     if not clients.data.sends_if_match:
         return Finding(check, "ok", "left out, as IfMatch: omit asks; the ETag of every response is compared")
+    if is_modified(ref.etag):
+        return Finding(check, "ok", "left out: the endpoint lists the objects without ETags")
     try:
         await probe.send(If_Match=f'"{ref.etag}"')
     except PenstockError as error:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from sidecar.config.index_place import index_path, index_uri
 from sidecar.job.index_file import StoredIndex, absent, check_kind, open_stored
-from sidecar.job.index_objects import read_plan
+from sidecar.job.index_objects import check_etag, read_plan
 from sidecar.job.listings import job_inspector
 from sidecar.process.logs import log
 from streamer.aio import in_thread
@@ -140,9 +140,11 @@ class IndexObject:
     async def _stat(self) -> ObjectRef | None:
         async with job_inspector(self._access.job, self._access.clients) as inspector:
             try:
-                return await inspector.stat(*self.uri)
+                ref = await inspector.stat(*self.uri)
             except ObjectMissing:
                 return None
+        check_etag(ref)
+        return ref
 
     async def _copy(self, ref: ObjectRef, fd: int) -> None:
         with _copying(self.uri):

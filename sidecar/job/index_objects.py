@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, NamedTuple, overload
 
 from sidecar.job.channels import transport_spec
 from sidecar.job.download_paths import common_prefix
-from streamer.errors import ConfigError
+from streamer.errors import BadAnswer, ConfigError, ErrorContext
 from streamer.formats.record_index import object_name, object_version
+from streamer.plan import is_modified
 from streamer.plan.record_table import only_object
 from streamer.relay.once import stream_once
 from streamer.relay.staging.buffers import BufferStage
@@ -63,7 +64,8 @@ class IndexedRef(NamedTuple):
 class ChannelObjects(Sequence[IndexedRef]):
     """The objects of a channel, those of all hosts, in plan order and each once.
 
-    Holds 24 bytes an object beside the plan. Raises ConfigError for an object in two versions.
+    Holds 24 bytes an object beside the plan. Raises ConfigError for an object in two versions, BadAnswer for
+    one without an ETag.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -74,6 +76,7 @@ class ChannelObjects(Sequence[IndexedRef]):
         known: dict[int, int] = {}
         for number in range(len(plan.entries)):
             ref = only_object(plan.entries, number)
+            check_etag(ref)
             name = object_name(ref.bucket, ref.key)
             version = object_version(ref.bucket, ref.key, size=ref.size, etag=ref.etag, version=ref.version)
             if known.setdefault(name, version) != version:
@@ -113,6 +116,16 @@ class ChannelObjects(Sequence[IndexedRef]):
     def buckets(self) -> set[str]:
         """Buckets of the objects."""
         return self._entries.buckets
+
+
+def check_etag(ref: ObjectRef) -> None:
+    """Raise BadAnswer for an object that the server lists without an ETag."""
+    if is_modified(ref.etag):
+        raise BadAnswer(
+            "the server has no ETag for this object, and a record index holds for one version alone; copy "
+            "the data to a server that has ETags, or stream without an index",
+            ErrorContext(ref.bucket, ref.key),
+        )
 
 
 def check_indexable(channel: ChannelConfig) -> None:

@@ -20,13 +20,12 @@ from streamer.plan.segments import (
     ObjectRef,
     ObjectStart,
     Segment,
-    bare_etag,
     frame,
-    is_etag,
 )
 from streamer.plan.shards import Balance, Shard
 from streamer.plan.shuffle import Permutation
 from streamer.plan.uris import S3Uri, parse_object_uri, parse_s3_uri
+from streamer.plan.validators import bare_etag, is_modified
 
 __all__ = [
     "LONGEST_RECORD",
@@ -53,8 +52,8 @@ __all__ = [
     "cut",
     "frame",
     "gathered",
-    "is_etag",
     "is_folder_marker",
+    "is_modified",
     "listed",
     "parse_object_uri",
     "parse_partial",

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from streamer.formats.recordio import MAX_PAYLOAD, header, padding
-
-_ETAG = re.compile(r"[!#-~]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +17,8 @@ class ObjectRef:
     size: int
     """Bytes."""
     etag: str
-    """ETag without quotes and `W/`, since only some servers quote it in listings."""
+    """ETag without quotes and `W/`, since only some servers quote it in listings; or a time
+    (`streamer.plan.validators`)."""
     version: str | None = None
     """Version id that a manifest names; None: read the current version, which must have the same ETag."""
 
@@ -69,13 +67,3 @@ LONGEST_RECORD = MAX_PAYLOAD
 def frame(size: int) -> tuple[bytes, bytes]:
     """Return header and padding of a RecordIO record of `size` bytes. Raises ValueError if it is too long."""
     return header(size), padding(size)
-
-
-def is_etag(bare: str) -> bool:
-    """Return whether a bare ETag is valid in a request's header (RFC 9110 §8.8.3, ASCII alone)."""
-    return _ETAG.fullmatch(bare) is not None
-
-
-def bare_etag(etag: str) -> str:
-    """Return `etag` without the quotes and weakness mark of RFC 9110 §8.8.3, for comparison."""
-    return etag.removeprefix("W/").strip('"')

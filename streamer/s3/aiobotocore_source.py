@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from streamer.errors import ErrorContext, SourceError, Truncated
+from streamer.plan import is_modified
 from streamer.s3.client.credentials import RenewableCredentials, renewing
 from streamer.s3.client.faults import escaped_id, map_errors, of_listed
 from streamer.s3.client.stall import within_stall
@@ -49,7 +50,8 @@ class AiobotocoreSource:
         """As `RangeSource.open`."""
         part, context = request.part, request.context
         ref = part.object
-        conditions = {"IfMatch": f'"{ref.etag}"'} if self._client.sends_if_match else {}
+        sends_if_match = self._client.sends_if_match and not is_modified(ref.etag)
+        conditions = {"IfMatch": f'"{ref.etag}"'} if sends_if_match else {}
         if ref.version:
             conditions["VersionId"] = ref.version
         with renewing(self._credentials), of_listed(), map_errors(context):
@@ -62,7 +64,7 @@ class AiobotocoreSource:
                         **conditions,
                     )
             except SourceError as error:
-                if self._client.sends_if_match:
+                if sends_if_match:
                     suggest_omission(error)
                 raise
             metadata = response["ResponseMetadata"]
@@ -79,6 +81,7 @@ class AiobotocoreSource:
                     content_range=response.get("ContentRange"),
                     content_length=response.get("ContentLength"),
                     etag=response.get("ETag"),
+                    last_modified=metadata["HTTPHeaders"].get("last-modified"),
                     version=response.get("VersionId"),
                 )
             except BaseException:

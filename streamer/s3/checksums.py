@@ -33,10 +33,11 @@ from streamer.errors import (
     Mismatch,
     SourceChanged,
 )
-from streamer.plan.segments import bare_etag
+from streamer.plan.validators import described, is_modified, validator_of
 from streamer.s3.client.credentials import RenewableCredentials, renewing
 from streamer.s3.client.faults import map_errors, of_listed
 from streamer.s3.ranges import check_version
+from streamer.secrets import quoted
 
 if TYPE_CHECKING:
     from streamer.plan import ObjectRef, Part
@@ -137,10 +138,12 @@ class StoredChecksums:
                 # A response to HEAD has no body, so an expired token shows only as status 400 or 403.
                 raise Expired(error.message, error.context) from error
         check_version(ref.version, response.get("VersionId"), context)
-        if bare_etag(response.get("ETag", "")) != ref.etag:
+        etag = None if is_modified(ref.etag) else response.get("ETag")
+        now = validator_of(etag, response["ResponseMetadata"]["HTTPHeaders"].get("last-modified"))
+        if now != ref.etag:
             raise SourceChanged(
-                f"the object was replaced after it was listed (ETag {ref.etag} then, "
-                f"{response.get('ETag')} now)",
+                f"the object was replaced after it was listed ({described(ref.etag)} then, "
+                f"{quoted(now)} now)",
                 context,
             )
         return stored_sum(response)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from streamer.errors import ClockSkew, ConfigError, ErrorContext, ObjectMissing, SourceError, WrongEndpoint
+from streamer.plan import is_modified
 from streamer.s3.client.credentials import renewing
 from streamer.s3.client.documents import MAX_ERROR_BODY
 from streamer.s3.client.endpoint import STALL_TIMEOUT
@@ -153,7 +154,7 @@ class HttpSource:
             error = await refusal(response, context, self._signer)
             if error is None:
                 return await self._fallback.open(request)
-            if self._signer.sends_if_match:
+            if self._signer.sends_if_match and not is_modified(part.object.etag):
                 suggest_omission(error)
             raise deleted(error) if isinstance(error, ObjectMissing) else error
 
@@ -170,6 +171,7 @@ def _check(header: ResponseHeader, length: int, request: RangeRequest, context: 
             content_range=fields.get("content-range"),
             content_length=length,
             etag=fields.get("etag"),
+            last_modified=fields.get("last-modified"),
             version=fields.get("x-amz-version-id"),
         )
     except SourceError as error:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from streamer.errors import BadAnswer, ErrorContext, SourceChanged
-from streamer.plan.segments import bare_etag
+from streamer.plan.validators import bare_etag, described, is_modified, modified
 from streamer.secrets import quoted
 
 if TYPE_CHECKING:
@@ -174,24 +174,22 @@ def check_header(  # noqa: PLR0913 - the fields of a response header, one by one
     content_length: int | None,
     etag: str | None,
     version: str | None,
+    last_modified: str | None = None,
 ) -> None:
     """Check that a response is bytes `first` to `end` of the version that `ref` names.
 
     The status must be 206 (RFC 9110 §15.3.7), or 200 with a right Content-Range, which some compatible
     servers send. The response must prove its version by its ETag or by the requested version id, because a
-    server may ignore If-Match and `versionId`. `version`: the response's `x-amz-version-id`. Raises
+    server may ignore If-Match and `versionId`; or by its Last-Modified, if the object was listed without an
+    ETag (`streamer.plan.validators`). `version`: the response's `x-amz-version-id`. Raises
     SourceChanged if version or size differ, BadAnswer if the response does not state them, or if its range or
     length differs from the request's.
     """
     if status not in (200, 206):
         raise BadAnswer(f"the response to a ranged GET has status {status}", context)
     check_version(ref.version, version, context)
-    if etag is not None and bare_etag(etag) != ref.etag:
-        raise SourceChanged(
-            f"the object was replaced after it was listed (ETag {ref.etag} then, {quoted(etag)} now)", context
-        )
-    if etag is None and (ref.version is None or version is None):
-        raise BadAnswer("the response has no ETag, so its bytes may be of another version", context)
+    proven = ref.version is not None and version is not None
+    _check_validator(ref, context, etag=etag, last_modified=last_modified, proven=proven)
     match = _CONTENT_RANGE.fullmatch(content_range or "")
     if match is None:
         whole = status == 200 and first == 0 and end == ref.size
@@ -212,6 +210,26 @@ def check_header(  # noqa: PLR0913 - the fields of a response header, one by one
     if content_length is not None and content_length != end - first:
         raise BadAnswer(
             f"the response has Content-Length {content_length} for a range of {end - first} bytes", context
+        )
+
+
+def _check_validator(
+    ref: ObjectRef, context: ErrorContext, *, etag: str | None, last_modified: str | None, proven: bool
+) -> None:
+    """Check that a response has the validator with which its object was listed.
+
+    `proven`: a version id proves its version too, so it may have no validator. Raises SourceChanged,
+    BadAnswer.
+    """
+    by_time = is_modified(ref.etag)
+    found, name = (last_modified, "Last-Modified") if by_time else (etag, "ETag")
+    if found is None:
+        if not proven:
+            raise BadAnswer(f"the response has no {name}, so its bytes may be of another version", context)
+    elif (modified(found) if by_time else bare_etag(found)) != ref.etag:
+        raise SourceChanged(
+            f"the object was replaced after it was listed ({described(ref.etag)} then, {quoted(found)} now)",
+            context,
         )
 
 

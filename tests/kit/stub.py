@@ -17,6 +17,8 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import format_datetime
 from typing import Any
 from urllib.parse import quote as url_quote
 from xml.sax.saxutils import escape
@@ -106,6 +108,10 @@ class S3Stub:
     unsorted_pages: bool = False
     """List the names of each page from the last to the first."""
     bare_listing_etags: bool = False
+    times: dict[str, str] = field(default_factory=dict)
+    """By `bucket/key`, the time of modification in ISO 8601; the server has no ETag of these objects."""
+    listed_times: bool = True
+    """Listings have the times."""
     if_match_refused: tuple[int, str] | None = None
     """Status and code with which every GET that has If-Match is answered."""
     released: asyncio.Event = field(default_factory=asyncio.Event)
@@ -199,7 +205,7 @@ class S3Stub:
             data[start:end],
             {
                 "Content-Range": f"bytes {start}-{end - 1}/{len(data)}",
-                "ETag": f'"{etag(data)}"',
+                **self._validator(name, data),
                 "x-amz-request-id": f"REQ{len(self.seen)}",
             },
         )
@@ -235,7 +241,7 @@ class S3Stub:
         try:
             await self._together(f"head {name}")
             self.head_count += 1
-            headers = {"Content-Length": str(len(data)), "ETag": f'"{etag(data)}"'}
+            headers = {"Content-Length": str(len(data)), **self._validator(name, data)}
             if version:
                 headers["x-amz-version-id"] = version
             if request.headers.get("x-amz-checksum-mode") == "ENABLED":
@@ -246,6 +252,18 @@ class S3Stub:
         finally:
             self._heads_now -= 1
 
+    def _validator(self, name: str, data: bytes) -> dict[str, str]:
+        """The ETag of an object in a response, or its time of modification."""
+        if name not in self.times:
+            return {"ETag": f'"{etag(data)}"'}
+        moment = datetime.fromisoformat(self.times[name])
+        return {"Last-Modified": format_datetime(moment.astimezone(UTC), usegmt=True)}
+
+    def _listed_validator(self, name: str, quote: str) -> str:
+        if name in self.times:
+            return f"<LastModified>{self.times[name]}</LastModified>" if self.listed_times else ""
+        return f"<ETag>{quote}{etag(self.objects[name])}{quote}</ETag>"
+
     async def _together(self, request: str) -> None:
         if request in self.together:
             self._arrived.add(request)
@@ -255,7 +273,7 @@ class S3Stub:
 
     async def _whole(self, request: web.Request, name: str, data: bytes) -> web.StreamResponse:
         """A GET without a range: of a manifest."""
-        answer = Answer(request, data, {"ETag": f'"{etag(data)}"'}, 200)
+        answer = Answer(request, data, self._validator(name, data), 200)
         queue = self.faults.get(name)
         return await queue.popleft()(answer) if queue else web.Response(body=data, headers=answer.headers)
 
@@ -285,7 +303,7 @@ class S3Stub:
         quote = "" if self.bare_listing_etags else "&quot;"
         entries = "".join(
             f"<Contents><Key>{write(key)}</Key>"
-            f"<ETag>{quote}{etag(self.objects[f'{bucket}/{key}'])}{quote}</ETag>"
+            f"{self._listed_validator(f'{bucket}/{key}', quote)}"
             f"<Size>{len(self.objects[f'{bucket}/{key}'])}</Size></Contents>"
             for key in page
         )

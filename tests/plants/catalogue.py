@@ -37,15 +37,15 @@ PLANTS = (
     Plant(
         "If-Match dropped by our own client",
         "streamer/s3/signing/requests.py",
-        "if self.sends_if_match else {}",
-        "if not self.sends_if_match else {}",
+        "if sends_if_match else {}",
+        "if not sends_if_match else {}",
         ("tests/unit/test_sigv4.py", VERSION),
     ),
     Plant(
         "If-Match dropped by aiobotocore",
         "streamer/s3/aiobotocore_source.py",
-        "if self._client.sends_if_match else {}",
-        "if not self._client.sends_if_match else {}",
+        "if sends_if_match else {}",
+        "if not sends_if_match else {}",
         (VERSION,),
     ),
     Plant(
@@ -58,15 +58,22 @@ PLANTS = (
     Plant(
         "ETag of an answer not compared",
         "streamer/s3/ranges.py",
-        "bare_etag(etag) != ref.etag",
-        "bare_etag(etag) == ''",
+        "bare_etag(found)) != ref.etag:",
+        "ref.etag) != ref.etag:",
         (WRONG,),
+    ),
+    Plant(
+        "Last-Modified of an answer not compared",
+        "streamer/s3/ranges.py",
+        "elif (modified(found) if by_time",
+        "elif (ref.etag if by_time",
+        ("tests/relay/test_modified.py",),
     ),
     Plant(
         "answer without an ETag accepted",
         "streamer/s3/ranges.py",
-        "if etag is None and (ref.version is None or version is None):",
-        "if etag is None and ref.version is not None and version is None:",
+        "if not proven:",
+        "if proven:",
         (WRONG, "tests/relay/test_versions.py"),
     ),
     Plant(

@@ -225,8 +225,8 @@ async def test_a_body_against_the_rules_is_not_the_next_answer(objects: S3Stub) 
     ("said", "words"),
     [
         (b"SSH-2.0-OpenSSH_9.7\r\n\r\n", "not an HTTP response"),
-        (b'HTTP/1.1 200 OK\r\nETag: "x"\r\n\r\n', "HEAD has no Content-Length or no ETag"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n", "HEAD has no Content-Length or no ETag"),
+        (b'HTTP/1.1 200 OK\r\nETag: "x"\r\n\r\n', "HEAD has no Content-Length, or neither"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n", "HEAD has no Content-Length, or neither"),
         (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 70_000, "longer than 65536 bytes"),
     ],
 )  # fmt: skip

@@ -113,9 +113,9 @@ async def test_what_was_listed_and_is_not_there_was_deleted(run: RunChannel, tmp
     [
         ({"ETag": '"e"'}, "states no version"),
         ({"ETag": '"e"', "x_amz_version_id": "v9"}, "is of version v9"),
-        ({"ETag": '""', "x_amz_version_id": "v1"}, "HEAD has no Content-Length or no ETag"),
-        ({"ETag": '"e\u00e9"', "x_amz_version_id": "v1"}, "HEAD has no Content-Length or no ETag"),
-        ({"ETag": '"e e"', "x_amz_version_id": "v1"}, "HEAD has no Content-Length or no ETag"),
+        ({"ETag": '""', "x_amz_version_id": "v1"}, "HEAD has no Content-Length, or neither"),
+        ({"ETag": '"e\u00e9"', "x_amz_version_id": "v1"}, "HEAD has no Content-Length, or neither"),
+        ({"ETag": '"e e"', "x_amz_version_id": "v1"}, "HEAD has no Content-Length, or neither"),
     ],
 )
 async def test_a_head_without_proof_of_its_version_is_refused(
@@ -172,7 +172,7 @@ async def test_a_piece_of_a_manifest_is_not_taken_for_all_of_it(own: bool) -> No
                 await plan_augmented(clients if own else clients.control, S3Uri("b", "m"), ["a"])
 
 
-@pytest.mark.parametrize("etag", ["", "e e", "e\u00e9", "e&#13;&#10;X-Evil: 1"])
+@pytest.mark.parametrize("etag", ["e e", "e\u00e9", "e&#13;&#10;X-Evil: 1", "modified now"])
 async def test_an_etag_that_proves_nothing_makes_no_plan(etag: str, pages_from: PagesFrom) -> None:
     """A line end in it would begin another header of our requests."""
     _, _, page = listing(("data/a", 1, "!")).partition(b"\r\n\r\n")

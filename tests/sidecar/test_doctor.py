@@ -408,3 +408,14 @@ def test_colours_are_for_terminals_and_not_for_everybody(stub: S3Stub, tmp_path:
             assert " checks: 0 failed, " in window.screen.text
             assert ("\x1b[32m" in window.screen.written) == colours
     assert "\x1b" not in penstock("doctor", "-c", str(tmp_path / "j.yaml")).stdout
+
+
+def test_a_server_without_etags_is_a_warning(credentials: None, stub: S3Stub, tmp_path: Path) -> None:
+    """An ETag is left out of listing and response; Last-Modified is compared."""
+    stub.objects["b/train/0000"] = b"x" * 5000
+    stub.times["b/train/0000"] = "2026-11-03T21:56:26.789Z"
+    found, _ = examined(stub, tmp_path)
+    assert found["ETag train"]["state"] == "warning"
+    assert "Last-Modified" in found["ETag train"]["text"]
+    assert found["Range train"]["state"] == "ok"
+    assert found["If-Match train"]["state"] == "ok"

@@ -354,3 +354,13 @@ def test_all_hosts_objects_are_indexed(stub: S3Stub, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert len(rows(tmp_path / "index")) == 3
+
+
+def test_an_object_without_an_etag_is_refused_by_name(stub: S3Stub, tmp_path: Path) -> None:
+    """A time of modification is too weak a proof for rows that are kept."""
+    path = setup(stub, tmp_path)
+    stub.times["b/train/2"] = "2026-11-03T21:56:26Z"
+    done = penstock("index", "build", "-c", path, "--to", str(tmp_path / "index"), "--format", "TFRecord")
+    assert done.returncode != 0
+    assert "the server has no ETag for this object" in done.stderr
+    assert "s3://b/train/2" in done.stderr

@@ -18,6 +18,7 @@ from typing import Literal
 
 from streamer.errors import ObjectMissing, SourceChanged, SourceError
 from streamer.plan import ObjectRef
+from streamer.plan.validators import described
 
 WhenChanged = Literal["fail", "refetch", "skip"]
 Done = Literal["refetched", "skipped"]
@@ -45,7 +46,7 @@ class Change:
     """The version that is streamed instead; None if the object is skipped."""
 
     def __str__(self) -> str:
-        instead = f" as ETag {self.now.etag}" if self.now else ""
+        instead = f" as {described(self.now.etag)}" if self.now else ""
         return f"s3://{self.ref.bucket}/{self.ref.key} {self.done}{instead}"
 
 

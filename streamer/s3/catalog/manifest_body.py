@@ -1,8 +1,8 @@
 """Reads a manifest from S3 in pieces, as one version.
 
 A response that breaks off is resumed at its next byte, with If-Match and Range. So a manifest needs a
-Content-Length, by which its end is proven, and an ETag for what is left after a failure. `object_get` sends
-the requests.
+Content-Length, by which its end is proven, and an ETag, or a Last-Modified, for what is left after a failure.
+`object_get` sends the requests.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from streamer.errors import (
     SourceError,
     Truncated,
 )
-from streamer.plan import ObjectRef, S3Uri, bare_etag, is_etag
+from streamer.plan import ObjectRef, S3Uri, is_modified
+from streamer.plan.validators import is_validator, validator_of
 from streamer.retry import UNAVAILABLE, Attempts, RetryPolicy
 from streamer.s3.catalog.control_client import ControlClient
 from streamer.s3.catalog.object_get import ObjectResponse, open_object
@@ -85,7 +86,7 @@ async def _resumed(
                     size, etag = _checked_whole(response, context)
                 else:
                     check_header(
-                        ObjectRef(uri.bucket, uri.key, size, bare_etag(etag)),
+                        ObjectRef(uri.bucket, uri.key, size, etag),
                         received,
                         size,
                         context,
@@ -93,6 +94,7 @@ async def _resumed(
                         content_range=response.content_range,
                         content_length=response.length,
                         etag=response.etag,
+                        last_modified=response.last_modified,
                         version=None,
                     )
                 async with aclosing(response.pieces) as pieces:
@@ -107,9 +109,10 @@ async def _resumed(
                 raise Truncated(f"the body ended {size - received} bytes early", context)
         except UNAVAILABLE as error:
             if size >= 0:
-                if not is_etag(bare_etag(etag)):
-                    raise  # without an ETag the rest may be of another version
-                headers = client.if_match(etag) | {"Range": f"bytes={received}-{size - 1}"}
+                if not is_validator(etag):
+                    raise  # the rest may be of another version
+                condition = {} if is_modified(etag) else client.if_match(f'"{etag}"')
+                headers = condition | {"Range": f"bytes={received}-{size - 1}"}
             if received > before:
                 attempts.progressed()
             wait = attempts.wait_after(error)
@@ -121,9 +124,9 @@ async def _resumed(
 
 
 def _checked_whole(response: ObjectResponse, context: ErrorContext) -> tuple[int, str]:
-    """Return size and ETag of the manifest, from the response to a GET without a range. Raises BadAnswer."""
+    """Return size and validator of the manifest; `response` is to a GET without a range. Raises BadAnswer."""
     if response.status != http.HTTPStatus.OK:
         raise BadAnswer(f"the response to a GET without a range has status {response.status}", context)
     if response.length is None:
         raise BadAnswer("the response has no Content-Length, so its end cannot be proven", context)
-    return response.length, response.etag or ""
+    return response.length, validator_of(response.etag, response.last_modified)

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from streamer.errors import BadAnswer, ConfigError, Denied, ErrorContext, SourceError, Throttled
+from streamer.plan.validators import described
 from streamer.s3.catalog.head_queue import HeadQueue
 from streamer.s3.catalog.key_lookup import KeyLookup
 from streamer.s3.catalog.validation import short
@@ -277,8 +278,8 @@ class ObjectFinder:
                     self._compared.add(bucket)
                     return True
             error = BadAnswer(
-                f"a HEAD says {ref.size} bytes and ETag {short(ref.etag)}, the listing "
-                f"{page.sizes[position]} bytes and ETag {short(page.etags[position].decode())}",
+                f"a HEAD says {ref.size} bytes and {short(described(ref.etag))}, the listing "
+                f"{page.sizes[position]} bytes and {short(described(page.etags[position].decode()))}",
                 ErrorContext(bucket, ref.key),
             )
             self._leave_unlisted(bucket, error)

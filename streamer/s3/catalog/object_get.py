@@ -46,6 +46,10 @@ class ObjectResponse(NamedTuple):
         return self.fields.get("etag")
 
     @property
+    def last_modified(self) -> str | None:
+        return self.fields.get("last-modified")
+
+    @property
     def content_range(self) -> str | None:
         return self.fields.get("content-range")
 

@@ -21,7 +21,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from streamer.errors import BadAnswer, ErrorContext, Transient
-from streamer.plan import ObjectRef, bare_etag, is_etag
+from streamer.plan import ObjectRef
+from streamer.plan.validators import is_validator, validator_of
 from streamer.retry import UNAVAILABLE, Attempts, RetryPolicy, retry
 from streamer.s3.catalog.control_client import ControlClient
 from streamer.s3.catalog.validation import described_object
@@ -67,7 +68,13 @@ class AiobotocoreHeadClient:
                 response = await self._client.head_object(Bucket=bucket, Key=key, **params)
         version_id = response.get("VersionId")
         return _described(
-            context, version, version_id, length=response.get("ContentLength"), etag=response.get("ETag")
+            context,
+            version,
+            version_id,
+            length=response.get("ContentLength"),
+            etag=validator_of(
+                response.get("ETag"), response["ResponseMetadata"]["HTTPHeaders"].get("last-modified")
+            ),
         )
 
 
@@ -114,7 +121,11 @@ class HttpHeadClient:
         if status == http.HTTPStatus.OK:
             version_id = headers.get("x-amz-version-id")
             return _described(
-                context, version, version_id, length=response.header.content_length, etag=headers.get("etag")
+                context,
+                version,
+                version_id,
+                length=response.header.content_length,
+                etag=validator_of(headers.get("etag"), headers.get("last-modified")),
             )
         if 300 <= status < 400 or status == http.HTTPStatus.BAD_REQUEST:
             if status < http.HTTPStatus.BAD_REQUEST:  # a redirect affects every HEAD of the bucket
@@ -153,9 +164,12 @@ def _described(
     version_id: str | None,
     *,
     length: int | None,
-    etag: str | None,
+    etag: str,
 ) -> ObjectRef:
-    if length is None or not etag or not is_etag(bare_etag(etag)):
-        raise BadAnswer("the response to HEAD has no Content-Length or no ETag", context)
+    """Return the object. `etag`: its validator, or empty."""
+    if length is None or not is_validator(etag):
+        raise BadAnswer(
+            "the response to HEAD has no Content-Length, or neither ETag nor Last-Modified", context
+        )
     check_version(wanted_version, version_id, context)
     return described_object(context, context.key or "", size=length, etag=etag, version=wanted_version)

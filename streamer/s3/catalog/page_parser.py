@@ -1,4 +1,4 @@
-"""Parses the pages of ListObjectsV2 into columns: keys, sizes, ETags.
+"""Parses the pages of ListObjectsV2 into columns: keys, sizes, validators.
 
     page ─┬─ objects in S3's form: one regular expression, which matches them without a gap ──┬─ columns
           │  the rest of the page: tree, in which one empty element stands for the objects ───┘
@@ -9,9 +9,9 @@ accepts objects whose fields come in S3's order, with texts in printable ASCII a
 the quotes of ETags. Where it does not match, the whole page goes the other way, so it only has to be strict.
 
 The parser refuses pages that S3 never sends: with another root, with a field twice where S3 sends it once,
-with an entry without key, size or ETag, without a valid IsTruncated, or with folders (CommonPrefixes), which
-Penstock never asks for. `documents.checked_document` has already refused document types and documents that
-are too long.
+with an entry without key or size, or with neither ETag nor LastModified, without a valid IsTruncated, or with
+folders (CommonPrefixes), which Penstock never asks for. `documents.checked_document` has already refused
+document types and documents that are too long.
 
 Source: https://docs.aws.amazon.com/AmazonS3/latest/API/API_ListObjectsV2.html
 """
@@ -21,16 +21,16 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_plus, unquote_to_bytes
 from xml.etree import ElementTree as ET
 
 from streamer.errors import BadAnswer, ErrorContext
-from streamer.plan import bare_etag
+from streamer.plan.validators import validator_of
 from streamer.secrets import quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from xml.etree.ElementTree import Element
 
 _ROOT = "ListBucketResult"
@@ -47,7 +47,7 @@ class Page:
     sizes: list[int] = field(default_factory=list)
     """Bytes, as the server sent them."""
     etags: list[bytes] = field(default_factory=list)
-    """Without quotes and `W/`, in UTF-8."""
+    """Validators (`streamer.plan.validators`), in UTF-8."""
     token: str | None = None
     """The token of the next page; None on the last page."""
 
@@ -129,7 +129,7 @@ def parse_by_tree(document: bytes, context: ErrorContext) -> Page:
     return Page(
         [key.encode() for key in keys],
         [_size(size, context) for size in sizes],
-        [bare_etag(etag).encode() for etag in etags],
+        [etag.encode() for etag in etags],
         token,
     )
 
@@ -176,7 +176,7 @@ def next_token(token: str | None, context: ErrorContext, *, truncated: bool | No
 
 
 def _columns(root: Element, namespace: str, context: ErrorContext) -> Sequence[list[str]]:
-    """Return keys, sizes and ETags."""
+    """Return keys, sizes and validators."""
     entries = root.findall(f"{namespace}Contents")
     if not entries:
         return [], [], []
@@ -188,15 +188,28 @@ def _columns(root: Element, namespace: str, context: ErrorContext) -> Sequence[l
     alike = [element.tag for element in elements] == shape * len(entries)
     alike = alike and len(list(entries[-1].iter())) == step
     if alike and all(shape.count(name) == len(entries[0].findall(name)) == 1 for name in names):
-        return [[each.text or "" for each in elements[shape.index(name) :: step]] for name in names]
+        keys, sizes, sent = [
+            [each.text or "" for each in elements[shape.index(name) :: step]] for name in names
+        ]
+        etags = [validator_of(etag, None) for etag in sent]
+        if all(etags):
+            return keys, sizes, etags
     rows = []
     for entry in entries:
         fields = _fields(entry, namespace, {"Key", "Size", "ETag"}, context)
-        if len(fields) < len(names):
-            missing = ", ".join(sorted({"Key", "Size", "ETag"} - fields.keys()))
-            raise BadAnswer(f"the listing has an entry without {missing}", context)
-        rows.append((fields["Key"], fields["Size"], fields["ETag"]))
+        if not validator_of(fields.get("ETag"), None):
+            fields |= _fields(entry, namespace, {"LastModified"}, context)
+        rows.append(entry_fields(fields, context))
     return [list(column) for column in zip(*rows, strict=True)]
+
+
+def entry_fields(fields: Mapping[str, Any], context: ErrorContext) -> tuple[str, Any, str]:
+    """Return key, size and validator of an entry with these fields. Raises BadAnswer if one is missing."""
+    etag = validator_of(fields.get("ETag"), fields.get("LastModified"))
+    missing = {"Key", "Size"} - fields.keys() | (set() if etag else {"ETag"})
+    if missing:
+        raise BadAnswer(f"the listing has an entry without {', '.join(sorted(missing))}", context)
+    return fields["Key"], fields["Size"], etag
 
 
 def _fields(

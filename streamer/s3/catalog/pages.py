@@ -16,14 +16,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http
+from datetime import UTC
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from streamer.errors import BadAnswer, ErrorContext, GaveUp
-from streamer.plan import bare_etag
+from streamer.errors import ErrorContext, GaveUp
 from streamer.retry import UNAVAILABLE, Attempts, RetryPolicy, retry
 from streamer.s3.catalog.control_client import ControlClient
-from streamer.s3.catalog.page_parser import Page, next_token, parse_page, refuse_folders
+from streamer.s3.catalog.page_parser import Page, entry_fields, next_token, parse_page, refuse_folders
 from streamer.s3.client.credentials import renewing
 from streamer.s3.client.faults import map_errors
 from streamer.s3.http_source import refusal
@@ -149,10 +149,10 @@ def _page(response: dict[str, Any], context: ErrorContext) -> Page:
     token = response.get("NextContinuationToken")
     page = Page(token=next_token(token, context, truncated=response.get("IsTruncated")))
     for entry in response.get("Contents", ()):
-        if not entry.keys() >= {"Key", "Size", "ETag"}:
-            missing = ", ".join(sorted({"Key", "Size", "ETag"} - entry.keys()))
-            raise BadAnswer(f"the listing has an entry without {missing}", context)
-        page.keys.append(entry["Key"].encode())
-        page.sizes.append(entry["Size"])
-        page.etags.append(bare_etag(entry["ETag"]).encode())
+        time = entry.get("LastModified")
+        fields = entry | {"LastModified": "" if time is None else time.astimezone(UTC).isoformat()}
+        key, size, etag = entry_fields(fields, context)
+        page.keys.append(key.encode())
+        page.sizes.append(size)
+        page.etags.append(etag.encode())
     return page

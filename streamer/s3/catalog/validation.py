@@ -12,9 +12,10 @@ from itertools import repeat
 from typing import TYPE_CHECKING
 
 from streamer.errors import BadAnswer, ConfigError, ErrorContext
-from streamer.plan import ObjectRef, bare_etag, is_etag
+from streamer.plan import ObjectRef
 from streamer.plan.compact import LARGE
 from streamer.plan.entries import BYTES_EACH
+from streamer.plan.validators import bare_etag, is_validator
 from streamer.units import human_bytes
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ LARGEST_OBJECT = 1 << 60
 """Most bytes of an object; S3 allows 50 TB."""
 LONGEST_ETAG = 1024
 _ETAG_BYTES = bytes({*range(0x21, 0x7F)} - {ord('"')})
-"""The bytes that `is_etag` allows."""
+"""The bytes that an ETag may have (`is_etag`)."""
 
 
 def described_object(
@@ -39,7 +40,7 @@ def described_object(
     if not isinstance(size, int) or not 0 <= size <= LARGEST_OBJECT:
         raise BadAnswer(f"the endpoint sent an invalid object size: {short(size)}", context)
     bare = bare_etag(etag) if isinstance(etag, str) else ""
-    if len(bare) > LONGEST_ETAG or not is_etag(bare):
+    if len(bare) > LONGEST_ETAG or not is_validator(bare):
         raise BadAnswer(f"the endpoint sent an invalid ETag: {short(etag)}", context)
     if len(key.encode(errors="surrogatepass")) > LONGEST_KEY:
         raise BadAnswer(f"the endpoint sent a key of over {LONGEST_KEY} bytes: {short(key)}", context)

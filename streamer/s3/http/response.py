@@ -32,6 +32,7 @@ KEPT_FIELDS = {
         "content-range",
         "date",
         "etag",
+        "last-modified",
         "retry-after",
         "transfer-encoding",
         "x-amz-checksum-crc32",

@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from streamer import __version__
 from streamer.errors import ErrorContext
-from streamer.plan import ObjectRef, Part
+from streamer.plan import ObjectRef, Part, is_modified
 from streamer.s3.client.faults import REGION, map_errors, without_credentials
 from streamer.s3.signing.endpoints import BucketEndpoint, endpoint_of, signing_region
 
@@ -64,7 +64,8 @@ class RequestBuilder(ABC):
     async def ranged_get(self, endpoint: BucketEndpoint, part: Part, first: int) -> bytes:
         """Build the GET of bytes `first` to `part.end` of the listed version. Raises Denied."""
         ref = part.object
-        condition = {"If-Match": f'"{ref.etag}"'} if self.sends_if_match else {}
+        sends_if_match = self.sends_if_match and not is_modified(ref.etag)
+        condition = {"If-Match": f'"{ref.etag}"'} if sends_if_match else {}
         headers = {"Range": f"bytes={first}-{part.end - 1}", **condition, **self._headers}
         path, query = _object_target(endpoint, ref.key, ref.version)
         return await self._request("GET", endpoint, path, query, headers, named=(ref.bucket, ref.key))
