@@ -158,9 +158,11 @@ def start(program: Program, variables: Mapping[str, str]) -> Start:
     return Start(first, cpu or used.ru_utime + used.ru_stime)
 
 
-def write_job(path: str, base_directory: str, uri: str = f"s3://{BUCKET}/data/") -> None:
-    """Write a job file with one channel, of the prefix `uri`."""
-    source = {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": uri}}
+def write_job(
+    path: str, base_directory: str, uri: str = f"s3://{BUCKET}/data/", *, kind: str = "S3Prefix"
+) -> None:
+    """Write a job file with one channel, of the data that `uri` names. `kind`: its S3DataType."""
+    source = {"S3DataSource": {"S3DataType": kind, "S3Uri": uri}}
     job = {
         "InputDataConfig": [
             {"ChannelName": "train", "InputMode": "Pipe", "DataSource": source},

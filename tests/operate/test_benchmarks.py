@@ -769,6 +769,18 @@ def test_a_short_listing_is_measured_by_both_clients() -> None:
     assert all(", 3 requests, " in line for line in lines)
 
 
+def test_an_epoch_of_a_manifest_is_measured() -> None:
+    """Of few objects among many keys, which HEADs find."""
+    command = [sys.executable, "-m", "benchmarks.manifests", "--stream", "--rounds", "1", "--latency", "0"]
+    command += ["--entries", "5", "--folders", "5", "--among", "60", "--size", "1000"]
+    rows = [
+        line.strip("| ").split(" | ") for line in subprocess.check_output(command, text=True).splitlines()
+    ]
+    assert rows[0][:5] == ["epoch", "objects", "LISTs", "HEADs", "GETs"]
+    assert [row[0] for row in rows[2:]] == ["by the manifest", "by prefix"]
+    assert [row[3] for row in rows[2:]] == ["5", "0"]
+
+
 def test_the_table_of_listings_is_written_into_a_page(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"before\n{lists.BEGIN}\nold\n{lists.END}\nafter\n", encoding="utf-8")
