@@ -43,6 +43,7 @@ NOT_GRAPHED: dict[str, str] = {
     "penstock_channel_bandwidth_limit_bytes": "time limited is graphed",
     "penstock_requests_in_flight_limit": "the channels' limits are graphed",
     "penstock_bandwidth_limit_bytes": "time limited is graphed",
+    "penstock_index_objects_total": "of the first epoch alone; the log says what became of each object",
     "penstock_control_requests_total": "made at the start alone",
     "penstock_download_written_bytes_total": "files are downloaded at the start alone",
     "penstock_download_files_total": "likewise",

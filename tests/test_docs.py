@@ -31,7 +31,16 @@ from sidecar.config.hosts import Hosts
 from sidecar.config.job import Job, load_job
 from sidecar.job.environment import trainer_environment
 from sidecar.job.layout import Layout
-from sidecar.observe.metrics import ERRORS, HEDGES, METRICS, OPERATIONS, OUTCOMES, RETRIED, TRAILER_STATES
+from sidecar.observe.metrics import (
+    ERRORS,
+    HEDGES,
+    LEARNT,
+    METRICS,
+    OPERATIONS,
+    OUTCOMES,
+    RETRIED,
+    TRAILER_STATES,
+)
 from sidecar.process.exits import Exit
 from streamer import errors
 from streamer.readers import (
@@ -190,7 +199,7 @@ def test_every_label_value_is_described() -> None:
     assert {label: values for label, values in told.items() if label not in FREE} == {
         "state": STATES, "trailer_state": TRAILER_STATES, "outcome": OUTCOMES, "kind": RETRIED,
         "cause": CAUSES, "error": ERRORS, "operation": OPERATIONS,
-        "fate": HEDGES, "of": RESUMED, "done": DONE, "result": CHECKED,
+        "fate": HEDGES, "of": RESUMED, "done": DONE, "result": CHECKED, "row": LEARNT,
     }  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from sidecar.config.index_place import index_uri
+from sidecar.config.learning import IndexPlace, LearnIndexConfig
 from sidecar.config.mixing import MixConfig
 from sidecar.config.model import Model
 from sidecar.config.selecting import LimitConfig, SplitConfig
@@ -69,14 +69,6 @@ def _no_padding(value: Any) -> Any:
     return value
 
 
-def _index_place(value: str) -> str:
-    try:
-        index_uri(value, "")
-    except ConfigError as error:
-        raise ValueError(str(error)) from None
-    return value
-
-
 class RanksConfig(Model):
     """Rank FIFOs of a channel. With a batch they share it by record, else by object."""
 
@@ -88,7 +80,7 @@ class RanksConfig(Model):
     """Records of a global batch, over all ranks of all hosts."""
     remainder: Annotated[Remainder, BeforeValidator(_no_padding)] = "drop"
     """What becomes of the last records, which fill no global batch."""
-    index: Annotated[StrictStr, Field(min_length=1), AfterValidator(_index_place)] | None = None
+    index: IndexPlace | None = None
     """Folder of the record index, or a prefix of S3 URIs."""
     record_size: Annotated[ByteSize, Field(gt=0)] | None = None
     """Bytes of every record, if all have one size. They need no index."""
@@ -204,6 +196,8 @@ class ChannelExtras(Model):
     """Further prefixes, whose objects follow those of S3Uri."""
     mix: MixConfig | None = None
     """Weights by which the records of these prefixes are mixed. Unset: one prefix after the other."""
+    learn_index: LearnIndexConfig | None = None
+    """Record index that the channel learns from the bytes it streams. Unset: none."""
 
     @property
     def given(self) -> list[str]:
@@ -217,6 +211,13 @@ class ChannelExtras(Model):
     def by_record(self) -> RanksConfig | None:
         """The rank FIFOs if they share the channel by record, else None."""
         return self.ranks if self.ranks is not None and self.ranks.by_record else None
+
+    @property
+    def index_places(self) -> tuple[str, ...]:
+        """Folders and prefixes of the record indexes that the channel reads or learns."""
+        ranks, learn = self.ranks, self.learn_index
+        read = () if ranks is None or ranks.index is None else (ranks.index,)
+        return read if learn is None else (*read, learn.to)
 
     @property
     def selecting(self) -> list[str]:

@@ -125,6 +125,13 @@ class Job(Model):
                 "remove it",
                 at=("Penstock", "ShardBy"),
             )
+        learns = [channel.penstock.learn_index is not None for channel in self.input_data_config]
+        if self.penstock.transport == "splice" and any(learns):
+            raise RuleError(
+                "LearnIndex needs the bytes in memory, and Transport: splice keeps them out of it; use auto, "
+                "which splices the objects that are in the index, or remove LearnIndex",
+                at=("InputDataConfig", learns.index(True), "Penstock", "LearnIndex"),
+            )
         budget, least = self.penstock.memory_budget, self.least_budget
         if budget is not None and budget < least:
             part = human_bytes(self.penstock.part_size or SMALLEST_PART)
@@ -199,8 +206,8 @@ class Job(Model):
         return self._further_indexes.union(
             uri
             for channel in self.input_data_config
-            if (ranks := channel.penstock.ranks) is not None and ranks.index is not None
-            if (uri := index_uri(ranks.index, channel.channel_name)) is not None
+            for place in channel.penstock.index_places
+            if (uri := index_uri(place, channel.channel_name)) is not None
         )
 
     def with_index_objects(self, uris: Iterable[S3Uri]) -> Self:

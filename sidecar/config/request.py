@@ -282,6 +282,38 @@ class ChannelConfig(Model):
             )
         return self
 
+    @model_validator(mode="after")
+    def _learnable(self) -> Self:
+        extras = self.penstock
+        if (learn := extras.learn_index) is None:
+            return self
+        if extras.by_record is not None:
+            raise ValueError(
+                "LearnIndex has no meaning with a batch in Ranks, which needs the whole index before it "
+                "streams; remove LearnIndex, or let a job without the batch learn the index first"
+            )
+        if (why := self.not_indexable) is not None:
+            raise ValueError(f"LearnIndex needs records at fixed offsets of objects: {why}; remove it")
+        if extras.framing is not None and extras.framing != str(learn.record_format):
+            raise ValueError(
+                f"Framing: {extras.framing} contradicts LearnIndex: {{Format: {learn.format}}}; correct one "
+                "of the two"
+            )
+        return self
+
+    @property
+    def not_indexable(self) -> str | None:
+        """Why no index can address the records of the channel's objects; None if one can."""
+        if self.compression_type != "None":
+            return (
+                f"CompressionType: {self.compression_type} has no records at fixed offsets; store it inflated"
+            )
+        if self.record_wrapper_type != "None":
+            return f"RecordWrapperType: {self.record_wrapper_type} makes every object one record"
+        if self.source.s3_data_type == "AugmentedManifestFile":
+            return "AugmentedManifestFile has a sample on each line of its manifest"
+        return None
+
     @property
     def failure_policy(self) -> FailurePolicy:
         """What happens to the FIFO of a failed epoch; RecordWrapperType may give the framing."""

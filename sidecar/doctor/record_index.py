@@ -1,26 +1,34 @@
-"""The check of `penstock doctor` that the record indexes of ranks are there, whole, and of every record."""
+"""The checks of `penstock doctor` of record indexes: those of ranks are there, those to be learnt can be."""
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
+from sidecar.config.index_place import index_uri
 from sidecar.doctor.machine import Finding, refused
+from sidecar.job.index_file import check_kind
+from sidecar.job.index_object import open_channel_index
 from sidecar.job.index_objects import Access
 from sidecar.job.record_ranks import load_index
 from sidecar.process.memory import memory_limit
-from streamer.errors import PenstockError
+from streamer.aio import in_thread
+from streamer.errors import ConfigError, PenstockError
 from streamer.s3.catalog.validation import PlanMemory
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from sidecar.config.job import Job
+    from sidecar.config.learning import LearnIndexConfig
     from streamer.s3.client.session import Clients
 
 
 async def record_indexes(job: Job, clients: Clients) -> AsyncIterator[Finding]:
     """Check the index of every channel that needs one; only `run` looks at the objects."""
     for channel in job.channels("Pipe"):
+        if (learn := channel.penstock.learn_index) is not None:
+            yield await _learnt(channel.channel_name, learn, Access(job, clients))
         ranks = channel.penstock.by_record
         if ranks is None or ranks.index is None:
             continue
@@ -33,3 +41,34 @@ async def record_indexes(job: Job, clients: Clients) -> AsyncIterator[Finding]:
         totals = index.totals()
         text = f"{totals.records} records of {index.format} in {totals.objects} objects"
         yield Finding(check, "ok", text)
+
+
+async def _learnt(channel: str, learn: LearnIndexConfig, access: Access) -> Finding:
+    """Check the index that a channel learns, as far as it is there."""
+    check, place = f"index {channel}", learn.to
+    if index_uri(place, channel) is None and (folder := _not_writable(place)):
+        fix = "Let LearnIndex.To name a folder that this user may write. The channel streams without, too."
+        return Finding(check, "warning", f"the folder {folder} cannot be written", fix)
+    try:
+        stored = await open_channel_index(
+            place, channel, access, named_by="LearnIndex.To", build="LearnIndex"
+        )
+    except ConfigError:
+        return Finding(check, "ok", "there is none yet; the channel learns it while it streams")
+    except PenstockError as error:
+        return refused(check, error, "Do what the error says, or correct LearnIndex.To.")
+    try:
+        index = await in_thread(stored.index)
+        check_kind(stored.path, index, learn.record_format, learn.every or index.stride)
+    except PenstockError as error:
+        return refused(check, error, "Do what the error says, or correct LearnIndex.")
+    text = f"{len(index)} objects are in it; the channel learns the others while it streams"
+    return Finding(check, "ok", text)
+
+
+def _not_writable(folder: str) -> str:
+    """Return the folder, or the one above that is there, if this user may make no file in it; else empty."""
+    place = os.path.abspath(folder)
+    while not os.path.exists(place):
+        place = os.path.dirname(place)
+    return "" if os.path.isdir(place) and os.access(place, os.W_OK | os.X_OK) else place

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from sidecar.config.job import Job
     from sidecar.config.request import ChannelConfig
+    from sidecar.job.object_learner import Learner
     from sidecar.job.planned import Planned
     from sidecar.observe.state import JobState
     from sidecar.process.footprint import Footprint
@@ -64,6 +65,8 @@ class ChannelResources:
     keeper: KeeperClient | None
     directory: str
     """Directory of the FIFOs."""
+    learners: Mapping[str, Learner]
+    """By channel, what learns its record index."""
 
 
 def fifos(job: Job, plans: Mapping[str, Planned]) -> list[Fifo]:
@@ -192,9 +195,14 @@ def make_channels(
 
 
 def _stages(state: JobState, fifo: Fifo, resources: ChannelResources) -> Stages:
+    name = fifo.channel.channel_name
     stages = resources.transport.stages(fifo.why_read)
-    stages.quota.bandwidth = state.bandwidth[fifo.channel.channel_name]
-    return stages
+    stages.quota.bandwidth = state.bandwidth[name]
+    if (learner := resources.learners.get(name)) is None:
+        return stages
+    observer = learner.observer()
+    state.learnt[fifo.name] = observer.outcomes
+    return resources.transport.observed(stages, observer)
 
 
 def _retry(state: JobState) -> RetryPolicy:
@@ -227,7 +235,7 @@ def _make_channel(
         spec,
         resources.transport.source,
         stages,
-        events=EpochLog(state, fifo.name),
+        events=EpochLog(state, fifo.name, resources.learners.get(config.channel_name)),
         write_ends=None
         if resources.keeper is None
         else KeeperWriteEnds(resources.keeper, fifo.name, digest=lambda: fifo.plan.digest),

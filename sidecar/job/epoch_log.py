@@ -12,6 +12,7 @@ from streamer.relay.channel_spec import ChannelEvents
 from streamer.units import decimal_bytes
 
 if TYPE_CHECKING:
+    from sidecar.job.object_learner import Learner
     from sidecar.observe.state import JobState
     from streamer.errors import SinkError
     from streamer.plan import ObjectRef
@@ -22,9 +23,11 @@ if TYPE_CHECKING:
 class EpochLog(ChannelEvents):
     """The observer of one channel, which writes the log lines of its FIFO `name`."""
 
-    def __init__(self, state: JobState, name: str) -> None:
+    def __init__(self, state: JobState, name: str, learner: Learner | None = None) -> None:
+        """`learner`: learns the record index of the FIFO's channel."""
         self._state = state
         self._name = name
+        self._learner = learner
         self._before: Sample | None = None
         """Sample at the end of the epoch before."""
 
@@ -66,6 +69,8 @@ class EpochLog(ChannelEvents):
         )
         if failed:
             self._state.failed.set()
+        if self._learner is not None:
+            self._learner.epoch_ended(trailer)
 
     def _figures(self) -> dict[str, Any]:
         """Return the figures of an ended epoch: since the end of the one before it, without idle time."""

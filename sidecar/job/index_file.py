@@ -6,7 +6,8 @@ Rows are appended while objects are scanned, so a build that is killed loses wha
 the next one goes on from there. `tidy` rewrites the file, flushed and by a rename, if it has rows that do not
 count any more. One process writes: it has the lock (flock(2)) of the file that the name stands for.
 
-The event loop writes: a block of rows is some KiB, and nothing but the scan is on the loop.
+The event loop of a build writes: a block of rows is some KiB, and nothing but the scan is on the loop. A job
+that learns an index (`sidecar.job.index_learning`) appends in a thread, and the offsets stay in the file.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import contextlib
 import fcntl
 import os
 import stat
+import threading
 import weakref
 from typing import TYPE_CHECKING, TypeVar
 
@@ -72,14 +74,7 @@ class StoredIndex:
 
     def read(self, position: int, count: int) -> bytes:
         """See `IndexSource.read`. Raises SinkError."""
-        data = b""
-        try:
-            while len(data) < count and (
-                piece := os.pread(self._fd, count - len(data), position + len(data))
-            ):
-                data += piece
-        except OSError as error:
-            raise SinkError(f"cannot read the record index {self.path}: {error.strerror}") from error
+        data = _read_at(self._fd, self.path, position, count)
         if len(data) < count:
             raise self.changed()
         return data
@@ -90,6 +85,41 @@ class StoredIndex:
             f"the record index {self.path} was overwritten while the job reads it; put a new index in its "
             "place by a rename, or let `penstock index build` write it, and start the job again"
         )
+
+
+class _WrittenFile:
+    """The bytes of the file that this process writes (`IndexSource`); `IndexFile` owns the descriptor."""
+
+    def __init__(self, path: str, fd: int) -> None:
+        self._path = path
+        self._fd = fd
+
+    @property
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def read(self, position: int, count: int) -> bytes:
+        data = _read_at(self._fd, self._path, position, count)
+        if len(data) < count:
+            raise self.changed()
+        return data
+
+    def changed(self) -> SinkError:
+        return SinkError(
+            f"the record index {self._path} was overwritten while this process writes it; remove it, and run "
+            "`penstock index build`"
+        )
+
+
+def _read_at(fd: int, path: str, position: int, count: int) -> bytes:
+    """Return `count` bytes, or fewer at the end of the file. Raises SinkError."""
+    data = b""
+    try:
+        while len(data) < count and (piece := os.pread(fd, count - len(data), position + len(data))):
+            data += piece
+    except OSError as error:
+        raise SinkError(f"cannot read the record index {path}: {error.strerror}") from error
+    return data
 
 
 Source = TypeVar("Source")
@@ -128,7 +158,10 @@ def kind_of_index(path: str, name: str | None = None) -> tuple[RecordFormat, int
     data = _bytes_of(path, RecordIndex.HEADER_BYTES)
     if not data:
         return None
-    index, _ = _read(name or path, data)
+    try:
+        index, _ = RecordIndex.read(data)
+    except Damaged as error:
+        raise _unreadable(name or path, error) from None
     return index.format, index.stride
 
 
@@ -164,23 +197,18 @@ def _bytes_of(path: str, most: int = -1) -> bytes | None:
         raise SinkError(f"cannot read the record index {path}: {error.strerror}") from error
 
 
-def _read(path: str, data: bytes) -> tuple[RecordIndex, int]:
-    try:
-        return RecordIndex.read(data)
-    except Damaged as error:
-        raise _unreadable(path, error) from None
-
-
 class IndexFile:
     """An index and its file, which this process has locked; made by `open_index`."""
 
-    def __init__(self, path: str, fd: int, index: RecordIndex) -> None:
-        """`fd`: the locked file, at its end. `close` closes it."""
+    def __init__(self, path: str, fd: int, index: RecordIndex, source: _WrittenFile | None = None) -> None:
+        """`fd`: the locked file, at its end; `close` closes it. `source`: the file, if it has the offsets."""
         self.path = path
         self.index = index
         self.writes = 0
         """Number of changes of the file since it was opened."""
         self._fd = fd
+        self._source = source
+        self._appending = threading.Lock()
 
     def close(self) -> None:
         """Close the file, which ends the lock."""
@@ -192,12 +220,28 @@ class IndexFile:
         return os.fstat(self._fd).st_size
 
     def append(self, rows: Sequence[IndexedObject]) -> None:
-        """Add rows to the index and to its file. Raises SinkError."""
-        with _writing(self.path):
-            _write_all(self._fd, block(rows))
-        for row in rows:
-            self.index.add(row)
-        self.writes += 1
+        """Add rows to the index and its file, in any thread. Raises SinkError, with the file as before."""
+        with self._appending:
+            before = self.size
+            try:
+                with _writing(self.path):
+                    _write_all(self._fd, block(rows))
+            except SinkError:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self._fd, before)
+                    os.lseek(self._fd, before, os.SEEK_SET)
+                raise
+            if self._source is not None:
+                self.index.read_on(self._source, before)
+            else:
+                for row in rows:
+                    self.index.add(row)
+            self.writes += 1
+
+    def snapshot(self) -> tuple[StoredIndex, int]:
+        """Return the file as it is now, whole blocks alone, and its `writes`. Raises SinkError."""
+        with self._appending, _writing(self.path):
+            return StoredIndex(self.path, os.dup(self._fd)), self.writes
 
     def tidy(self, names: Sequence[int]) -> None:
         """Leave the rows of these objects, in this order, and no others. Raises SinkError, KeyError."""
@@ -246,31 +290,40 @@ def _present(index: RecordIndex, name: int) -> IndexedObject:
 
 @contextlib.contextmanager
 def open_index(
-    path: str, record_format: RecordFormat, stride: int, *, name: str | None = None
+    path: str,
+    record_format: RecordFormat,
+    stride: int,
+    *,
+    name: str | None = None,
+    stored: bool = False,
 ) -> Iterator[IndexFile]:
     """Open the index at `path` for writing, or make it; lock it until the end of the block.
 
     Cuts off the end of a file whose writer was killed. `name`: of the index in errors, if the file is a copy.
-    Raises SinkError; ConfigError if the index is of another format.
+    `stored`: the offsets stay in the file, and `tidy` must not be called. Raises SinkError; ConfigError if
+    the index is of another format.
     """
     with _writing(path):
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
         fd = _locked(path)
-    file = IndexFile(path, fd, RecordIndex(record_format, stride))
+    source = _WrittenFile(path, fd)
+    file = IndexFile(path, fd, RecordIndex(record_format, stride), source if stored else None)
     try:
         with _writing(path):
-            with open(fd, "rb", closefd=False) as opened:
-                data = opened.read()
-            end = 0
-            if data:
-                file.index, end = _read(name or path, data)
-            check_kind(name or path, file.index, record_format, stride)
-            file.writes += end < len(data)
-            os.ftruncate(fd, end)
-            os.lseek(fd, end, os.SEEK_SET)
-            if not end:
+            if not (size := source.size):
                 _write_all(fd, file.index.header())
                 file.writes += 1
+            try:
+                if stored:
+                    file.index, end = RecordIndex.open(source)
+                else:
+                    file.index, end = RecordIndex.read(source.read(0, source.size))
+            except Damaged as error:
+                raise _unreadable(name or path, error) from None
+            check_kind(name or path, file.index, record_format, stride)
+            file.writes += size > end
+            os.ftruncate(fd, end)
+            os.lseek(fd, end, os.SEEK_SET)
         yield file
     finally:
         file.close()
@@ -303,7 +356,9 @@ def _locked(path: str) -> int:
                     return fd
         except BlockingIOError:
             os.close(fd)
-            raise SinkError(f"another index build writes {path}; wait for its end") from None
+            raise SinkError(
+                f"another process writes {path}: an index build, or a job with LearnIndex; wait for its end"
+            ) from None
         except BaseException:
             os.close(fd)
             raise

@@ -114,8 +114,7 @@ class IndexObject:
         """
         policy = RetryPolicy(give_up_after=self._access.job.penstock.give_up_after)
         for _ in range(MOST_CONFLICTS):
-            writes = file.writes
-            copy = open_stored(file.path, named_by="--to", build="penstock index build")
+            copy, writes = file.snapshot()
             etag = await retry_while_unavailable(partial(self._put, copy), policy)
             if etag is not None:
                 self.etag = etag
@@ -228,9 +227,11 @@ class IndexUpload:
 
     async def _store(self) -> None:
         began = time.monotonic()
-        self._stored = await self._object.store(self._file, self._scanned)
-        now = time.monotonic()
-        self._next = now + max(UPLOAD_EVERY, UPLOAD_SHARE * (now - began))
+        try:
+            self._stored = await self._object.store(self._file, self._scanned)
+        finally:
+            now = time.monotonic()
+            self._next = now + max(UPLOAD_EVERY, UPLOAD_SHARE * (now - began))
 
     async def cancel(self) -> None:
         """End the upload that goes on."""

@@ -14,7 +14,6 @@ import time
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, overload
 
 from sidecar.job.channels import transport_spec
@@ -24,7 +23,6 @@ from streamer.formats.record_index import object_name, object_version
 from streamer.plan import is_modified
 from streamer.plan.record_table import only_object
 from streamer.relay.once import stream_once
-from streamer.relay.staging.buffers import BufferStage
 from streamer.relay.statistics import ChannelCounters
 from streamer.relay.transport import open_transport
 from streamer.retry import RetryPolicy
@@ -37,9 +35,7 @@ if TYPE_CHECKING:
     from sidecar.config.request import ChannelConfig
     from streamer.formats.record_index import RecordIndex
     from streamer.plan import ObjectRef, Part, Plan
-    from streamer.relay.staging.stage import Stage, Stages
     from streamer.s3.client.session import Clients
-    from streamer.schedule.budget import ChannelQuota
 
 WHY_READ = "record borders are found in memory"
 
@@ -130,42 +126,19 @@ def check_etag(ref: ObjectRef) -> None:
 
 def check_indexable(channel: ChannelConfig) -> None:
     """Raise ConfigError for a channel whose stream has no records that an index could address."""
-    name, why = channel.channel_name, ""
-    if channel.compression_type != "None":
-        why = (
-            f"CompressionType: {channel.compression_type} has no records at fixed offsets; store it inflated"
-        )
-    elif channel.record_wrapper_type != "None":
-        why = f"RecordWrapperType: {channel.record_wrapper_type} makes every object one record"
-    elif channel.source.s3_data_type == "AugmentedManifestFile":
-        why = "AugmentedManifestFile has a sample on each line of its manifest"
-    if why:
+    if (why := channel.not_indexable) is not None:
+        name = channel.channel_name
         raise ConfigError(f"channel {name!r} needs no record index, or can have none: {why}; see --channel")
 
 
-class _Observed:
-    """`Stages` whose bytes a callback sees as delivery takes them."""
+class _Scan:
+    """An observer of all bytes."""
 
-    def __init__(self, stages: Stages, on_bytes: Callable[[Part, memoryview], None]) -> None:
-        self._stages = stages
-        self._on_bytes = on_bytes
+    def __init__(self, on_bytes: Callable[[Part, memoryview], None]) -> None:
+        self.see = on_bytes
 
-    @property
-    def quota(self) -> ChannelQuota:
-        return self._stages.quota
-
-    def part_size(self) -> int:
-        return self._stages.part_size()
-
-    def reserved_bytes(self, part: Part) -> int:
-        return self._stages.reserved_bytes(part)
-
-    def make(self, part: Part, *, on_change: Callable[[], None], counters: ChannelCounters) -> Stage:
-        stage = self._stages.make(part, on_change=on_change, counters=counters)
-        if not isinstance(stage, BufferStage):
-            raise TypeError("bytes that are scanned must be in memory")
-        stage.on_leave = partial(self._on_bytes, part)
-        return stage
+    def wants(self, _: Part) -> bool:
+        return True
 
 
 async def read_plan(
@@ -194,7 +167,7 @@ async def read_plan(
             await stream_once(
                 plan,
                 transport.source,
-                _Observed(transport.stages(WHY_READ), on_bytes),
+                transport.observed(transport.stages(WHY_READ), _Scan(on_bytes)),
                 policy=RetryPolicy(give_up_after=job.penstock.give_up_after),
                 counters=counters,
                 open_outlet=lambda _: FileOutlet(nowhere),

@@ -36,6 +36,7 @@ from sidecar.job.channels import (
 from sidecar.job.download import download_channels
 from sidecar.job.environment import write_environment_file
 from sidecar.job.failures import advice, remind
+from sidecar.job.index_learning import learn_indexes
 from sidecar.job.keeper_link import KeeperLink
 from sidecar.job.layout import Layout, set_reader_state, write_config_files
 from sidecar.job.listings import job_inspector, open_listings
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
 
     from sidecar.config.hosts import Hosts
     from sidecar.config.job import Job
+    from sidecar.job.index_learning import IndexLearner
     from sidecar.job.resume import Saved
     from streamer.plan import Plan
     from streamer.relay.channel_spec import StartPosition
@@ -102,6 +104,7 @@ class Supervisor:
         self.state.directory = spec.layout.data
         self._shared: list[SharedStream] = []
         """Streams that deliver to several channels."""
+        self._learners: dict[str, IndexLearner] = {}
         self._keeper = KeeperLink(spec.keeper, spec.layout.keeper)
         self._cut_off: list[str] = []
         """Channels that were still streaming when `DrainFor` had passed."""
@@ -148,6 +151,7 @@ class Supervisor:
             starts = await asyncio.to_thread(self._start_positions, streams, saved)
             whole = {name: planned.whole for name, planned in plans.items()}
             await download_channels(state, whole, clients, layout)
+            self._learners = await stack.enter_async_context(learn_indexes(job, clients, plans))
             resources = ChannelResources(
                 transport=transport,
                 inspector=inspector,
@@ -156,6 +160,7 @@ class Supervisor:
                 else None,
                 keeper=self._keeper.client,
                 directory=layout.data,
+                learners=self._learners,
             )
             listings.check()
             self._shared = make_channels(state, streams, plans, resources, starts)
@@ -235,6 +240,8 @@ class Supervisor:
                     group.create_task(channel.run(), name=f"channel {name}")
                 for stream in self._shared:
                     group.create_task(stream.run(), name=repr(stream))
+                for learner in self._learners.values():
+                    group.create_task(learner.run(), name=repr(learner))
                 group.create_task(stop_after_until(), name="stop")
                 group.create_task(state.history.run(), name="history")
                 group.create_task(remind(state.channels), name="reminder")

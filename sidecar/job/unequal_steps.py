@@ -34,5 +34,6 @@ def unequal_steps(channel: ChannelConfig, *, hosts: int) -> UnequalSteps | None:
     return UnequalSteps(
         why,
         f"for equal steps build a record index (penstock index build -c JOB --to index --channel {name} "
-        f"--every 1 --format {framing}), and set Ranks: {{Count: {count}, Batch: RECORDS, Index: index}}",
+        f"--every 1 --format {framing}), or let a job learn it (LearnIndex: {{To: index, Format: {framing}, "
+        f"Every: 1}}), and set Ranks: {{Count: {count}, Batch: RECORDS, Index: index}}",
     )

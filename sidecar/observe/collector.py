@@ -15,7 +15,16 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from sidecar.observe.metrics import ERRORS, HEDGES, METRICS, OPERATIONS, OUTCOMES, RETRIED, TRAILER_STATES
+from sidecar.observe.metrics import (
+    ERRORS,
+    HEDGES,
+    LEARNT,
+    METRICS,
+    OPERATIONS,
+    OUTCOMES,
+    RETRIED,
+    TRAILER_STATES,
+)
 from streamer import __version__
 from streamer.plan.mixed_order import MixedOrder
 from streamer.relay.deliver.object_changes import DONE
@@ -128,9 +137,9 @@ def _process(name: str, state: JobState, channels: dict[str, ChannelStatistics])
     elif name in _OF_JOB_BY_CHANNEL:
         for channel in channels:
             yield f'{name}{{channel="{channel}"}} {_number(_OF_JOB_BY_CHANNEL[name](state, channel))}\n'
-    elif name == "penstock_control_requests_total":
-        for operation in OPERATIONS:
-            yield f'{name}{{operation="{operation}"}} {_number(state.control_requests[operation])}\n'
+    elif name in _COUNTED:
+        for labels, number in _COUNTED[name](state):
+            yield f"{name}{{{labels}}} {_number(number)}\n"
     elif name == "penstock_loop_lag_seconds":
         yield from _histogram(name, "", state.history.lag.snapshot())
 
@@ -223,6 +232,17 @@ _OF_JOB: dict[str, Callable[[JobState, dict[str, ChannelStatistics]], float]] = 
         0 if state.engines is None else state.engines.replaced
     ),
 }
+_COUNTED: dict[str, Callable[[JobState], Iterable[tuple[str, float]]]] = {
+    "penstock_control_requests_total": lambda state: (
+        (f'operation="{operation}"', state.control_requests[operation]) for operation in OPERATIONS
+    ),
+    "penstock_index_objects_total": lambda state: (
+        (f'channel="{channel}",row="{row}"', outcomes.get(row, 0))
+        for channel, outcomes in state.learnt.items()
+        for row in LEARNT
+    ),
+}
+"""Labels and values of counters that the job keeps itself."""
 _OF_BUDGET: dict[str, Callable[[MemoryBudget], float]] = {
     "penstock_memory_budget_bytes": lambda budget: budget.budget,
     "penstock_requests_in_flight_limit": lambda budget: budget.concurrency.limit,

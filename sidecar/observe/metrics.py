@@ -17,6 +17,7 @@ HEDGES = ("issued", "won", "lost")
 TRAILER_STATES = ("complete", "abandoned", "failed", "stopped")
 ERRORS = ("denied", "missing", "changed", "bad_answer", "refused", "corrupt", "mismatch", "gave_up")
 """Kinds of the errors that are not retried and make a channel fail."""
+LEARNT = ("learnt", "refused")
 OPERATIONS = ("ListObjectsV2", "HeadObject", "GetObject")
 """S3's names of the requests for planning; GetObject reads manifests."""
 
@@ -164,6 +165,11 @@ METRICS: dict[str, Spec] = {
         "counter",
         ("channel", "result"),
         "Objects compared with the checksums that S3 keeps, with `Integrity: checksum`.",
+    ),
+    "penstock_index_objects_total": Spec(
+        "counter",
+        ("channel", "row"),
+        "Objects whose records `LearnIndex` has found, or that it has refused.",
     ),
     "penstock_first_byte_seconds": Spec(
         "histogram", ("channel",), "Seconds from a request to its response header."

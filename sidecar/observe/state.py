@@ -113,6 +113,8 @@ class JobState:
         """By File channel whose download has begun, or has ended, how to take its snapshot."""
         self.channels: dict[str, Channel] = {}
         """Channels by FIFO."""
+        self.learnt: dict[str, Mapping[str, int]] = {}
+        """By FIFO of a channel that learns its record index, objects by outcome: learnt or refused."""
         self.offered = False
         """Whether every channel offers its FIFO; false again while the job ends."""
         self.started = False

@@ -206,9 +206,16 @@ class RecordIndex:
         if stored:
             index._offsets = StoredOffsets(source)
         at = _HEADER.size
-        while (end := index._add_block(source, at)) is not None:
+        return index, index.read_on(source, at)
+
+    def read_on(self, source: IndexSource, at: int) -> int:
+        """Add the rows of the blocks from byte `at` of its file on; return the end of the last whole one.
+
+        `source`: that of `open`, or the bytes of `read`.
+        """
+        while (end := self._add_block(source, at)) is not None:
             at = end
-        return index, at
+        return at
 
     def _add_block(self, source: IndexSource, at: int) -> int | None:
         """Add the rows of the block at `at`; return its end, or None if there is no whole, undamaged one."""

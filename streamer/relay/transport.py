@@ -20,6 +20,7 @@ from streamer.errors import ConfigError, SinkError
 from streamer.linux import PIPE_SIZE, has_pidfds, pipe_allowance
 from streamer.plan import Plan
 from streamer.relay.staging.buffers import BUFFER_SIZE, BufferPool, BufferStages
+from streamer.relay.staging.observed import ObservedStages, Observer
 from streamer.relay.staging.pipes import PipePool, PipeStages
 from streamer.relay.staging.stage import Stages
 from streamer.retry import RetryPolicy
@@ -72,6 +73,11 @@ class Transport:
         if self.pipes is None or why_read:
             return BufferStages(quota, self.buffers)
         return PipeStages(quota, self.pipes, engines=self.engines is not None)
+
+    def observed(self, stages: Stages, observer: Observer) -> ObservedStages:
+        """Return these stages of one channel, so that `observer` sees the bytes that it wants."""
+        read = stages if isinstance(stages, BufferStages) else BufferStages(stages.quota, self.buffers)
+        return ObservedStages(stages, read, observer)
 
 
 def why_read(plan: Plan, *, check: bool = False, separate: bool = False) -> str | None:

@@ -162,7 +162,7 @@ def _has_rows(path: Path) -> bool:
 def test_one_build_writes_an_index(tmp_path: Path) -> None:
     path, tfrecords = str(tmp_path / "new" / "train.index"), RecordFormat.parse("TFRecord")
     with open_index(path, tfrecords, STRIDE) as file:
-        match = "another index build writes"
+        match = "another process writes"
         with pytest.raises(SinkError, match=match), open_index(path, tfrecords, STRIDE):
             raise AssertionError
         row = IndexedObject(7, 8, 100, 1, 100, array("Q", [0]))

@@ -62,6 +62,7 @@ def test_a_channel_without_ranks_is_a_row(stub: S3Stub, tmp_path: Path) -> None:
         (1, {"Penstock": {"Ranks": 2, "Framing": "TFRecord", "WhenFailed": "poison"}}, [
             "each rank has whole objects, so their numbers of steps differ",
             "penstock index build -c JOB --to index --channel train --every 1 --format TFRecord",
+            "LearnIndex: {To: index, Format: TFRecord, Every: 1}",
             "Ranks: {Count: 2, Batch: RECORDS, Index: index}",
         ]),
         (2, {}, ["each host has whole objects", "--format FORMAT", "Ranks: {Count: 1, Batch"]),

@@ -79,7 +79,7 @@ def test_a_rewrite_that_fails_leaves_the_file_as_it_was(path: str) -> None:
 
 
 def test_one_process_writes_a_file(path: str) -> None:
-    refused = pytest.raises(SinkError, match="another index build writes")
+    refused = pytest.raises(SinkError, match="another process writes")
     with open_index(path, TFRECORD, 2), refused, open_index(path, TFRECORD, 2):
         raise AssertionError
     with pytest.raises(ConfigError, match="has 1 record of 2, and not"), open_index(path, TFRECORD, 256):

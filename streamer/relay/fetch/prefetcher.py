@@ -221,7 +221,7 @@ class Prefetcher:
         """Make the stage of an admitted part, and request the part."""
         stage = self._stages.make(slot.part, on_change=self.changed.set, counters=self.counters)
         if self.verifier is not None and isinstance(stage, BufferStage):
-            stage.on_leave = partial(self.verifier.update, slot.part)
+            stage.observe(partial(self.verifier.update, slot.part))
         fetch = self.fetches[slot] = PartFetch(
             stage,
             self._source,

@@ -105,8 +105,11 @@ class BufferStage(Stage):
         super().__init__(part, on_change=on_change, counters=counters)
         self._parks = self._parks and not eager
         self._pool = pool
-        self.on_leave: Callable[[memoryview], None] | None = None
-        """Called with the object's bytes when they are delivered, in order."""
+        self._observers: tuple[Callable[[memoryview], None], ...] = ()
+
+    def observe(self, on_leave: Callable[[memoryview], None]) -> None:
+        """Call `on_leave` with the object's bytes when they are delivered, in order; also if others are."""
+        self._observers += (on_leave,)
 
     def read_ahead(self) -> None:
         """Read all bytes as they arrive from now on, as with `eager`."""
@@ -188,8 +191,9 @@ class BufferStage(Stage):
             body.notify(self._on_bytes)  # read the rest of a small part on arrival, to free its connection
 
     def _leave(self, chunk: Chunk, count: int) -> None:
-        if self.on_leave is not None and not chunk.literal:
-            self.on_leave(memoryview(chunk.memory)[chunk.sent : chunk.sent + count])
+        if self._observers and not chunk.literal:
+            for on_leave in self._observers:
+                on_leave(memoryview(chunk.memory)[chunk.sent : chunk.sent + count])
         super()._leave(chunk, count)
         if chunk.sent == chunk.filled:
             self._pool.give(chunk)
@@ -215,6 +219,6 @@ class BufferStages:
         """As `Stages.reserved_bytes`."""
         return at_most_the_floor(held_in_buffers(part), buffer_bytes(part.body), self.quota)
 
-    def make(self, part: Part, *, on_change: Callable[[], None], counters: ChannelCounters) -> Stage:
+    def make(self, part: Part, *, on_change: Callable[[], None], counters: ChannelCounters) -> BufferStage:
         self._pool.limit = self.quota.budget
         return BufferStage(part, self._pool, on_change=on_change, counters=counters)

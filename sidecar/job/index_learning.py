@@ -1,0 +1,272 @@
+"""Learns the record index of a channel while it streams, so that no other job has to read the objects for it.
+
+    bytes of a FIFO ─▶ ObjectLearner ─▶ row ─┐
+    bytes of a FIFO ─▶ ObjectLearner ─▶ row ─┴▶ IndexLearner ─ once a second ─▶ IndexFile
+                                                             ─ once a minute, and after an epoch ─▶ S3
+
+The bytes are in memory: those of an object without a row are read, and those of one with a row go the way of
+the channel without this key, spliced if the transport can (`streamer.relay.staging.observed`). So the second
+epoch costs nothing.
+
+Learning must not fail an epoch. An index that cannot be opened, or no longer be written, is logged, and the
+channel streams on without it; an object that has no row is left to `penstock index build`, which scans just
+the objects without one. A process that is killed loses the rows of the last second, with an index in S3 those
+that are not stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+from typing import TYPE_CHECKING
+
+from sidecar.config.index_place import index_uri
+from sidecar.job.index_file import open_index
+from sidecar.job.index_object import IndexUpload
+from sidecar.job.index_objects import Access
+from sidecar.job.index_target import index_target
+from sidecar.job.object_learner import ObjectLearner
+from sidecar.process.logs import log
+from streamer.aio import in_thread
+from streamer.errors import ConfigError, PenstockError, SinkError
+from streamer.formats.borders import STRIDE
+from streamer.formats.record_index import IndexedObject, object_name, object_version
+from streamer.plan import is_modified
+from streamer.plan.record_table import only_object
+from streamer.relay.statistics import ChannelCounters
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+    from sidecar.config.job import Job
+    from sidecar.config.learning import LearnIndexConfig
+    from sidecar.job.index_file import IndexFile
+    from sidecar.job.planned import Planned
+    from streamer.formats.record_index import RecordIndex
+    from streamer.plan import ObjectRef, Plan
+    from streamer.s3.client.session import Clients
+    from streamer.trailer import Trailer
+
+APPEND_EVERY = 1.0
+"""Least seconds between two appends of rows to the file."""
+MOST_PENDING = 1 << 20
+"""Numbers in pending rows after which they are appended at once: 8 MiB."""
+MOST_LOGGED = 20
+"""Most refused objects of a channel that are logged."""
+LAST_STORE = 10.0
+"""Most seconds that the end of a job waits until the index is stored in S3."""
+ROW_NUMBERS = 40
+"""Numbers that a pending row counts for, besides its offsets."""
+
+
+class IndexLearner:
+    """The index of one channel, and the rows that are not in its file yet. Its owner runs and closes it."""
+
+    def __init__(
+        self, channel: str, file: IndexFile, name: str, plan: Plan, upload: IndexUpload | None
+    ) -> None:
+        """`name`: path or URI of the index. `plan`: of the channel. `upload`: stores the file in S3."""
+        self.channel = channel
+        self._file = file
+        self._name = name
+        self._plan = plan
+        self._upload = upload
+        self._pending: list[IndexedObject] = []
+        self._numbers = 0
+        """Numbers in the pending rows."""
+        self._settled: set[int] = set()
+        """Versions of objects that are refused, or whose rows are pending."""
+        self._learnt = self._refused = 0
+        self._reported = (0, 0)
+        self._news, self._full = asyncio.Event(), asyncio.Event()
+        self._ended = self._complete = self._measured = self._stopped = False
+        self._at_open = file.writes
+
+    def __repr__(self) -> str:
+        return f"<IndexLearner {self._name}, {self._learnt} rows>"
+
+    @property
+    def index(self) -> RecordIndex:
+        """As `Rows`."""
+        return self._file.index
+
+    def observer(self) -> ObjectLearner:
+        """Return the observer of one more FIFO of the channel."""
+        return ObjectLearner(self)
+
+    def lacks(self, name: int, version: int) -> bool:
+        """As `Rows`."""
+        return not (self._stopped or version in self._settled or self._file.index.has(name, version))
+
+    def add(self, row: IndexedObject) -> None:
+        """As `Rows`."""
+        self._pending.append(row)
+        self._settled.add(row.version)
+        self._numbers += ROW_NUMBERS + len(row.offsets)
+        self._news.set()
+        if self._numbers > MOST_PENDING:
+            self._full.set()
+
+    def refuse(self, ref: ObjectRef, version: int, why: str) -> None:
+        """As `Rows`."""
+        self._settled.add(version)
+        self._refused += 1
+        if self._refused <= MOST_LOGGED:
+            log.warning(
+                "object is not in the record index",
+                channel=self.channel,
+                object=f"s3://{ref.bucket}/{ref.key}",
+                why=why,
+            )
+
+    def epoch_ended(self, trailer: Trailer) -> None:
+        """Store what was learnt soon."""
+        self._ended, self._complete = True, self._complete or trailer.state == "complete"
+        self._news.set()
+        self._full.set()
+
+    async def run(self) -> None:
+        """Keep the rows until it is cancelled. Raises no error of the index."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            self._full.clear()
+            await self._keep()
+            if self._ended:
+                self._ended = False
+                await self._conclude()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(APPEND_EVERY):
+                    await self._full.wait()
+
+    async def _keep(self) -> None:
+        """Append the pending rows to the file; stop learning if that fails."""
+        if not self._pending or self._stopped:
+            return
+        rows, self._pending, self._numbers = self._pending, [], 0
+        try:
+            await in_thread(self._file.append, rows)
+        except SinkError as error:
+            self._stopped = True
+            self._settled.clear()
+            log.warning("record index not learnt", channel=self.channel, error=str(error))
+            return
+        self._learnt += len(rows)
+        self._settled.difference_update(row.version for row in rows)
+        if self._upload is not None:
+            try:
+                self._upload.appended(rows)
+            except PenstockError as error:
+                self._not_stored(error)
+
+    async def _conclude(self) -> None:
+        """Add the rows of empty objects, store the index, and log what was learnt, at the end of an epoch."""
+        if self._complete and not self._measured:
+            for row in await in_thread(self._empty_objects):
+                self.add(row)
+            self._measured = True
+            await self._keep()
+        await self._store()
+        if (found := (self._learnt, self._refused)) != self._reported:
+            self._reported = found
+            log.info(
+                "record index learnt",
+                channel=self.channel,
+                index=self._name,
+                learnt=self._learnt,
+                refused=self._refused,
+                objects=len(self.index),
+            )
+
+    def _empty_objects(self) -> list[IndexedObject]:
+        """Return the rows of the plan's objects that have no byte; takes time for a large plan."""
+        entries, rows = self._plan.entries, []
+        for number in range(len(entries)):
+            if entries.sizes[number]:
+                continue
+            ref = only_object(entries, number)
+            if is_modified(ref.etag):
+                continue
+            version = object_version(ref.bucket, ref.key, size=0, etag=ref.etag, version=ref.version)
+            if self.lacks(name := object_name(ref.bucket, ref.key), version):
+                scanner = self.index.format.scanner(stride=self.index.stride)
+                rows.append(IndexedObject(name, version, 0, 0, scanner.finish(), scanner.offsets))
+        return rows
+
+    async def _store(self) -> None:
+        """Store the file in S3, if it is a copy and has new rows."""
+        if self._upload is not None and self._file.writes != self._at_open:
+            try:
+                await self._upload.finish()
+            except PenstockError as error:
+                self._not_stored(error)
+
+    def _not_stored(self, error: PenstockError) -> None:
+        log.warning("record index not stored", channel=self.channel, error=str(error))
+
+    async def close(self) -> None:
+        """Append what is pending and store it. `run` must have ended."""
+        try:
+            async with asyncio.timeout(LAST_STORE):
+                await self._keep()
+                await self._conclude()
+        except TimeoutError:
+            log.warning("record index not stored", channel=self.channel, error="the job ended before")
+        finally:
+            if self._upload is not None:
+                await self._upload.cancel()
+
+
+@contextlib.asynccontextmanager
+async def learn_indexes(
+    job: Job, clients: Clients, plans: Mapping[str, Planned]
+) -> AsyncIterator[dict[str, IndexLearner]]:
+    """Open the indexes that the job's channels learn; yield the learners by channel, and close them.
+
+    Raises ConfigError for an index of another kind. One that cannot be opened is logged, and not learnt.
+    """
+    learners: dict[str, IndexLearner] = {}
+    async with contextlib.AsyncExitStack() as stack:
+        for channel in job.channels("Pipe"):
+            name, learn = channel.channel_name, channel.penstock.learn_index
+            if learn is None:
+                continue
+            access = Access(job, clients, ChannelCounters())
+            try:
+                learners[name] = await stack.enter_async_context(
+                    _learning(name, learn, plans[name].whole, access)
+                )
+            except ConfigError:
+                raise
+            except (PenstockError, OSError) as error:
+                log.warning("record index not learnt", channel=name, error=str(error))
+        yield learners
+
+
+@contextlib.asynccontextmanager
+async def _learning(
+    channel: str, learn: LearnIndexConfig, plan: Plan, access: Access
+) -> AsyncIterator[IndexLearner]:
+    with contextlib.ExitStack() as stack:
+        copies = ""
+        if index_uri(learn.to, channel) is not None:
+            copies = stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-index-"))
+        target = await index_target(learn.to, channel, copies, access)
+        stride = learn.every or (target.kind() or (None, STRIDE))[1]
+        opening = open_index(target.path, learn.record_format, stride, name=target.name, stored=True)
+        file = await in_thread(stack.enter_context, opening)
+        upload = None if target.object is None else IndexUpload(target.object, file)
+        learner = IndexLearner(channel, file, target.name, plan, upload)
+        log.info(
+            "record index is learnt",
+            channel=channel,
+            index=target.name,
+            format=str(file.index.format),
+            every=stride,
+            objects=len(file.index),
+        )
+        try:
+            yield learner
+        finally:
+            await learner.close()

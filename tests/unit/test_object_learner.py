@@ -1,0 +1,167 @@
+"""Rows of objects whose bytes pass in parts, spans and pieces; and of those that do not pass whole."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sidecar.job import object_learner
+from sidecar.job.object_learner import ObjectLearner
+from streamer.formats.record_format import RecordFormat
+from streamer.formats.record_index import IndexedObject, RecordIndex, object_version
+from streamer.plan import ObjectRef, Part, Segment, Span, cut
+from streamer.plan.validators import modified
+from streamer.relay.staging.observed import ObservedStages
+from tests.unit.test_borders import made, naive
+
+PAYLOADS = [bytes([number % 256]) * (number * 37 % 900) for number in range(300)]
+
+
+class Rows:
+    """The rows that a learner finds, and the objects that it refuses."""
+
+    def __init__(self, kind: str = "TFRecord", stride: int = 1) -> None:
+        self.index = RecordIndex(RecordFormat.parse(kind), stride)
+        self.refused: dict[str, str] = {}
+        self.settled: set[int] = set()
+
+    def lacks(self, name: int, version: int) -> bool:
+        return not self.index.has(name, version) and version not in self.settled
+
+    def add(self, row: IndexedObject) -> None:
+        self.index.add(row)
+
+    def refuse(self, ref: ObjectRef, version: int, why: str) -> None:
+        self.refused[ref.key] = why
+        self.settled.add(version)
+
+
+def refs(objects: dict[str, bytes]) -> list[ObjectRef]:
+    return [ObjectRef("b", key, len(data), f"etag of {key}") for key, data in objects.items()]
+
+
+def parts_of(objects: dict[str, bytes], size: int, epoch: int = 0) -> list[Part]:
+    segments = [Segment(ref, 0, ref.size) for ref in refs(objects)]
+    return list(cut(segments, part_size=lambda: size, epoch=epoch))
+
+
+def show(learner: ObjectLearner, objects: dict[str, bytes], parts: list[Part], step: int) -> None:
+    """Show the bytes of the parts, `step` at a time."""
+    for part in parts:
+        data = objects[part.object.key][part.start : part.end]
+        for at in range(0, len(data), step):
+            learner.see(part, memoryview(data)[at : at + step])
+
+
+def offsets(rows: Rows) -> list[list[int]]:
+    return [list(row.offsets) for row in rows.index]
+
+
+@pytest.mark.parametrize("kind", ["TFRecord", "RecordIO", "lines", "tar"])
+@pytest.mark.parametrize("size", [7, 4096, 1 << 20])
+def test_parts_and_pieces_of_any_size(kind: str, size: int) -> None:
+    payloads = PAYLOADS[11:131]  # without one of many line ends, whose lines would be too short
+    objects = {str(number): made(kind, payloads[number * 30 : number * 30 + 30]) for number in range(4)}
+    rows = Rows(kind)
+    learner = ObjectLearner(rows)
+    show(learner, objects, parts_of(objects, size), step=size // 3)
+    assert offsets(rows) == [naive(kind, data) for data in objects.values()]
+    assert learner.outcomes == {"learnt": 4}
+    assert not any(map(learner.wants, parts_of(objects, size))), "nothing is learnt again"
+
+
+def test_only_objects_whose_bytes_all_pass_have_a_row() -> None:
+    """Any parts may be missing, as after a resume or a reader that leaves; the next epoch has all."""
+    objects = {str(number): made("TFRecord", PAYLOADS[:40]) for number in range(30)}
+    parts, source = parts_of(objects, 2000), random.Random(5)
+    seen = [part for part in parts if source.random() < 0.9]
+    whole = {
+        ref.key for ref in refs(objects) if all(part in seen for part in parts if part.object.key == ref.key)
+    }
+    assert 0 < len(whole) < 30
+    rows = Rows()
+    learner = ObjectLearner(rows)
+    show(learner, objects, seen, step=500)
+    versions = {
+        ref.key: object_version("b", ref.key, size=ref.size, etag=ref.etag, version=None)
+        for ref in refs(objects)
+    }
+    assert {row.version for row in rows.index} == {versions[key] for key in whole}
+    show(learner, objects, parts_of(objects, 3000, epoch=1), step=1 << 20)
+    assert sorted(offsets(rows)) == sorted(naive("TFRecord", data) for data in objects.values())
+    assert not rows.refused
+
+
+def test_an_object_that_begins_again() -> None:
+    """Its reader left in the first part, whose rest never came."""
+    objects = {"0": made("TFRecord", PAYLOADS)}
+    first, again = parts_of(objects, 1 << 20), parts_of(objects, 1 << 20, epoch=1)
+    rows = Rows()
+    learner = ObjectLearner(rows)
+    learner.see(first[0], memoryview(objects["0"])[:5000])
+    show(learner, objects, again, step=5000)
+    assert offsets(rows) == [naive("TFRecord", objects["0"])]
+
+
+@pytest.mark.parametrize("limit", ["SHORTEST_MEAN", "MOST_OFFSETS"])
+def test_objects_with_too_many_records(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    """They are refused once, and the next object is learnt."""
+    monkeypatch.setattr(object_learner, "MOST_SHORT", 10)
+    monkeypatch.setattr(object_learner, "MOST_OFFSETS", 10_000 if limit == "SHORTEST_MEAN" else 100)
+    few = [b"x" * 20] * 900 if limit == "SHORTEST_MEAN" else [b"x" * 300] * 900
+    objects = {"0": made("TFRecord", few), "1": made("TFRecord", PAYLOADS[:50])}
+    rows = Rows()
+    learner = ObjectLearner(rows)
+    for epoch in range(2):
+        show(learner, objects, parts_of(objects, 4000, epoch), step=1000)
+    assert offsets(rows) == [naive("TFRecord", objects["1"])]
+    assert list(rows.refused) == ["0"]
+    assert learner.outcomes == {"learnt": 1, "refused": 1}
+
+
+class Observed:
+    """Stages that hand the bytes that they are given to what observes them."""
+
+    def __init__(self) -> None:
+        self.callbacks: list[Callable[[memoryview], None]] = []
+
+    def make(self, *_: object, **__: object) -> Observed:
+        return self
+
+    def observe(self, callback: Callable[[memoryview], None]) -> None:
+        self.callbacks.append(callback)
+
+
+@pytest.mark.parametrize("step", [1, 13, 100_000])
+def test_the_objects_of_a_span_are_told_apart(step: int) -> None:
+    """Its literals, which are among its bytes, are no object's."""
+    objects = {str(number): made("TFRecord", PAYLOADS[number : number + 3]) for number in range(9)}
+    parts, offset = [], 0
+    for part in parts_of(objects, 1 << 20):
+        parts.append(Part(0, part.object, 0, part.end, offset, b"before", b"end" if part.start else b""))
+        offset += len(parts[-1])
+    rows, stages = Rows(), Observed()
+    learner = ObjectLearner(rows)
+    read: Any = stages
+    observed = ObservedStages(read, read, learner)
+    observed.make(Span.of(parts), on_change=lambda: None, counters=read)
+    data = b"".join(part.leading + objects[part.object.key] + part.trailing for part in parts)
+    (callback,) = stages.callbacks
+    for at in range(0, len(data), step):
+        callback(memoryview(data)[at : at + step])
+    assert offsets(rows) == [naive("TFRecord", each) for each in objects.values()]
+
+
+def test_an_object_without_an_etag_has_no_row() -> None:
+    """A row would hold for every version of it."""
+    data = made("TFRecord", PAYLOADS[:9])
+    ref = ObjectRef("b", "0", len(data), modified("2026-01-01T00:00:00.000Z"))
+    rows = Rows()
+    learner = ObjectLearner(rows)
+    (part,) = cut([Segment(ref, 0, ref.size)], part_size=lambda: 1 << 20, epoch=0)
+    assert not learner.wants(part)
+    learner.see(part, memoryview(data))
+    assert not len(rows.index)
