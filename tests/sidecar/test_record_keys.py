@@ -199,3 +199,43 @@ def test_without_record_keys_a_reader_says_so(stub: S3Stub, tmp_path: Path) -> N
         with pytest.raises(ChannelError, match=r"has no key list.*RecordKeys"):
             list(MixedReader({"train": 1}, "TFRecord", key=True, **directories(base)))
         assert not list((base / "input/data").glob("*.keys"))
+
+
+def test_tensorflow_begins_at_a_step_of_ranks_by_record(stub: S3Stub, tmp_path: Path) -> None:
+    """A state of steps, which is inside an object, for the sidecar and the reader."""
+    pytest.importorskip("tensorflow")
+    from streamer.readers.tensorflow import PipeModeDataset
+
+    put(stub, "train", "lines")
+    base = tmp_path / "ml"
+    document = channels_of(
+        stub, base, train={"Penstock": {"Ranks": {"Count": 2, "Batch": 8, "RecordSize": SIZE}}}
+    )
+    path = write_job(tmp_path / "job.yaml", document)
+
+    def dataset(**options: Any) -> Any:
+        return PipeModeDataset(
+            "train-1", "TextLine", batch_size=8, key=True, positions=True, **options, **directories(base)
+        )
+
+    def checked(elements: Any) -> list[Any]:
+        found = [
+            KeyedRecord(record, key.decode(), number, bucket.decode())
+            for each, _ in elements
+            for record, key, number, bucket in zip(*(column.tolist() for column in each), strict=True)
+        ]
+        check(found, "train")
+        return found
+
+    with sidecar(path) as started:
+        started.wait_for("ready")
+        batches = list(dataset().as_numpy_iterator())
+        whole = checked(batches)
+        assert len(whole) == sum(COUNTS) // 16 * 8
+    state = json.loads(batches[10][1])
+    assert state["step"] == 11
+    file = tmp_path / "state.json"
+    file.write_text(json.dumps(state))
+    with sidecar(path, "--resume", str(file)) as started:
+        started.wait_for("ready")
+        assert checked(dataset(start=state).as_numpy_iterator()) == whole[11 * 8 :]

@@ -135,6 +135,7 @@ class ReaderPosition:
         stream: PipeStream,
         keys: RecordKeys | None = None,
         skips: EpochSkips | None = None,
+        batches: Iterator[tuple[list[Any], int | None]] | None = None,
     ) -> Iterator[list[Any]]:
         """Yield the batches of `reader`, which reads `stream` from `offset`, without `skip` records.
 
@@ -142,10 +143,12 @@ class ReaderPosition:
         and length of the epoch are those of the trailer as last read, because a plan may grow. With `keys`
         the records are `KeyedRecord`s, unless `skips` has its own word. With `skips` a corrupt record is in
         its place as a `SkippedRecord`, unless ranks share the channel by record. Raises CorruptRecord for one
-        that is over the budget, after the records before it.
+        that is over the budget, after the records before it. `batches`: the lists of `reader` in a form
+        of the caller's, each with the number before it, instead of those with keys or skips.
         """
         base, dropped, skipped_before = self.offset, self.skip, reader.skipped_records
-        batches = with_keys(reader, keys, base) if skips is None else skips.lists(reader, keys, base)
+        if batches is None:
+            batches = with_keys(reader, keys, base) if skips is None else skips.lists(reader, keys, base)
         trailer = stream.trailer
         self.rank = RankSteps.of(trailer)
         while True:

@@ -30,6 +30,7 @@ moved to another process (tf.data service), as with every dataset made of Python
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,7 @@ from streamer.readers.core.state import EpochState
 from streamer.readers.tensorflow import failures, interrupts
 from streamer.readers.tensorflow.batches import batch_steps, elements, record_steps
 from streamer.readers.tensorflow.bulk import BulkTFRecordReader
+from streamer.readers.tensorflow.keys import KeyColumns
 from streamer.readers.tensorflow.memory import keep_memory
 from streamer.readers.tensorflow.meter import Meter
 from streamer.readers.tensorflow.positions import EpochCursor, parse_start
@@ -94,7 +96,9 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
     this index, from 0 on. `cardinality`: wait until the sidecar offers the first epoch, and take the number
     of its elements from the trailer, for a channel whose ranks share it by record; `len(dataset)`,
     `dataset.cardinality()` and Keras then know it. An epoch whose trailer has another number raises
-    `tf.errors.NotFoundError`.
+    `tf.errors.NotFoundError`. `key`: a record is a `KeyedRecord` of tensors: the record, the key of its
+    object, its number there (int64), and the bucket; with `batch_size` each field is a vector. Errors name
+    them too. The sidecar must keep key lists (`RecordKeys`).
 
     Raises PipeModeDatasetException (a ChannelError) if the channel is unknown or is not a Pipe channel, if
     arguments exclude each other, or if the trailer has no number of records for `cardinality`;
@@ -128,6 +132,7 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
         positions: bool = False,
         rank: int | None = None,
         cardinality: bool = False,
+        key: bool = False,
     ) -> None:
         if rank is not None:
             channel = rank_channel(channel, rank)
@@ -160,6 +165,7 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
             start=None if saved is None else StartPosition(saved, anyway),
             positions=positions,
             records=records,
+            key=key,
         )
         check_channel(channel, paths.config)
         if saved is not None:
@@ -261,6 +267,7 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
         start: StartPosition | None = None,
         positions: bool = False,
         records: Sequence[int] = (),
+        key: bool = False,
     ) -> tf.data.Dataset:
         """Check the options and return the dataset of elements.
 
@@ -296,8 +303,8 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
             if benchmark or benchmark_records_interval:
                 meter = Meter(benchmark=benchmark, interval=benchmark_records_interval)
             cursor = None
-            if channel is not None and (positions or starts):
-                cursor = EpochCursor(channel, starts)
+            if channel is not None and (positions or starts or key):
+                cursor = EpochCursor(channel, starts, KeyColumns() if key else None)
             return _epoch(
                 streams,
                 lambda stream: _reader(stream, record_format, max_corrupted_records_to_skip, skipped),
@@ -309,7 +316,7 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
                 records=records,
             )
 
-        return elements(steps, batch_size, drop_remainder=drop_remainder, positions=positions)
+        return elements(steps, batch_size, drop_remainder=drop_remainder, positions=positions, key=key)
 
     def _wrap(self, dataset: tf.data.Dataset) -> None:
         """Become `dataset`."""
@@ -395,13 +402,20 @@ def _epoch(
     records: Sequence[int],
 ) -> Steps:
     """Yield the steps of one epoch; they have no records while no bytes come."""
-    with streams() as stream:
-        blocks = reader(stream).batches() if cursor is None else cursor.batches(stream, reader)
+    with contextlib.ExitStack() as stack:
+        stream = stack.enter_context(streams())
+        blocks: Iterator[list[bytes]]
+        if cursor is None:
+            blocks = reader(stream).batches()
+        else:
+            blocks = stack.enter_context(contextlib.closing(cursor.batches(stream, reader)))
         if records:
             blocks = itertools.chain(_check_records(stream, records[0]), blocks)
         measured = blocks if meter is None else meter.measure(blocks)
-        after = cursor if positions else None
+        after, columns = cursor if positions else None, cursor.columns if cursor else None
         if batch_size is None:
-            yield from record_steps(measured, after)
+            yield from record_steps(measured, after, columns)
         else:
-            yield from batch_steps(measured, batch_size, drop_remainder=drop_remainder, cursor=after)
+            yield from batch_steps(
+                measured, batch_size, drop_remainder=drop_remainder, cursor=after, columns=columns
+            )

@@ -35,12 +35,14 @@ import tensorflow as tf
 from streamer.formats.window import BLOCK_BYTES
 from streamer.readers.tensorflow.failures import Interrupted
 from streamer.readers.tensorflow.interrupts import interrupted, now
+from streamer.readers.tensorflow.keys import TYPES, keyed_elements
 from streamer.readers.tensorflow.steps import PATIENCE_S, Layout, NewLayout, stepped
 from streamer.units import KIB, MIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from streamer.readers.tensorflow.keys import KeyColumns
     from streamer.readers.tensorflow.positions import EpochCursor
     from streamer.readers.tensorflow.steps import Step, Steps
 
@@ -61,14 +63,28 @@ _ONE_ROW, _SEVERAL, _WHOLE = range(3)
 
 
 def elements(
-    make: Callable[[], Steps], batch_size: int | None, *, drop_remainder: bool, positions: bool
+    make: Callable[[], Steps],
+    batch_size: int | None,
+    *,
+    drop_remainder: bool,
+    positions: bool,
+    key: bool = False,
 ) -> tf.data.Dataset:
     """Return the records or batches of the steps that `make` returns.
 
-    `make` returns `record_steps`, or `batch_steps` if there is a `batch_size`.
+    `make` returns `record_steps`, or `batch_steps` if there is a `batch_size`. `key`: the steps have columns
+    of keys, and elements are `KeyedRecord`s.
     """
-    records = tf.TensorSpec([None], tf.string)
-    position = tf.TensorSpec([], tf.string)
+    flat = _flat_elements(make, batch_size, drop_remainder=drop_remainder, positions=positions, key=key)
+    return keyed_elements(flat, positions=positions) if key else flat
+
+
+def _flat_elements(
+    make: Callable[[], Steps], batch_size: int | None, *, drop_remainder: bool, positions: bool, key: bool
+) -> tf.data.Dataset:
+    """Return elements that are a record or batch, or flat tuples of it, its columns and its position."""
+    types = (tf.string, *TYPES) if key else (tf.string,)
+    position, vector = tf.TensorSpec([], tf.string), tf.TensorSpec([None], tf.string)
     full = batch_size if drop_remainder else None
 
     def ahead(steps: tf.data.Dataset) -> tf.data.Dataset:
@@ -76,49 +92,69 @@ def elements(
 
     def whole(steps: tf.data.Dataset) -> tf.data.Dataset:
         batches = steps.prefetch(1).filter(lambda records, *_: tf.size(records) > 0)
-        spec = tf.TensorSpec([full], tf.string)  # states the length, without a copy of the batch
+        spec = signature([full], after=position)  # states the length, without a copy of the batch
         return tf.data.experimental.from_variant(
-            tf.data.experimental.to_variant(batches), (spec, position) if positions else spec
+            tf.data.experimental.to_variant(batches), spec if len(spec) > 1 else spec[0]
         )
 
-    def join(records: Any, counts: Any, *after: Any) -> Any:
-        batch = tf.reshape(records, [-1 if full is None else full])
+    def join(*arrays: Any) -> Any:
+        columns, counts, after = arrays[: len(types)], arrays[len(types)], arrays[len(types) + 1 :]
+        joined = [tf.reshape(column, [-1 if full is None else full]) for column in columns]
         if full is None:
-            batch = batch[: tf.reduce_sum(counts)]
-        return (batch, after[0][-1]) if after else batch
+            count = tf.reduce_sum(counts)
+            joined = [column[:count] for column in joined]
+        joined += [positions[-1] for positions in after]
+        return tuple(joined) if len(joined) > 1 else joined[0]
 
-    def signature(*arrays: tf.TensorSpec, after: tf.TensorSpec = records) -> tuple[tf.TensorSpec, ...]:
-        return (*arrays, after) if positions else arrays
+    def signature(
+        shape: list[int | None],
+        *arrays: tf.TensorSpec,
+        after: tf.TensorSpec = vector,
+    ) -> tuple[tf.TensorSpec, ...]:
+        columns = tuple(tf.TensorSpec(shape, each) for each in types)
+        return (*columns, *arrays, after) if positions else (*columns, *arrays)
 
     if batch_size is None:
         # Outside of the layouts, because each dataset around `unbatch` costs time for every element.
-        return ahead(stepped(make, [Layout(signature(records), lambda steps, _: steps)]))
-    matrix = signature(tf.TensorSpec([None, full], tf.string))
+        return ahead(stepped(make, [Layout(signature([None]), lambda steps, _: steps)]))
+    matrix = signature([None, full])
     if batch_size <= FEW:
         return ahead(stepped(make, [Layout(matrix, lambda steps, _: steps)]))
-    several = signature(tf.TensorSpec([None, None], tf.string), tf.TensorSpec([None], tf.int64))
     return stepped(
         make,
         [
             Layout(matrix, lambda steps, _: ahead(steps)),
-            Layout(several, lambda steps, rows: ahead(steps).batch(rows, drop_remainder=True).map(join)),
-            Layout(signature(records, after=position), lambda steps, _: whole(steps)),
+            Layout(
+                signature([None, None], tf.TensorSpec([None], tf.int64)),
+                lambda steps, rows: ahead(steps).batch(rows, drop_remainder=True).map(join),
+            ),
+            Layout(signature([None], after=position), lambda steps, _: whole(steps)),
         ],
     )
 
 
-def record_steps(blocks: Iterator[list[bytes]], cursor: EpochCursor | None) -> Steps:
-    """Yield one step for each block: its records, and the position after each if `cursor` is given."""
+def record_steps(
+    blocks: Iterator[list[bytes]], cursor: EpochCursor | None, columns: KeyColumns | None = None
+) -> Steps:
+    """Yield one step for each block: its records, their `columns`, and the position after each by `cursor`.
+
+    A step has no columns or positions if there are none.
+    """
     for block in _uninterrupted(blocks):
         after = () if cursor is None else (_vector(cursor.positions(range(len(block) - 1, -1, -1))),)
-        yield _vector(block), *after
+        yield _vector(block), *(() if columns is None else columns.take(len(block))), *after
 
 
 def batch_steps(
-    blocks: Iterator[list[bytes]], batch_size: int, *, drop_remainder: bool, cursor: EpochCursor | None
+    blocks: Iterator[list[bytes]],
+    batch_size: int,
+    *,
+    drop_remainder: bool,
+    cursor: EpochCursor | None,
+    columns: KeyColumns | None = None,
 ) -> Steps:
     """Yield steps of batches or of rows; the last row of a batch has its position."""
-    rows = _Rows(batch_size, cursor)
+    rows = _Rows(batch_size, cursor, columns)
     kept: list[bytes] = []
     started = time.monotonic()
     for block in _uninterrupted(blocks):
@@ -143,9 +179,10 @@ def batch_steps(
 class _Rows:
     """The rows of the current layout; in the layout `_WHOLE` a row is a step."""
 
-    def __init__(self, batch_size: int, cursor: EpochCursor | None) -> None:
+    def __init__(self, batch_size: int, cursor: EpochCursor | None, columns: KeyColumns | None) -> None:
         self._batch_size = batch_size
         self._cursor = cursor
+        self._columns = columns
         self.layout = NewLayout(_ONE_ROW, 1)
         self.due = 0
         """Records until the end of the batch that has begun; 0 between two batches."""
@@ -204,21 +241,35 @@ class _Rows:
         due = self.due or self._batch_size
         rows = due // self.width
         counts = [len(records)] + [0] * (rows - 1)
-        return self._matrix(records + [b""] * (due - len(records)), self.width, counts, [rows - 1], [0])
+        return self._matrix(records, self.width, counts, [rows - 1], [0], size=due)
 
     def _whole(self, batch: list[bytes], left: int | None) -> Step:
         """`left`: number of records of the block after the batch; None without a batch."""
+        arrays = (_vector(batch), *self._keys(len(batch)))
         if self._cursor is None:
-            return (_vector(batch),)
+            return arrays
         after = [b""] if left is None else self._cursor.positions([left])
-        return _vector(batch), np.array(after[0], dtype=object)
+        return *arrays, np.array(after[0], dtype=object)
 
-    def _matrix(
-        self, records: list[bytes], width: int, counts: list[int], ends: list[int], lefts: list[int]
+    def _matrix(  # noqa: PLR0917 - the parts of a step
+        self,
+        records: list[bytes],
+        width: int,
+        counts: list[int],
+        ends: list[int],
+        lefts: list[int],
+        size: int | None = None,
     ) -> Step:
-        """`ends`: last rows of batches. `lefts`: number of records of the block after each of them."""
-        matrix = _vector(records).reshape(-1, width)
-        arrays: Step = (matrix,)
+        """`ends`: last rows of batches. `lefts`: number of records of the block after each of them.
+
+        `size`: number of strings, if more than the records; the last ones are empty.
+        """
+        columns = self._keys(len(records), size)
+        if size is not None:
+            records = records + [b""] * (size - len(records))
+        columns = (_vector(records), *columns)
+        arrays: Step = tuple(column.reshape(-1, width) for column in columns)
+        matrix = arrays[0]
         if self.layout.layout == _SEVERAL:
             arrays += (np.array(counts, np.int64),)
         if self._cursor is not None:
@@ -227,6 +278,10 @@ class _Rows:
                 after[end] = position
             arrays += (after,)
         return arrays
+
+    def _keys(self, count: int, size: int | None = None) -> Step:
+        """Return the columns of the next records; none without keys."""
+        return () if self._columns is None else self._columns.take(count, size)
 
 
 def _taken(records: list[bytes], count: int) -> list[bytes]:

@@ -77,6 +77,7 @@ class BulkTFRecordReader(TFRecordReader):
         same_length, self._last_length = length == self._last_length, length
         if same_length and count >= TOGETHER and self._all_agree(frames["crc"], length, starts):
             self._run, self._start = 0, starts.stop
+            self._note(starts)
             return records
         return self._proven(records, frames["crc"], starts, starts.stop)
 
@@ -126,6 +127,7 @@ class BulkTFRecordReader(TFRecordReader):
         bad: list[int] = np.flatnonzero(masked != stored).tolist()
         if not bad:
             self._run = 0
+            self._note(starts)
             return records
         last_bad = -1
         for number in bad:
@@ -139,5 +141,11 @@ class BulkTFRecordReader(TFRecordReader):
             number = len(records)
             if last_bad != number - 1:
                 self._run = 0
+        self._note(starts[:number])
         left_out = set(bad)
         return [record for index, record in enumerate(records[:number]) if index not in left_out]
+
+    def _note(self, starts: range | list[int]) -> None:
+        """Add the offsets in the stream of frames that begin at `starts` in the buffer, if they are noted."""
+        if self.starts is not None:
+            self.starts.extend([self._base + start for start in starts])

@@ -16,17 +16,20 @@ position up; if an iterator is dropped before, the next one uses it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import TYPE_CHECKING
 
 from streamer.readers.core.position import ReaderPosition, approach_start
+from streamer.readers.core.record_keys import RecordKeys
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable
 
     from streamer.formats.window import RecordReader
     from streamer.readers.core.position import StartPosition
     from streamer.readers.core.stream import PipeStream
+    from streamer.readers.tensorflow.keys import KeyColumns
 
 
 def parse_start(start: object, channel: str) -> ReaderPosition | None:
@@ -49,24 +52,33 @@ def parse_start(start: object, channel: str) -> ReaderPosition | None:
 class EpochCursor:
     """The position of one iterator in its epoch.
 
-    `starts` holds the saved position until an iterator of the dataset has opened that epoch's FIFO.
+    `starts` holds the saved position until an iterator of the dataset has opened that epoch's FIFO. `columns`
+    get the keys of the records, if the sidecar keeps key lists.
     """
 
-    def __init__(self, channel: str, starts: list[StartPosition]) -> None:
+    def __init__(self, channel: str, starts: list[StartPosition], columns: KeyColumns | None = None) -> None:
         self._channel = channel
         self._starts = starts
+        self.columns = columns
+        """Where the steps take the keys from; None without keys."""
         self._position: ReaderPosition | None = None
 
     def batches(
         self, stream: PipeStream, reader: Callable[[PipeStream], RecordReader]
-    ) -> Iterator[list[bytes]]:
+    ) -> Generator[list[bytes], None, None]:
         """Yield the lists of records of `stream` from its start on; empty lists while no bytes come."""
         start = self._starts[0] if self._starts else None
         position = yield from approach_start(stream, self._channel, start)
         if start is not None and start.position.epoch == stream.epoch:
             self._starts.clear()
         self._position = position
-        yield from position.follow(reader(stream), stream)
+        records, columns, base = reader(stream), self.columns, position.offset
+        if columns is None:
+            yield from position.follow(records, stream)
+            return
+        with contextlib.closing(RecordKeys(stream, offset=base, number=position.number)) as keys:
+            batches = columns.batches(records, keys, base, drop=position.skip)
+            yield from position.follow(records, stream, batches=batches)
 
     def positions(self, lefts: Iterable[int]) -> list[bytes]:
         """Return, for each of `lefts`, the position before the last so many records of the last list."""
