@@ -37,7 +37,7 @@ FRAMEWORKS = "google,jax,pandas,pyarrow,tensorflow,torch,webdataset"
 CORE_TESTS = ["tests/unit", "tests/readers", "tests/test_arrows.py", "--ignore=tests/unit/test_patience.py"]
 READER_TESTS = [
     # Skips tests/conftest.py, which needs the sidecar's dependencies and Python 3.11.
-    *("--confcutdir=tests/readers", "--hypothesis-profile=ci"),
+    *("--confcutdir=tests/readers", "--hypothesis-profile=ci", "-p", "tests.kit.late"),
     "--without=aiohttp,google,jax,pandas,pyarrow,torch,webdataset,yaml",
     *("tests/readers", "tests/unit/test_bulk.py", "tests/unit/test_formats.py", "tests/unit/test_tar.py"),
 ]

@@ -24,6 +24,7 @@ from blockbuster import blockbuster_ctx
 
 from tests.kit import proxy as proxy_server
 from tests.kit import stub as stub_server
+from tests.kit.late import framework_of, late_imports  # noqa: F401 - a fixture of every module
 from tests.kit.patience import Patience, progress_timeout
 from tests.kit.proxy import TcpProxy, standing_before
 from tests.kit.stub import S3Stub, StubThread
@@ -77,8 +78,28 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         signal.setitimer(signal.ITIMER_REAL, 60)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Distribute files as `--dist=loadfile` does, but the files that import one framework to one process."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFramework(LoadFileScheduling):  # type: ignore[misc]  # it publishes no types
+        def _split_scope(self, nodeid: str) -> str:
+            path: str = super()._split_scope(nodeid)
+            return framework_of(config.rootpath / path) or path
+
+    return ByFramework(config, log)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> None:
-    """What waits on uvloop is not ended by pytest-timeout's signal; a timeout of asyncio does it, before."""
+    """Bound tests on uvloop, and run the files of a framework first: they are most of a process's work.
+
+    What waits on uvloop is not ended by pytest-timeout's signal; a timeout of asyncio does it, before.
+    """
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: framework_of(item.path) is None)
     asked = config.getoption("timeout")
     usual = float(config.getini("timeout")) if asked is None else asked
     for item in items:

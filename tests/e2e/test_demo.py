@@ -14,10 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from examples.demo.dataset import DIMENSIONS, RECORD_BYTES, channels, class_means
+from examples.demo.dataset import channels
 from examples.demo.report import Outcome
 from streamer.trailer import Trailer
 from tests.kit.warm_tensorflow import warm_module
@@ -263,29 +262,6 @@ def test_trainer_refuses_credentials(tmp_path: Path, held: str) -> None:
     assert done.returncode == 3, done.stderr
     assert named in done.stderr
     assert not result.exists()
-
-
-def test_tensorflow_reads_the_sample_data(tmp_path: Path) -> None:
-    """The hand-made protobuf and frames are what TensorFlow's own parsers take."""
-    import tensorflow as tf  # late: seconds of CPU
-
-    train, held_out = channels(megabytes=1.2, objects=2, seed=3)
-    assert len(train.shard(0)) + len(train.shard(1)) == train.total_bytes == train.records * RECORD_BYTES
-    shard = tmp_path / held_out.key(0).replace("/", "-")
-    shard.write_bytes(held_out.shard(0))
-    found = []
-    for record in tf.data.TFRecordDataset(str(shard)).as_numpy_iterator():
-        example = tf.train.Example.FromString(record)
-        assert sorted(example.features.feature) == ["data", "label"]
-        (label,) = example.features.feature["label"].int64_list.value
-        (data,) = example.features.feature["data"].bytes_list.value
-        found.append((label, data))
-    assert len(found) == held_out.records
-    labels = np.array([label for label, _ in found])
-    vectors = np.array([np.frombuffer(data, "<f8") for _, data in found])
-    assert vectors.shape == (held_out.records, DIMENSIONS)
-    nearest = ((vectors[:, None] - class_means(3, 10)) ** 2).sum(axis=2).argmin(axis=1)
-    assert (nearest == labels).mean() > 0.95
 
 
 def test_sample_data_is_a_function_of_its_seed() -> None:

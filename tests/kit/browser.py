@@ -7,14 +7,14 @@ import shutil
 from collections.abc import Iterator
 from typing import Any
 
-from playwright.sync_api import sync_playwright
-
 NOWHERE_ELSE = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
 
 
 @contextlib.contextmanager
 def browser() -> Iterator[Any]:
     """A Chromium that may reach nothing but this machine; fails if there is none."""
+    from playwright.sync_api import sync_playwright  # late: a third of a second of CPU
+
     path = shutil.which("chromium")
     assert path, "chromium is missing: run scripts/install-system-tools"
     with sync_playwright() as driver:

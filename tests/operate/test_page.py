@@ -20,14 +20,17 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from playwright.sync_api import expect
 
 from tests.kit.browser import browser
 from tests.kit.harness import fill
+from tests.kit.late import LATE
 from tests.kit.processes import Sidecar, job, sidecar, write_job
 from tests.kit.raw import answer, raw_server
 from tests.kit.stub import Answer, Fault, S3Stub, fails
 from tests.operate.contrast import measure
+
+if LATE:
+    from playwright.sync_api import expect
 
 SIZE = 90_000_000
 PICTURES = os.environ.get("PENSTOCK_PICTURES")

@@ -7,8 +7,11 @@ import re
 import pytest
 
 from dashboards.panels import Column, Mapping
-from scripts.dashboard_picture import COLORS, look, title, words
+from tests.kit.late import LATE
 from tests.operate.promql import DASHBOARDS, ROOT
+
+if LATE:
+    from scripts.dashboard_picture import COLORS, look, title, words
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from streamer.formats import tfrecord
+from tests.kit.late import LATE
 from tests.kit.processes import PENSTOCK, job, write_job
 from tests.kit.stub import S3Stub
 
-pytest.importorskip("tensorflow")
+if LATE:
+    import tensorflow as tf  # noqa: F401 - the program needs it
 
 ROOT = Path(__file__).parent.parent.parent
 PROGRAM = """

@@ -25,12 +25,13 @@ from streamer.formats.recordio import RecordIOReader
 from streamer.formats.tfrecord import TFRecordReader
 from streamer.readers.core.state import EpochState
 from tests.kit.frames import spoilt
+from tests.kit.late import LATE
 from tests.kit.pieces import Pieces
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-tf = pytest.importorskip("tensorflow")
+if LATE:
+    import tensorflow as tf
 
-from streamer.readers.tensorflow import PipeModeDataset, PipeModeDatasetException  # noqa: E402
+    from streamer.readers.tensorflow import PipeModeDataset, PipeModeDatasetException
 
 DIMENSION = 100
 

@@ -10,32 +10,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tensorflow as tf
 
 from streamer.errors import ChannelError
 from streamer.readers import PipeReader, load_state, save_state
 from streamer.readers.core.state import EpochState
-from streamer.readers.tensorflow import PipeModeDataset
-from streamer.readers.tensorflow.backup import StepBackup
 from streamer.step_state import StepState
+from tests.kit.late import LATE
 from tests.readers.feeder import Feeder
 from tests.readers.test_tensorflow import encoded
 
+if LATE:
+    import tensorflow as tf
+
+    from streamer.readers.tensorflow import PipeModeDataset
+    from streamer.readers.tensorflow.backup import StepBackup
+    from tests.readers.keras_callbacks import Batches, Stop
+
 BATCHES, SIZE = 10, 10
-
-
-class Batches(tf.keras.callbacks.Callback):  # type: ignore[misc]  # TensorFlow publishes no types
-    """Counts the batches of each Keras epoch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: list[int] = []
-
-    def on_epoch_begin(self, epoch: int, logs: None = None) -> None:  # noqa: ARG002  # Keras gives both
-        self.counts.append(0)
-
-    def on_train_batch_end(self, batch: Any, logs: None = None) -> None:  # noqa: ARG002
-        self.counts[-1] += 1
 
 
 def parse(records: Any) -> Any:
@@ -108,20 +99,6 @@ def trained(
     if again:
         model.fit(dataset.map(parse), **options)
     return [variable.numpy().tolist() for variable in (*model.variables, *model.optimizer.variables)]
-
-
-class Stop(tf.keras.callbacks.Callback):  # type: ignore[misc]  # TensorFlow publishes no types
-    """Leaves `fit` after so many batches, as a signal does."""
-
-    def __init__(self, after: int | None) -> None:
-        super().__init__()
-        self.left = after
-
-    def on_train_batch_end(self, batch: Any, logs: None = None) -> None:  # noqa: ARG002
-        if self.left is not None:
-            self.left -= 1
-            if self.left == 0:
-                raise KeyboardInterrupt
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")

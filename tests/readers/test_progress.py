@@ -11,14 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamer.readers.core.position import ReaderPosition, StartPosition
-from streamer.readers.torch.progress import (
-    ElementOrigin,
-    Progress,
-    RecordGrouper,
-    RecordRange,
-    RemainingRecords,
-    parse_state,
-)
+from tests.kit.late import LATE
+
+if LATE:
+    from streamer.readers.torch.progress import (
+        ElementOrigin,
+        Progress,
+        RecordGrouper,
+        RecordRange,
+        RemainingRecords,
+        parse_state,
+    )
 
 
 def whole_epoch(epoch: int) -> RemainingRecords:

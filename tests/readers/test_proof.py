@@ -19,13 +19,14 @@ from streamer.errors import StreamError, TruncatedStream
 from streamer.readers import InterleavedReader, PipeReader, PipeStream
 from streamer.readers.samples import grouped
 from streamer.trailer import TrailerState, trailer_path
+from tests.kit.late import LATE
 from tests.readers.feeder import Feeder
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-tf = pytest.importorskip("tensorflow")
+if LATE:
+    import tensorflow as tf
 
-from streamer.readers.tensorflow import PipeModeDataset  # noqa: E402
-from streamer.readers.torch import PipeIterableDataset  # noqa: E402
+    from streamer.readers.tensorflow import PipeModeDataset
+    from streamer.readers.torch import PipeIterableDataset
 
 LINES = [b"line %d" % number for number in range(1000)]
 DATA = b"".join(line + b"\n" for line in LINES)

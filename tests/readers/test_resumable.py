@@ -8,16 +8,20 @@ import json
 from typing import Any
 
 import pytest
-import torch
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 from streamer.errors import ChannelError
-from streamer.readers.loader import ResumableLoader
-from streamer.readers.torch import PipeIterableDataset
-from tests.readers import decoders
+from tests.kit.late import LATE
 from tests.readers.feeder import Feeder
 from tests.readers.test_torch import ENCODE, FOUR, RECORDS, encoded
 from tests.unit.test_tar import archive
+
+if LATE:
+    import torch
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    from streamer.readers.loader import ResumableLoader
+    from streamer.readers.torch import PipeIterableDataset
+    from tests.readers import decoders
 
 pytestmark = [
     pytest.mark.timeout(120),

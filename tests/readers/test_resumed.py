@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,17 @@ import pytest
 
 from streamer.errors import ChannelError
 from streamer.formats.tfrecord import encode
-from streamer.readers.loader import ResumableLoader
-from streamer.readers.torch import PipeIterableDataset
+from tests.kit.late import LATE
 from tests.kit.processes import Sidecar, job, penstock, write_job
 from tests.kit.stub import S3Stub
 from tests.kit.trailers import published_trailer
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+if LATE:
+    import tensorflow as tf
+
+    from streamer.readers.loader import ResumableLoader
+    from streamer.readers.tensorflow import PipeModeDataset
+    from streamer.readers.torch import PipeIterableDataset
 
 RECORDS = [b"%d " % number * (number % 300) for number in range(20_000)]
 """Twelve megabytes, in three objects."""
@@ -99,9 +102,6 @@ def test_pytorch_with_two_workers(stub: S3Stub, begun: Begun, tmp_path: Path) ->
 
 
 def test_tensorflow_with_a_checkpoint(stub: S3Stub, begun: Begun, tmp_path: Path) -> None:
-    tf = pytest.importorskip("tensorflow")
-    from streamer.readers.tensorflow import PipeModeDataset
-
     def dataset(start: Any) -> Any:
         return PipeModeDataset("train", "TFRecord", batch_size=100, positions=True, start=start).prefetch(8)
 

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples.demo.dataset import DIMENSIONS, RECORD_BYTES, channels, class_means
 from streamer.errors import CorruptRecord, TruncatedStream
 from streamer.formats import recordio
 from streamer.readers import PipeReader
 from streamer.readers.examples import ExampleDecoder, Fixed, Var
 from streamer.readers.protobuf import decode
 from streamer.readers.samples import grouped, grouped_dataset
-from streamer.readers.tensorflow import PipeModeDataset
+from tests.kit.late import LATE
 from tests.readers.example_bytes import entry, example, feature, sequence, tagged
 from tests.readers.feeder import Feeder
+
+if LATE:
+    import tensorflow as tf
+
+    from streamer.readers.tensorflow import PipeModeDataset
 
 PAIRS = [(b"image %d" % number * number, b"%d" % number) for number in range(500)]
 
@@ -166,3 +172,24 @@ def test_a_sequence_example_is_what_tensorflow_makes_of_it() -> None:
     assert [step.tolist() for step in found["words"]] == lists["words"].to_list()
     assert np.array_equal(np.stack(found["vectors"]), lists["vectors"].numpy())
     assert len(found["absent"]) == lists["absent"].values.shape[0] == 0
+
+
+def test_tensorflow_reads_the_sample_data_of_the_demo(tmp_path: Path) -> None:
+    """The hand-made protobuf and frames of the demo's sample data are what TensorFlow's own parsers take."""
+    train, held_out = channels(megabytes=1.2, objects=2, seed=3)
+    assert len(train.shard(0)) + len(train.shard(1)) == train.total_bytes == train.records * RECORD_BYTES
+    shard = tmp_path / held_out.key(0).replace("/", "-")
+    shard.write_bytes(held_out.shard(0))
+    found = []
+    for record in tf.data.TFRecordDataset(str(shard)).as_numpy_iterator():
+        parsed = tf.train.Example.FromString(record)
+        assert sorted(parsed.features.feature) == ["data", "label"]
+        (label,) = parsed.features.feature["label"].int64_list.value
+        (data,) = parsed.features.feature["data"].bytes_list.value
+        found.append((label, data))
+    assert len(found) == held_out.records
+    labels = np.array([label for label, _ in found])
+    vectors = np.array([np.frombuffer(data, "<f8") for _, data in found])
+    assert vectors.shape == (held_out.records, DIMENSIONS)
+    nearest = ((vectors[:, None] - class_means(3, 10)) ** 2).sum(axis=2).argmin(axis=1)
+    assert (nearest == labels).mean() > 0.95

@@ -12,26 +12,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed.checkpoint as dcp
 
 from streamer.errors import ChannelError
 from streamer.formats import tfrecord
 from streamer.formats.tfrecord import TFRecordReader
 from streamer.readers import PipeReader, SkipPolicy, load_state, open_channel, rank_channels, save_state
-from streamer.readers.checkpoint import CheckpointedLoader
 from streamer.readers.core.position import ReaderPosition, StartPosition, reach_start
 from streamer.readers.core.rank_steps import RankSteps
-from streamer.readers.loader import ResumableLoader
-from streamer.readers.torch import PipeIterableDataset
-from streamer.readers.torch.progress import ElementOrigin, Progress, RecordRange, RemainingRecords
 from streamer.step_state import StepState
+from tests.kit.late import LATE
 from tests.kit.processes import sidecar
 from tests.kit.stub import S3Stub
 from tests.readers.feeder import Feeder
 from tests.sidecar.test_elastic import Elastic
 from tests.sidecar.test_record_ranks import GLOBAL
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+if LATE:
+    import torch.distributed.checkpoint as dcp
+
+    from streamer.readers.checkpoint import CheckpointedLoader
+    from streamer.readers.loader import ResumableLoader
+    from streamer.readers.tensorflow import PipeModeDataset
+    from streamer.readers.torch import PipeIterableDataset
+    from streamer.readers.torch.progress import ElementOrigin, Progress, RecordRange, RemainingRecords
+
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("workers_of_torch")]
 
 
@@ -106,9 +110,6 @@ def test_workers_that_share_a_fifo_load_a_state_of_steps(elastic: Elastic) -> No
 
 
 def test_tensorflow_goes_on_at_another_number_of_ranks(elastic: Elastic) -> None:
-    pytest.importorskip("tensorflow")
-    from streamer.readers.tensorflow import PipeModeDataset
-
     def dataset(name: str, size: int, start: Any = None) -> Any:
         return PipeModeDataset(name, "TFRecord", batch_size=size, positions=True, start=start)
 

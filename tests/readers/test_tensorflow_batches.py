@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import sys
 from collections.abc import Iterator
@@ -12,23 +11,24 @@ from typing import Any
 import pytest
 
 from streamer.formats import tfrecord
+from streamer.readers.core.position import ReaderPosition
+from streamer.units import MIB
 from tests.kit.frames import spoilt
+from tests.kit.late import LATE
 from tests.readers.feeder import Feeder
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-tf = pytest.importorskip("tensorflow")
+if LATE:
+    import tensorflow as tf
 
-from streamer.readers.core.position import ReaderPosition  # noqa: E402
-from streamer.readers.tensorflow import PipeModeDataset, batches  # noqa: E402
-from streamer.readers.tensorflow.batches import (  # noqa: E402
-    LARGE_BYTES,
-    ROW_BYTES,
-    WHOLE_BYTES,
-    batch_steps,
-    elements,
-)
-from streamer.readers.tensorflow.steps import NewLayout  # noqa: E402
-from streamer.units import MIB  # noqa: E402
+    from streamer.readers.tensorflow import PipeModeDataset, batches
+    from streamer.readers.tensorflow.batches import (
+        LARGE_BYTES,
+        ROW_BYTES,
+        WHOLE_BYTES,
+        batch_steps,
+        elements,
+    )
+    from streamer.readers.tensorflow.steps import NewLayout
 
 LARGE = [b"%d." % number * 20_000 for number in range(130)]
 SMALL = [b"%d" % number for number in range(1500)]
@@ -213,10 +213,10 @@ def test_any_blocks_and_any_size(size: int) -> None:
     assert [batch.tolist() for batch in dataset.as_numpy_iterator()] == batches_of(records, size)
 
 
-@pytest.mark.parametrize(("large", "ahead"), [(4 * MIB, 700), (LARGE_BYTES, 2 * 1024 + 100)])
-def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch, large: int, ahead: int) -> None:
+@pytest.mark.parametrize(("large", "ahead"), [(4 * MIB, 700), (None, 2 * 1024 + 100)])
+def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch, large: int | None, ahead: int) -> None:
     """The reader is a few steps before the consumer: less than a batch in rows, or two whole batches."""
-    monkeypatch.setattr(batches, "LARGE_BYTES", large)
+    monkeypatch.setattr(batches, "LARGE_BYTES", large or LARGE_BYTES)
     blocks = batches_of([bytes(10_000)] * 8000, 100)
     seen = 0
 

@@ -12,16 +12,17 @@ from typing import Any
 import pytest
 
 from streamer.formats import recordio, tfrecord
+from streamer.readers import KeyedRecord
+from streamer.units import MIB
 from tests.kit.frames import spoilt
+from tests.kit.late import LATE
 from tests.readers.feeder import Feeder
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-tf = pytest.importorskip("tensorflow")
+if LATE:
+    import tensorflow as tf
 
-from streamer.readers import KeyedRecord  # noqa: E402
-from streamer.readers.tensorflow import PipeModeDataset, batches  # noqa: E402
-from streamer.readers.tensorflow.keys import KeyColumns  # noqa: E402
-from streamer.units import MIB  # noqa: E402
+    from streamer.readers.tensorflow import PipeModeDataset, batches
+    from streamer.readers.tensorflow.keys import KeyColumns
 
 ENCODE = {
     "TFRecord": tfrecord.encode,

@@ -10,20 +10,24 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch.utils.data import DataLoader
 
 from streamer.errors import ChannelError, CorruptRecord, TruncatedStream
 from streamer.formats import recordio, tfrecord
-from streamer.readers.table_dataset import TableIterableDataset
 from streamer.readers.token_blocks import join_blocks
 from streamer.readers.tokens import TokenReader
-from streamer.readers.torch import PipeIterableDataset, PipeModeDatasetException
 from streamer.relay.deliver.frame_aligner import POISON
-from tests.readers import decoders
+from tests.kit.late import LATE
 from tests.readers.feeder import Feeder
 from tests.readers.test_table_reader import as_stream, table, wrapped
 from tests.unit.test_tar import archive
+
+if LATE:
+    import torch
+    from torch.utils.data import DataLoader
+
+    from streamer.readers.table_dataset import TableIterableDataset
+    from streamer.readers.torch import PipeIterableDataset, PipeModeDatasetException
+    from tests.readers import decoders
 
 RECORDS = [b"record %d " % number * (number % 50) for number in range(8000)]
 """Two megabytes: several blocks, so that every worker gets some."""

@@ -15,8 +15,11 @@ from streamer.errors import ChannelError, CorruptRecord, TruncatedStream
 from streamer.formats.lines import LineReader
 from streamer.formats.tfrecord import TFRecordReader, encode
 from streamer.readers.core.config import directories
-from streamer.readers.torch.workers import WorkerGroup, WorkerGroupReader
+from tests.kit.late import LATE
 from tests.readers.feeder import Feeder
+
+if LATE:
+    from streamer.readers.torch.workers import WorkerGroup, WorkerGroupReader
 
 RECORDS = [b"record %d " % number * (number % 50) for number in range(16_000)]
 """Four megabytes, so several turns."""

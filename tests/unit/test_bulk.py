@@ -19,12 +19,14 @@ from streamer.errors import StreamError
 from streamer.formats import tfrecord
 from streamer.formats.crc import crc32c
 from tests.kit.frames import spoilt
+from tests.kit.late import LATE
 from tests.kit.pieces import Pieces
 
-np = pytest.importorskip("numpy")
+if LATE:
+    import numpy as np
 
-from streamer.readers.tensorflow.bulk import TOGETHER, BulkTFRecordReader  # noqa: E402 - they import numpy
-from streamer.readers.tensorflow.checksums import frames_crc  # noqa: E402
+    from streamer.readers.tensorflow.bulk import BulkTFRecordReader
+    from streamer.readers.tensorflow.checksums import frames_crc
 
 
 def read_in_bulk(
@@ -78,6 +80,8 @@ def test_bulk_reading_lets_no_wrong_byte_pass(place: int, change: int, number: i
 
 # Many of one length: their checksums together
 
+TOGETHER = 256
+"""As `bulk.TOGETHER`."""
 LONG = [100] * 6 * TOGETHER
 BLOCK = 2 * TOGETHER * 116
 """Six times as many frames of 116 bytes as are taken together, two times as many in a block."""

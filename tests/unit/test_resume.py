@@ -23,10 +23,13 @@ from streamer.plan.record_places import offset_of
 from streamer.plan.record_plan import RecordPlan
 from streamer.readers.core.position import ReaderPosition
 from streamer.readers.core.position import StartPosition as ReaderStart
-from streamer.readers.torch.progress import Progress, RemainingRecords
 from streamer.relay.channel_spec import StartPosition
 from streamer.step_state import FILE_NAME, StepState
+from tests.kit.late import LATE
 from tests.unit.test_record_order import plan_of
+
+if LATE:
+    from streamer.readers.torch.progress import Progress, RemainingRecords
 
 CONTENTS = {"": b"", "a": bytes(range(200)), "b": b"", "c": b"xyz" * 40, "d": b"q"}
 

@@ -11,11 +11,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from streamer.errors import CorruptRecord, TruncatedStream
 from streamer.formats.tar import BLOCK, TarReader, sample, split_name
+from tests.kit.late import LATE
 from tests.kit.pieces import Pieces
+
+if LATE:
+    from webdataset.tariterators import group_by_keys, tar_file_expander
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 
