@@ -74,6 +74,18 @@ class TableDecoder:
         except (pa.ArrowException, OSError, ValueError) as error:
             raise CorruptRecord(f"{where} cannot be decoded as {form}: {error}") from error
 
+    def whole(self, payload: bytes, *, name: str = "the object") -> list[pa.RecordBatch]:
+        """Return all batches of one object. Errors and arguments are those of `batches`.
+
+        An object that raises does not set the schema of the decoder.
+        """
+        schema = self.schema
+        try:
+            return list(self.batches(payload, name=name))
+        except CorruptRecord:
+            self.schema = schema
+            raise
+
     def _parquet(self, payload: bytes, where: str) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
         from pyarrow import parquet

@@ -8,6 +8,10 @@ A Parquet object ends with its index, so it can only be decoded when all of it h
     for batch in TableReader("train", columns=["text", "label"]):
         ...
 
+With `skip` an object is decoded wholly before its first batch is returned, so a damaged object gives no row:
+
+    object -> all its batches, or CorruptRecord -> budget, quarantine (`streamer.readers.core.skipping`)
+
 `streamer.readers.table_decoder` decodes an object; `streamer.readers.table_dataset` is the dataset for
 PyTorch.
 
@@ -17,6 +21,8 @@ returned. So a resumed reader decodes that object again and returns the rest of 
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from streamer.errors import ChannelError, CorruptRecord
@@ -24,6 +30,8 @@ from streamer.formats.recordio import MAX_PAYLOAD, RecordIOReader
 from streamer.readers.core.channel_reader import ChannelReader
 from streamer.readers.core.epochs import TIMEOUT
 from streamer.readers.core.position import reach_start
+from streamer.readers.core.record_keys import RecordKeys
+from streamer.readers.core.skipping import EpochSkips, SkipCounts, SkippedRecord, check_skip
 from streamer.readers.table_decoder import BATCH_ROWS, TableDecoder
 from streamer.step_state import is_step_state
 
@@ -32,20 +40,32 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from streamer.readers.core.skipping import PlacedRecord, SkipPolicy
+
 FORMAT = 1
 _KEYS = {"format", "channels", "ahead", "rows"}
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedTable(SkippedRecord):
+    """An object that cannot be decoded. `reason` names it; the next one begins at its end."""
+
+    def __str__(self) -> str:
+        place = f"offset {self.offset}" if self.key is None else f"s3://{self.bucket}/{self.key}"
+        return f"{self.reason}; it is the table at {place}"
 
 
 class TableReader(ChannelReader):
     """The objects of a channel as record batches of pyarrow. Each `iter()` reads the next epoch.
 
     The channel has `RecordWrapperType: RecordIO`. `columns`, `batch_rows`: as for `TableDecoder`.
-    `max_object_bytes`: objects that are larger raise RecordTooLarge, before they take memory. Other
-    arguments: as for `PipeReader`.
+    `max_object_bytes`: objects that are larger raise RecordTooLarge, before they take memory. `skip`: number
+    of corrupt objects that may be left out (`SkipPolicy.objects`); `skipped` counts them. Other arguments: as
+    for `PipeReader`.
 
     Raises ValueError for an invalid argument, ModuleNotFoundError without pyarrow, PipeModeDatasetException
-    for a channel that is not a Pipe channel. Iterating raises ChannelError, TruncatedStream, CorruptRecord
-    and RecordTooLarge.
+    for a channel that is not a Pipe channel, ChannelError if the quarantine list cannot be written. Iterating
+    raises ChannelError, TruncatedStream, CorruptRecord and RecordTooLarge.
     """
 
     def __init__(  # noqa: PLR0913 - public; options with defaults
@@ -60,9 +80,16 @@ class TableReader(ChannelReader):
         state_dir: str | None = None,
         config_dir: str | None = None,
         timeout: float = TIMEOUT,
+        skip: SkipPolicy | None = None,
     ) -> None:
         if max_object_bytes < 1:
             raise ValueError(f"max_object_bytes is {max_object_bytes}: it must be 1 or more")
+        if skip is not None and skip.records:
+            raise ValueError(
+                f"skip has records {skip.records}, and TableReader leaves out whole objects: "
+                "give objects only"
+            )
+        check_skip(skip, "RecordIO")
         self._decoder = TableDecoder(columns=columns, batch_rows=batch_rows)
         self._max_object_bytes = max_object_bytes
         super().__init__(
@@ -75,6 +102,9 @@ class TableReader(ChannelReader):
         )
         self._rows = 0
         """Rows that have been returned of the object at the position, which is not returned whole."""
+        self._skip = skip
+        self.skipped = SkipCounts()
+        """What `skip` has left out so far."""
 
     @property
     def schema(self) -> pa.Schema | None:
@@ -82,18 +112,47 @@ class TableReader(ChannelReader):
         return self._decoder.schema
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        with self._next_stream() as stream:
+        with contextlib.ExitStack() as stack:
+            stream = stack.enter_context(self._next_stream())
             position = reach_start(stream, self.channel, self._start)
-            self._rows = skip = self._rows if self._resumes(position) else 0
+            self._rows = rows = self._rows if self._resumes(position) else 0
+            keys = RecordKeys.wanted(
+                stream, offset=position.offset, number=position.number, key=False, skip=self._skip is not None
+            )
+            if keys is not None:
+                stack.enter_context(contextlib.closing(keys))
+            skips = None
+            if self._skip is not None:
+                skips = EpochSkips(self._skip, self.channel, stream.epoch, self.skipped, placed=True)
             self._begin_epoch(position)
             objects = RecordIOReader(stream, max_payload=self._max_object_bytes)
-            for block in position.follow(objects, stream):
-                for left, payload in zip(range(len(block), 0, -1), block, strict=True):
+            for block in position.follow(objects, stream, keys, skips):
+                for left, entry in zip(range(len(block), 0, -1), block, strict=True):
                     number = position.records - left
                     name = f"object {number} of epoch {stream.epoch} of channel {self.channel}"
-                    self._left, self._rows = left, skip
-                    yield from self._returned(_without(self._decoder.batches(payload, name=name), skip, name))
-                    skip = 0
+                    self._left, self._rows = left, rows
+                    batches = (
+                        self._decoder.batches(entry, name=name)
+                        if skips is None
+                        else self._decoded(entry, name, skips)
+                    )
+                    if batches is not None:
+                        yield from self._returned(_without(batches, rows, name))
+                    rows = 0
+
+    def _decoded(
+        self, entry: PlacedRecord | SkippedRecord, name: str, skips: EpochSkips
+    ) -> Iterator[pa.RecordBatch] | None:
+        """Return the batches of an object; None if it is left out. Raises CorruptRecord over the budget."""
+        if isinstance(entry, SkippedRecord):
+            return None
+        try:
+            return iter(self._decoder.whole(entry.record, name=name))
+        except CorruptRecord as error:
+            place = (entry.key, entry.number, entry.bucket)
+            if not skips.admit([SkippedTable(entry.offset, str(error), "object", *place)]):
+                raise skips.refusal() from error
+        return None
 
     def _returned(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the batches of an object. The object counts as returned with its last batch."""

@@ -24,7 +24,7 @@ import logging
 import os
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from streamer.errors import ChannelError, CorruptRecord, CutRecord
 from streamer.formats.window import BadRecord
@@ -86,6 +86,16 @@ class SkippedRecord(BadRecord):
         return f"{'' if self.kind == 'record' else 'the rest of the object from '}{place}: {self.reason}"
 
 
+class PlacedRecord(NamedTuple):
+    """A record whose framing is good, with the place that a `SkippedRecord` would have."""
+
+    record: Any
+    offset: int
+    key: str | None
+    number: int | None
+    bucket: str | None
+
+
 @dataclass(slots=True)
 class SkipCounts:
     """What a reader has skipped since it was made."""
@@ -113,9 +123,18 @@ class EpochSkips:
     """The corrupt records of one epoch of a FIFO."""
 
     def __init__(
-        self, policy: SkipPolicy, channel: str, epoch: int, total: SkipCounts, *, keyed: bool = False
+        self,
+        policy: SkipPolicy,
+        channel: str,
+        epoch: int,
+        total: SkipCounts,
+        *,
+        keyed: bool = False,
+        placed: bool = False,
     ) -> None:
-        """`total`: counts of the reader. `keyed`: whether good records are returned as `KeyedRecord`s."""
+        """`total`: counts of the reader. `keyed`: whether good records are returned as `KeyedRecord`s.
+        `placed`: as `PlacedRecord`s, for a caller that decodes them and skips some itself.
+        """
         self._policy = policy
         self._channel = channel
         self._epoch = epoch
@@ -125,6 +144,7 @@ class EpochSkips:
         self.bad = False
         """Whether the last list has a corrupt record."""
         self._keyed = keyed
+        self._places = placed
         self._refused: SkippedRecord | None = None
         self._good: Any = None
         """Last record that may take the place of a corrupt one."""
@@ -192,15 +212,19 @@ class EpochSkips:
         placed: list[Any] = []
         done = 0
         for index in (*bad, len(batch)):
-            if keys is not None and self._keyed:
+            if self._places:
+                for start, record in zip(starts[done:index], batch[done:index], strict=True):
+                    place = (None, None, None) if keys is None else keys.take_line(start)
+                    placed.append(PlacedRecord(record, start, *place))
+            elif keys is not None and self._keyed:
                 placed += keyed_records(batch[done:index], keys.take(starts[done:index]))
             else:
                 if keys is not None:
                     keys.pass_over(starts[done:index])
                 placed += batch[done:index]
             if index < len(batch):
-                place = (None, None, None) if keys is None else keys.take_line(starts[index])
-                placed.append(SkippedRecord(starts[index], batch[index].reason, "record", *place))
+                where = (None, None, None) if keys is None else keys.take_line(starts[index])
+                placed.append(SkippedRecord(starts[index], batch[index].reason, "record", *where))
             done = index + 1
         return placed
 
