@@ -44,8 +44,9 @@ if TYPE_CHECKING:
 
     from sidecar.config.job import Job
     from sidecar.config.request import ChannelConfig
-    from sidecar.job.index_file import IndexFile, StoredIndex
+    from sidecar.job.index_file import IndexFile
     from sidecar.job.index_target import IndexTarget
+    from sidecar.job.stored_index import StoredIndex
     from streamer.plan import Plan
     from streamer.s3.client.session import Clients
 

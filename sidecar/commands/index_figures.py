@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from sidecar.config.index_place import SUFFIX, index_path
-from sidecar.job.index_file import read_index
+from sidecar.job.stored_index import read_index
 from streamer.errors import ConfigError
 from streamer.units import decimal_bytes
 

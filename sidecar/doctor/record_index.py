@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from sidecar.config.index_place import index_uri
 from sidecar.doctor.machine import Finding, refused
-from sidecar.job.index_file import check_kind
 from sidecar.job.index_object import open_channel_index
 from sidecar.job.index_objects import Access
 from sidecar.job.record_ranks import load_index
+from sidecar.job.stored_index import check_kind
 from sidecar.process.memory import memory_limit
 from streamer.aio import in_thread
 from streamer.errors import ConfigError, PenstockError

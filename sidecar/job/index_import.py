@@ -12,7 +12,7 @@ import os
 from typing import TYPE_CHECKING
 
 from sidecar.job.download_paths import relative_path
-from sidecar.job.index_file import read_file
+from sidecar.job.stored_index import read_file
 from streamer.errors import ConfigError, CorruptObject, ErrorContext, SinkError
 from streamer.formats.borders import BadRecord
 from streamer.formats.foreign_index import read_dali, read_recordio

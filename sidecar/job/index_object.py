@@ -24,9 +24,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from sidecar.config.index_place import index_path, index_uri
-from sidecar.job.index_file import StoredIndex, absent, check_kind, open_stored
 from sidecar.job.index_objects import check_etag, read_plan
 from sidecar.job.listings import job_inspector
+from sidecar.job.stored_index import StoredIndex, absent, check_kind, open_stored
 from sidecar.process.logs import log
 from streamer.aio import in_thread
 from streamer.errors import ErrorContext, ObjectMissing, PenstockError, SinkError, SourceChanged

@@ -8,8 +8,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from sidecar.config.index_place import index_path, index_uri
-from sidecar.job.index_file import kind_of_index, open_index
+from sidecar.job.index_file import open_index
 from sidecar.job.index_object import IndexObject, kept_in_s3
+from sidecar.job.stored_index import kind_of_index
 from streamer.aio import in_thread
 
 if TYPE_CHECKING:

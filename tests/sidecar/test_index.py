@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from sidecar.job.index_file import open_index, read_index
+from sidecar.job.index_file import open_index
+from sidecar.job.stored_index import read_index
 from streamer.errors import SinkError
 from streamer.formats import recordio, tfrecord
 from streamer.formats.borders import STRIDE

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.job.index_file import read_index
+from sidecar.job.stored_index import read_index
 from streamer.formats.record_index import IndexedObject, RecordIndex
 from tests.kit.pipes import read_all, read_some
 from tests.kit.processes import Sidecar, job, penstock, sidecar, write_job

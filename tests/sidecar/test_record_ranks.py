@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.job.index_file import read_index
+from sidecar.job.stored_index import read_index
 from streamer.errors import ConfigError
 from streamer.formats import tfrecord
 from streamer.formats.record_index import RecordIndex, block
