@@ -24,7 +24,7 @@ from blockbuster import blockbuster_ctx
 
 from tests.kit import proxy as proxy_server
 from tests.kit import stub as stub_server
-from tests.kit.late import framework_of, late_imports  # noqa: F401 - a fixture of every module
+from tests.kit.late import framework_of, group_of, late_imports  # noqa: F401 - a fixture of every module
 from tests.kit.patience import Patience, progress_timeout
 from tests.kit.proxy import TcpProxy, standing_before
 from tests.kit.stub import S3Stub, StubThread
@@ -80,7 +80,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Distribute files as `--dist=loadfile` does, but the files that import one framework to one process."""
+    """Distribute files as `--dist=loadfile` does, but the files of a group (`group_of`) to one process."""
     if config.getoption("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
@@ -88,7 +88,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class ByFramework(LoadFileScheduling):  # type: ignore[misc]  # it publishes no types
         def _split_scope(self, nodeid: str) -> str:
             path: str = super()._split_scope(nodeid)
-            return framework_of(config.rootpath / path) or path
+            return group_of(config.rootpath / path) or path
 
     return ByFramework(config, log)
 
