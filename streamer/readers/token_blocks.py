@@ -5,6 +5,9 @@
 
 The bytes are read into the array of which the caller gets views, so there is no copy between. With an
 overlap, a block has the first token of the next block too: the blocks are overlapping views of one array.
+
+With skips, the block before takes the place of a block that has a token beyond the vocabulary, so arrays,
+steps and positions are the same as without damage. Only an array with such a block is copied.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from streamer.errors import CorruptRecord, CutRecord
+from streamer.readers.core.skipping import SkippedRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -22,6 +26,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from streamer.formats.window import Source
+    from streamer.readers.core.record_keys import RecordKeys
+    from streamer.readers.core.skipping import EpochSkips
 
 ARRAY_BYTES = 1 << 20
 """Bytes of an array, if a batch is not larger: small reads cost more CPU time than the bytes do."""
@@ -64,15 +70,28 @@ class BlockLayout:
 class TokenBlocks:
     """Reads one stream, once. As a RecordReader, but its `batches` yields arrays whose rows are records.
 
-    `origin`: offset of the first byte in the epoch, for errors.
+    `origin`: offset of the first byte in the epoch, for errors. `skips`: the layout has a vocabulary, and the
+    blocks with a token beyond it are replaced within their budget. `keys`: to list the keys of those.
     """
 
     skipped_records = 0
 
-    def __init__(self, source: Source, layout: BlockLayout, *, origin: int = 0) -> None:
+    def __init__(
+        self,
+        source: Source,
+        layout: BlockLayout,
+        *,
+        origin: int = 0,
+        skips: EpochSkips | None = None,
+        keys: RecordKeys | None = None,
+    ) -> None:
         self._source = source
         self._layout = layout
         self._origin = origin
+        self._skips = skips
+        self._keys = keys
+        self._good: NDArray[Any] | None = None
+        """Copy of the last block, for the place of a corrupt one; only with skips."""
         self.offset = 0
         """Offset in the stream of the next block, in bytes."""
 
@@ -102,10 +121,14 @@ class TokenBlocks:
             if not ended or layout.drop_remainder:
                 blocks -= blocks % batch
             rest = bytes(view[blocks * step : have])
-            good, fault = self._checked(tokens[: have // dtype.itemsize], blocks)
-            if good:
-                self.offset += good * step
-                yield layout.blocks(tokens, good)
+            if self._skips is None:
+                good, fault = self._checked(tokens[: have // dtype.itemsize], blocks)
+                array = layout.blocks(tokens, good)
+            else:
+                array, fault = self._replaced(tokens, blocks, self._skips)
+            if len(array):
+                self.offset += len(array) * step
+                yield array
             if fault is not None:
                 raise fault
         self._finish(len(rest), dtype.itemsize)
@@ -119,11 +142,45 @@ class TokenBlocks:
         if tokens.min() >= 0 and tokens.max() < layout.vocabulary:
             return blocks, None
         first = int(np.argmax((tokens < 0) | (tokens >= layout.vocabulary)))
-        offset = self._origin + self.offset + first * tokens.itemsize
-        return max(0, first - layout.overlap) // layout.length, CorruptRecord(
-            f"token {tokens[first]} at offset {offset} of the stream is not one of the {layout.vocabulary} "
+        return max(0, first - layout.overlap) // layout.length, CorruptRecord(self._reason(tokens, first))
+
+    def _reason(self, tokens: NDArray[Any], index: int) -> str:
+        layout, offset = self._layout, self._origin + self.offset + index * tokens.itemsize
+        return (
+            f"token {tokens[index]} at offset {offset} of the stream is not one of the {layout.vocabulary} "
             f"tokens of the vocabulary: check that the objects have {layout.dtype} tokens and no header"
         )
+
+    def _replaced(
+        self, tokens: NDArray[Any], blocks: int, skips: EpochSkips
+    ) -> tuple[NDArray[Any], CorruptRecord | None]:
+        """Return the blocks up to the first one over the budget, corrupt ones replaced, and its error."""
+        layout, rows = self._layout, self._layout.blocks(tokens, blocks)
+        if not blocks:
+            return rows, None
+        tokens = tokens[: blocks * layout.length + layout.overlap]
+        if tokens.min() < 0 or tokens.max() >= layout.vocabulary:
+            wrong = (tokens < 0) | (tokens >= layout.vocabulary)
+            bad = layout.blocks(wrong, blocks).any(axis=1)
+            rows = rows.copy()
+            if self._good is None and not bad.all():
+                self._good = rows[int(np.argmin(bad))].copy()
+            for place in np.flatnonzero(bad).tolist():
+                first = place * layout.length
+                reason = self._reason(tokens, first + int(np.argmax(wrong[first:])))
+                start = self._origin + self.offset + first * tokens.itemsize
+                # The number of a block in its object is not counted.
+                key, _, bucket = (None, None, None) if self._keys is None else self._keys.take_line(start)
+                if not skips.admit([SkippedRecord(start, reason, "record", key, None, bucket)]):
+                    return rows[:place], skips.refusal()
+                if self._good is None:
+                    return rows[:0], CorruptRecord(
+                        f"{reason}; the {blocks} blocks since reading began all have such a token, so no "
+                        "block can take their places"
+                    )
+                rows[place] = rows[place - 1] if place else self._good
+        self._good = rows[-1].copy()
+        return rows, None
 
     def _finish(self, left: int, itemsize: int) -> None:
         whole, cut = divmod(left, itemsize)

@@ -15,12 +15,15 @@ the state is that of `PipeReader`.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from streamer.errors import ChannelError
 from streamer.readers.core.channel_reader import ChannelReader
 from streamer.readers.core.epochs import TIMEOUT
 from streamer.readers.core.position import drop_bytes, reach_start
+from streamer.readers.core.record_keys import RecordKeys
+from streamer.readers.core.skipping import EpochSkips, SkipCounts, check_skip
 from streamer.readers.token_blocks import BlockLayout, TokenBlocks
 from streamer.step_state import is_step_state
 
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from streamer.readers.core.skipping import SkipPolicy
     from streamer.readers.core.stream import PipeStream
 
 
@@ -40,11 +44,12 @@ class TokenReader(ChannelReader):
     arrays of shape (length,). `overlap`: blocks of length + 1, whose last token is the first one of the next
     block; for channels whose ranks do not share records. `drop_remainder`: leave out the last tokens if they
     are no whole block, and the shorter last array. `vocabulary`: number of tokens; a token beyond it raises
-    CorruptRecord. Other arguments: as for `PipeReader`.
+    CorruptRecord. `skip`: number of blocks with such a token that may be replaced (`SkipPolicy.records`),
+    each by the block before; `skipped` counts them. Other arguments: as for `PipeReader`.
 
     Raises ValueError for an invalid argument, PipeModeDatasetException for a channel that is not a Pipe
-    channel. Iterating raises ChannelError, TruncatedStream and CorruptRecord, and CutRecord if the tokens of
-    an epoch are no whole number of blocks.
+    channel, ChannelError if the quarantine list cannot be written. Iterating raises ChannelError,
+    TruncatedStream and CorruptRecord, and CutRecord if the tokens of an epoch are no whole number of blocks.
     """
 
     def __init__(  # noqa: PLR0913 - public; options with defaults
@@ -62,7 +67,14 @@ class TokenReader(ChannelReader):
         state_dir: str | None = None,
         config_dir: str | None = None,
         timeout: float = TIMEOUT,
+        skip: SkipPolicy | None = None,
     ) -> None:
+        if skip is not None and (skip.objects or vocabulary is None):
+            raise ValueError(
+                "skip of TokenReader replaces blocks with a token beyond the vocabulary: give vocabulary, "
+                "and a SkipPolicy with records only"
+            )
+        check_skip(skip, "fixed")
         self._layout = BlockLayout(dtype, length, batch_size, overlap, drop_remainder, vocabulary)
         super().__init__(
             channel,
@@ -72,6 +84,9 @@ class TokenReader(ChannelReader):
             config_dir=config_dir,
             timeout=timeout,
         )
+        self._skip = skip
+        self.skipped = SkipCounts()
+        """The blocks that `skip` has replaced so far."""
 
     @property
     def record_format(self) -> str:
@@ -87,7 +102,8 @@ class TokenReader(ChannelReader):
         return blocks // size if self._layout.drop_remainder else -(-blocks // size)
 
     def __iter__(self) -> Iterator[NDArray[Any]]:
-        with self._next_stream() as stream:
+        with contextlib.ExitStack() as stack:
+            stream = stack.enter_context(self._next_stream())
             position = reach_start(stream, self.channel, self._start)
             self._check(stream)
             left = position.skip * self._layout.block_bytes
@@ -95,7 +111,13 @@ class TokenReader(ChannelReader):
                 pass
             position.offset, position.skip = position.offset + left, 0
             self._begin_epoch(position)
-            blocks = TokenBlocks(stream, self._layout, origin=position.offset)
+            skips = keys = None
+            if self._skip is not None:
+                skips = EpochSkips(self._skip, self.channel, stream.epoch, self.skipped)
+                keys = RecordKeys.wanted(stream, offset=position.offset, key=False, skip=True)
+                if keys is not None:
+                    stack.enter_context(contextlib.closing(keys))
+            blocks = TokenBlocks(stream, self._layout, origin=position.offset, skips=skips, keys=keys)
             # `follow` takes an array of blocks as a list of records.
             arrays: Iterator[Any] = position.follow(blocks, stream)  # type: ignore[arg-type]
             for array in arrays:
