@@ -222,13 +222,16 @@ def _check_validator(
     BadAnswer.
     """
     by_time = is_modified(ref.etag)
-    found, name = (last_modified, "Last-Modified") if by_time else (etag, "ETag")
-    if found is None:
+    sent, name = (last_modified, "Last-Modified") if by_time else (etag, "ETag")
+    found = modified(sent) if by_time else bare_etag(sent or "")
+    if not found:
         if not proven:
-            raise BadAnswer(f"the response has no {name}, so its bytes may be of another version", context)
-    elif (modified(found) if by_time else bare_etag(found)) != ref.etag:
+            stated = f"the invalid {name} {quoted(sent)!r}" if sent else f"no {name}"
+            raise BadAnswer(f"the response has {stated}, so its bytes may be of another version", context)
+    elif found != ref.etag:
         raise SourceChanged(
-            f"the object was replaced after it was listed ({described(ref.etag)} then, {quoted(found)} now)",
+            f"the object was replaced after it was listed ({described(ref.etag)} then, "
+            f"{quoted(str(sent))} now)",
             context,
         )
 

@@ -67,10 +67,16 @@ async def test_a_second_version_of_the_same_second_is_not_noticed(
         assert await off_loop(read_all, running.fifo(0)) == truth
 
 
-async def test_a_response_with_neither_is_refused(
-    run: RunChannel, stub: S3Stub, tmp_path: Path, truth: bytes
+@pytest.mark.usefixtures("truth")
+@pytest.mark.parametrize(
+    ("time", "words"),
+    [("", "no Last-Modified"), ("Tue, 3 Nov 2026 21:56:26 UTC", "the invalid Last-Modified")],
+)
+async def test_a_response_without_a_valid_time_is_refused(
+    run: RunChannel, stub: S3Stub, tmp_path: Path, time: str, words: str
 ) -> None:
-    stub.script(*[with_headers(Last_Modified="")] * 9)
+    """As an answer that proves nothing, and not as an object that was replaced."""
+    stub.script(*[with_headers(Last_Modified=time)] * 9)
     async with run(stub, tmp_path) as running:
         reader = await off_loop(os.open, running.fifo(0), os.O_RDONLY)
         try:
@@ -79,8 +85,13 @@ async def test_a_response_with_neither_is_refused(
             await running.task
         finally:
             os.close(reader)
-    assert isinstance(running.channel.error, SourceError)
-    assert "Last-Modified" in str(running.channel.error)
+    error: BaseException | None = running.channel.error
+    assert error is not None
+    while not isinstance(error, BadAnswer):
+        assert isinstance(error, SourceError)
+        assert not isinstance(error, SourceChanged)
+        error = error.__cause__
+    assert words in str(error)
 
 
 async def test_both_clients_list_the_same(pages_from: PagesFrom, stub: S3Stub, truth: bytes) -> None:

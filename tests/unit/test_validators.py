@@ -18,6 +18,8 @@ TIME = "modified 2026-11-03T21:56:26Z"
         "2026-11-03T21:56:26+00:00",
         "2026-11-03T21:56:26.120000+00:00",
         "Tue, 03 Nov 2026 21:56:26 GMT",
+        "Tuesday, 03-Nov-26 21:56:26 GMT",
+        "Tue Nov  3 21:56:26 2026",
     ],
 )
 def test_a_listing_and_a_response_name_the_same_time(text: str) -> None:
@@ -36,11 +38,17 @@ def test_a_listing_and_a_response_name_the_same_time(text: str) -> None:
         "Tue, 03 Foo 2026 21:56:26 GMT",
         "Tue, 03 Nov 2026 21:56:26 CET",
         "Tue, 3 Nov 2026 21:56:26 GMT",
+        "Tuesday, 03-Foo-26 21:56:26 GMT",
+        "Tue Nov 3 21:56:26 2026",
         "Tue, 03 Nov 2026 21:56:26 GMT\r\nX: y",
     ],
 )
 def test_other_texts_are_no_times(text: str | None) -> None:
     assert modified(text) == ""
+
+
+def test_years_of_two_digits() -> None:
+    assert modified("Sunday, 06-Nov-94 08:49:37 GMT") == "modified 1994-11-06T08:49:37Z"
 
 
 def test_an_etag_goes_before_a_time() -> None:

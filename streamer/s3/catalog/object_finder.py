@@ -271,7 +271,7 @@ class ObjectFinder:
         async with self._comparing:
             if bucket in self._compared or bucket in self._unlisted:
                 return bucket in self._compared
-            found.sort(key=lambda each: b"-" not in page.etags[each[1]])
+            found.sort(key=lambda each: not _of_parts(page.etags[each[1]]))
             for (block, item), position in found[:2]:
                 ref = await self._heads.stat(block, item)
                 if (ref.size, ref.etag.encode()) == (page.sizes[position], page.etags[position]):
@@ -299,3 +299,8 @@ class ObjectFinder:
     def _note_head(self) -> None:
         self._changed.set()
         self._on_progress(1)
+
+
+def _of_parts(validator: bytes) -> bool:
+    """Return whether it is an ETag of an object that was uploaded in parts; times have a space."""
+    return b"-" in validator and b" " not in validator
