@@ -215,12 +215,17 @@ class IndexUpload:
     async def settle(self) -> array[int]:
         """Wait for the end of an upload; return the names whose rows are other builds'. Raises its error."""
         if self._running is not None:
-            await self._running
-            self._running = None
+            try:
+                await self._running
+            finally:
+                self._running = None
         return self._object.adopted
 
     async def finish(self) -> None:
-        """Store what is not yet in S3. Raises SourceError, SinkError."""
+        """Store what is not yet in S3, also after an upload that failed. Raises SourceError, SinkError."""
+        if self._running is not None and self._running.done():
+            self._running.exception()  # it is out of date: what was not stored is stored now
+            self._running = None
         await self.settle()
         if self._file.writes != self._stored:
             await self._store()

@@ -285,6 +285,20 @@ def test_an_index_that_is_refused_costs_no_epoch(stub: S3Stub, tmp_path: Path, p
     assert stub.objects.get("b/train/train.index") == {"read": b"an index", "written": None}[what]
 
 
+def test_an_upload_that_was_refused_once_is_repeated(stub: S3Stub, tmp_path: Path, place: str) -> None:
+    """After the next epoch, although that finds no further row."""
+    stream = put(stub)
+    stub.puts.refused.append((403, "AccessDenied"))
+    with sidecar(written(stub, tmp_path, {"To": place})) as started:
+        started.wait_for("ready")
+        assert read_all(fifo(tmp_path, 0)) == stream
+        started.wait_for("record index learnt")
+        streamed(started, tmp_path, stream, 1)
+        assert started.end() == 0
+    index, _ = RecordIndex.read(stub.objects["b/train/train.index"])
+    assert len(index) == 7
+
+
 def test_an_index_in_s3_is_stored_when_the_job_ends(stub: S3Stub, tmp_path: Path, place: str) -> None:
     """Also that of an epoch that is not over."""
     stub.objects["b/train/0"] = first = made("TFRecord", [bytes(1000)] * 60)
