@@ -86,14 +86,14 @@ class IndexFile:
             try:
                 with _writing(self.path):
                     _write_all(self._fd, block(rows))
+                if self._source is not None and self.index.read_on(self._source, before) != self.size:
+                    raise self._source.changed()
             except SinkError:
                 with contextlib.suppress(OSError):
                     os.ftruncate(self._fd, before)
                     os.lseek(self._fd, before, os.SEEK_SET)
                 raise
-            if self._source is not None:
-                self.index.read_on(self._source, before)
-            else:
+            if self._source is None:
                 for row in rows:
                     self.index.add(row)
             self.writes += 1

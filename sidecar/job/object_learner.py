@@ -129,10 +129,15 @@ class ObjectLearner:
     def _end(self, ref: ObjectRef, scanner: BorderScanner, end: int) -> None:
         self._scanner = None
         name, version = self._hashes(ref)
+        if not self._rows.lacks(name, version):
+            return  # another FIFO had the object meanwhile
         self._rows.add(IndexedObject(name, version, ref.size, scanner.records, end, scanner.offsets))
         self.outcomes["learnt"] += 1
 
     def _refuse(self, ref: ObjectRef, why: str) -> None:
         self._scanner = None
-        self._rows.refuse(ref, self._hashes(ref)[1], why)
+        name, version = self._hashes(ref)
+        if not self._rows.lacks(name, version):
+            return
+        self._rows.refuse(ref, version, why)
         self.outcomes["refused"] += 1

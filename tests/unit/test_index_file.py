@@ -104,3 +104,17 @@ def test_the_lock_is_of_the_file_that_has_the_name(path: str, monkeypatch: pytes
         file.append([row(9)])
     assert len(calls) == 2
     assert read_index(path).names() == [1, 2, 3, 4, 9]
+
+
+def test_rows_that_do_not_come_into_the_index_are_no_success(path: str) -> None:
+    """Another program has made the file longer: the block is not where the index ends."""
+    with open_index(path, TFRECORD, 2, stored=True) as file:
+        with open(path, "ab") as other:
+            other.write(b"ten bytes.")
+        with pytest.raises(SinkError, match="was overwritten while this process writes it"):
+            file.append([row(9)])
+        assert file.index.names() == [1, 2, 3, 4]
+        assert file.writes == 0
+    Path(path).write_bytes(Path(path).read_bytes())
+    with open_index(path, TFRECORD, 2) as file:
+        assert file.index.names()[:4] == [1, 2, 3, 4]

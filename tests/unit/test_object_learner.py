@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -27,16 +28,20 @@ class Rows:
         self.index = RecordIndex(RecordFormat.parse(kind), stride)
         self.refused: dict[str, str] = {}
         self.settled: set[int] = set()
+        self.added: list[int] = []
+        self.refusals: list[int] = []
 
     def lacks(self, name: int, version: int) -> bool:
         return not self.index.has(name, version) and version not in self.settled
 
     def add(self, row: IndexedObject) -> None:
         self.index.add(row)
+        self.added.append(row.version)
 
     def refuse(self, ref: ObjectRef, version: int, why: str) -> None:
         self.refused[ref.key] = why
         self.settled.add(version)
+        self.refusals.append(version)
 
 
 def refs(objects: dict[str, bytes]) -> list[ObjectRef]:
@@ -153,6 +158,21 @@ def test_the_objects_of_a_span_are_told_apart(step: int) -> None:
     for at in range(0, len(data), step):
         callback(memoryview(data)[at : at + step])
     assert offsets(rows) == [naive("TFRecord", each) for each in objects.values()]
+
+
+@pytest.mark.parametrize("last", [b"", b"x"])
+def test_two_fifos_inside_one_object(last: bytes) -> None:
+    """One of them adds its row, or refuses it."""
+    objects = {"0": made("TFRecord", PAYLOADS[:50]) + last}
+    rows = Rows()
+    learners = [ObjectLearner(rows) for _ in range(2)]
+    parts = parts_of(objects, 1 << 20)
+    for part in parts:
+        for at in range(0, len(objects["0"]), 1000):
+            for learner in learners:
+                learner.see(part, memoryview(objects["0"])[at : at + 1000])
+    assert (len(rows.added), len(rows.refusals)) == ((1, 0), (0, 1))[len(last)]
+    assert sum((learner.outcomes for learner in learners), Counter()) == {("learnt", "refused")[len(last)]: 1}
 
 
 def test_an_object_without_an_etag_has_no_row() -> None:
