@@ -103,11 +103,15 @@ class RecordReader(ABC):
             yield from batch
 
     def batches(self) -> Iterator[list[bytes]]:
-        """Yield lists of records as blocks arrive, and an empty list when the source has no bytes now."""
+        """Yield lists of records as blocks arrive, and an empty list when the source has no bytes now.
+
+        With `keeps_places` also an empty list for a block that completes no record, so that the caller sees a
+        border in each block that arrives.
+        """
         while True:
             self._forget_starts()
             self.bad_places.clear()
-            if (batch := self._cut()) or self.left_out:
+            if (batch := self._cut()) or self.left_out or self.keeps_places:
                 yield batch
             if self._fault is not None:
                 raise self._fault
@@ -135,15 +139,10 @@ class RecordReader(ABC):
         """Least offset in the stream of the end of the incomplete record; `offset` if none has begun."""
         return self.offset + (self._wanted if self.offset < self.arrived else 0)
 
-    @property
-    def window_begin(self) -> int:
-        """Offset in the stream of the first byte that is still in the buffer."""
-        return self._base
-
     def move_to(self, offset: int) -> None:
         """Go on with a record that begins at this offset, between two lists, also after an error.
 
-        `offset`: from `window_begin` up to `arrived`.
+        `offset`: in the last block that arrived, or `arrived`.
         """
         self._start, self._wanted, self._fault = offset - self._base, 0, None
         self._forget()

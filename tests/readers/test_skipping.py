@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import pickle
@@ -11,9 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from streamer.errors import ChannelError, CorruptRecord
+from streamer.errors import ChannelError, CorruptRecord, CutRecord
 from streamer.formats import recordio, tfrecord
 from streamer.readers import InterleavedReader, MixedReader, PipeReader, ShuffledReader, SkipPolicy
+from streamer.readers.core.record_keys import RecordKeys
+from streamer.readers.core.skipping import EpochSkips, SkipCounts, SkippedRecord
+from streamer.readers.core.stream import PipeStream
 from streamer.step_state import StepState
 from tests.readers.test_record_keys import damaged, objects
 from tests.readers.test_step_state import RANK
@@ -167,6 +171,63 @@ def test_a_wrong_length_of_recordio_ends_with_its_object(feeder: Feeder) -> None
     assert list(reader) == RECORDS[:10] + RECORDS[40:] * 600
 
 
+class Pieces(io.RawIOBase):
+    """A stream whose reads return one piece each."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        self._pieces = [*pieces, b""]
+
+    def readinto(self, buffer: Any) -> int:
+        piece = self._pieces.pop(0)
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+
+@pytest.mark.parametrize("parts", [False, True])
+def test_a_bad_record_alone_in_a_block_ends_with_its_object(feeder: Feeder, *, parts: bool) -> None:
+    """The border is seen in the block in which it arrives, also if no record is complete there.
+
+    A record of several parts, which is cut off inside a part, takes no bytes of the next object.
+    """
+    flag = 1 if parts else 0
+    good = recordio.encode(b"good")
+    wrong = struct.pack("<II", recordio.MAGIC, flag << 29 | (4 if parts else recordio.MAX_PAYLOAD)) + b"part"
+    if parts:
+        wrong += struct.pack("<II", recordio.MAGIC, 3 << 29 | 20) + b"cut"
+    feeder.list_keys([(len(wrong), "bad"), (2 * len(good), "good")])
+    feeder.feed(0, b"")
+    source = Pieces(wrong[:10], wrong[10:], good[:9], good[9:], good)
+    with contextlib.closing(PipeStream(feeder.path("train", 0))) as stream:
+        stream.begin()
+        keys = RecordKeys(stream, offset=0)
+        skips = EpochSkips(SkipPolicy(objects=1), "train", 0, SkipCounts())
+        reader = recordio.RecordIOReader(source)
+        found: list[Any] = []
+        with contextlib.closing(keys):
+            for batch, _ in skips.lists(reader, keys, 0, proven=True):
+                found += batch
+                if len(found) == 1:
+                    assert reader.arrived <= len(wrong) + 9
+    assert [each for each in found if isinstance(each, bytes)] == [b"good", b"good"]
+    (bad,) = [each for each in found if isinstance(each, SkippedRecord)]
+    assert (bad.kind, bad.key, bad.number, bad.offset) == ("object", "bad", 0, 0)
+
+
+def test_an_end_that_nothing_proves_is_not_skipped(feeder: Feeder) -> None:
+    """The writer may have died, with more bytes to come."""
+    data = b"".join(FRAMES)[:-3]
+    feeder.feed(0, data, proof=False)
+    got: list[bytes] = []
+    with pytest.raises(CutRecord, match="nothing proves that the stream ends here"):
+        for record in PipeReader("train", "TFRecord", epoch=0, skip=SkipPolicy(objects=1)):
+            got.append(record)
+    assert got == RECORDS[:99]
+    feeder.feed(0, data)
+    reader = PipeReader("train", "TFRecord", epoch=0, skip=SkipPolicy(objects=1))
+    assert list(reader) == RECORDS[:99]
+    assert reader.skipped.objects == 1
+
+
 def test_parts_that_do_not_end_are_skipped_from_the_first_one(feeder: Feeder) -> None:
     part = struct.pack("<II", recordio.MAGIC, 1 << 29 | 4) + b"part"
     whole = recordio.encode(b"good")
@@ -313,8 +374,6 @@ def test_an_interleaved_reader_skips_in_each_fifo(feeder: Feeder, block: int | N
 
 def test_several_processes_may_share_the_list(tmp_path: Path) -> None:
     """Lines of any length stay whole, because each is one write with O_APPEND."""
-    from streamer.readers.core.skipping import EpochSkips, SkipCounts, SkippedRecord
-
     path = tmp_path / "bad"
 
     def write(channel: str) -> None:
@@ -340,7 +399,11 @@ def test_a_reader_with_a_policy_can_be_pickled(feeder: Feeder) -> None:
 
 
 def test_argument_errors(feeder: Feeder, tmp_path: Path) -> None:
-    for wrong in ({}, {"records": -1}, {"records": 1, "objects": -1}, {"quarantine": "x"}):
+    wrongs: list[dict[str, Any]] = [
+        {}, {"records": -1}, {"records": 1, "objects": -1}, {"quarantine": "x"}, {"records": float("nan")},
+        {"records": True}, {"objects": 1.5}, {"objects": "1"},
+    ]  # fmt: skip
+    for wrong in wrongs:
         with pytest.raises(ValueError, match="skip has records"):
             SkipPolicy(**wrong)
     with pytest.raises(ValueError, match="skip has no meaning for TextLine"):
@@ -362,13 +425,5 @@ def test_the_state_between_the_parts_of_a_record_is_before_it() -> None:
     """A reader that begins there reads the whole record."""
     first = struct.pack("<II", recordio.MAGIC, 1 << 29 | 4) + b"part"
     last = struct.pack("<II", recordio.MAGIC, 3 << 29 | 4) + b"last"
-    pieces = iter([recordio.encode(b"one") + first, last, b""])
-
-    class Source(io.RawIOBase):
-        def readinto(self, buffer: Any) -> int:
-            piece = next(pieces)
-            buffer[: len(piece)] = piece
-            return len(piece)
-
-    reader = recordio.RecordIOReader(Source())
+    reader = recordio.RecordIOReader(Pieces(recordio.encode(b"one") + first, last))
     assert [(batch, reader.offset) for batch in reader.batches()] == [([b"one"], 12), ([b"partlast"], 36)]

@@ -148,7 +148,11 @@ class ReaderPosition:
         """
         base, dropped, skipped_before = self.offset, self.skip, reader.skipped_records
         if batches is None:
-            batches = with_keys(reader, keys, base) if skips is None else skips.lists(reader, keys, base)
+            batches = (
+                with_keys(reader, keys, base)
+                if skips is None
+                else skips.lists(reader, keys, base, proven=stream.trailer is not None)
+            )
         trailer = stream.trailer
         self.rank = RankSteps.of(trailer)
         while True:

@@ -51,7 +51,7 @@ class SkipPolicy:
 
     `records`: corrupt records whose end is known. `objects`: objects whose rest cannot be read; the records
     before the damage are returned. `quarantine`: file to which a line is appended for each of them; several
-    processes of a host may share it. Raises ValueError for a negative number, or if both are 0.
+    processes of a host may share it. Raises ValueError for what is no integer of 0 or more, or if both are 0.
     """
 
     records: int = 0
@@ -59,10 +59,11 @@ class SkipPolicy:
     quarantine: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
-        if self.records < 0 or self.objects < 0 or not (self.records or self.objects):
+        numbers = self.records, self.objects
+        if not all(type(number) is int and number >= 0 for number in numbers) or not any(numbers):
             raise ValueError(
-                f"skip has records {self.records} and objects {self.objects}: give one or both of them, 1 or "
-                "more, or leave skip out"
+                f"skip has records {self.records!r} and objects {self.objects!r}: give one or both of them, "
+                "an integer of 1 or more, or leave skip out"
             )
 
 
@@ -152,13 +153,14 @@ class EpochSkips:
         """Places of corrupt records before the first good one."""
 
     def lists(
-        self, reader: RecordReader, keys: RecordKeys | None, base: int
+        self, reader: RecordReader, keys: RecordKeys | None, base: int, *, proven: bool
     ) -> Iterator[tuple[list[Any], int | None]]:
         """Yield the lists of `reader`, and the number of `with_keys` before each list.
 
         A corrupt record is a `SkippedRecord`. `keys`: None without a key list. `base`: offset in the epoch's
-        stream of the reader's first byte. Raises CorruptRecord if no border is known after bytes that are no
-        record.
+        stream of the reader's first byte. `proven`: whether the end of the stream is proven. Raises
+        CorruptRecord if no border is known after bytes that are no record, CutRecord if the stream ends
+        inside a record and neither a proof nor a key list shows that no more bytes belong to it.
         """
         reader.keeps_places, reader.starts = True, []
         batches = reader.batches()
@@ -172,6 +174,11 @@ class EpochSkips:
                         f"{error}; nothing in the stream shows where the next record begins: set RecordKeys: "
                         "true in the Penstock section of the channel, so that a reader can skip the rest of "
                         "the object"
+                    ) from error
+                if keys is None and not proven:
+                    raise CutRecord(
+                        f"{error}; nothing proves that the stream ends here, so the reader does not skip "
+                        "this record: see why its writer has ended"
                     ) from error
                 rest = self._rest(reader, keys, base, str(error))
                 yield [rest], number
@@ -196,7 +203,7 @@ class EpochSkips:
             if beyond is None:
                 yield placed, number
                 continue
-            reader.move_to(max(min(beyond[1] - base, reader.arrived), reader.window_begin))
+            reader.move_to(beyond[1] - base)
             placed.append(self._rest(reader, keys, base, f"{reader.what}: {_BEYOND}", begin))
             yield placed, number
             if not (yield from self._to_next_object(reader, keys, base, placed[-1])):
@@ -245,8 +252,7 @@ class EpochSkips:
         while True:
             border = keys.object_end(rest.offset, base + reader.arrived)
             if border is not None and border - base <= reader.arrived:
-                # The border may have left the buffer with the parts of a record: the next object goes too.
-                reader.move_to(max(border - base, reader.window_begin))
+                reader.move_to(border - base)
                 break
             if reader.drop_arrived() == 0:
                 return False
