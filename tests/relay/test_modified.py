@@ -67,15 +67,15 @@ async def test_a_second_version_of_the_same_second_is_not_noticed(
         assert await off_loop(read_all, running.fifo(0)) == truth
 
 
-@pytest.mark.usefixtures("truth")
 @pytest.mark.parametrize(
-    ("time", "words"),
+    "sent",
     [("", "no Last-Modified"), ("Tue, 3 Nov 2026 21:56:26 UTC", "the invalid Last-Modified")],
 )
 async def test_a_response_without_a_valid_time_is_refused(
-    run: RunChannel, stub: S3Stub, tmp_path: Path, time: str, words: str
+    run: RunChannel, stub: S3Stub, tmp_path: Path, truth: bytes, sent: tuple[str, str]
 ) -> None:
     """As an answer that proves nothing, and not as an object that was replaced."""
+    time, words = sent
     stub.script(*[with_headers(Last_Modified=time)] * 9)
     async with run(stub, tmp_path) as running:
         reader = await off_loop(os.open, running.fifo(0), os.O_RDONLY)
