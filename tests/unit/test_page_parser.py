@@ -150,6 +150,10 @@ def test_a_long_page_takes_linear_time() -> None:
         (document("", token="t", truncated="false"), "last page has a continuation token"),
         (document("<IsTruncated>false</IsTruncated>"), "<IsTruncated> comes 2 times"),
         (document("<Contents><Key>a</Key><Size>1</Size></Contents>"), "an entry without ETag"),
+        (
+            document("<Contents><Key>a</Key><Size>1</Size><LastModified>today</LastModified></Contents>"),
+            "an entry without ETag, and its LastModified 'today' is invalid",
+        ),
         (document(contents("a") + "<Contents><Key>b</Key></Contents>"), "an entry without ETag, Size"),
         (document(contents("a", extra="<Key>b</Key>")), "<Key> comes 2 times"),
         (document(contents("a") + contents("b", extra="<Size>2</Size>")), "<Size> comes 2 times"),

@@ -208,7 +208,9 @@ def entry_fields(fields: Mapping[str, Any], context: ErrorContext) -> tuple[str,
     etag = validator_of(fields.get("ETag"), fields.get("LastModified"))
     missing = {"Key", "Size"} - fields.keys() | (set() if etag else {"ETag"})
     if missing:
-        raise BadAnswer(f"the listing has an entry without {', '.join(sorted(missing))}", context)
+        time = fields.get("LastModified")
+        reason = f", and its LastModified {quoted(time)!r} is invalid" if time and not etag else ""
+        raise BadAnswer(f"the listing has an entry without {', '.join(sorted(missing))}{reason}", context)
     return fields["Key"], fields["Size"], etag
 
 

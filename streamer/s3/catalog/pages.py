@@ -150,7 +150,9 @@ def _page(response: dict[str, Any], context: ErrorContext) -> Page:
     page = Page(token=next_token(token, context, truncated=response.get("IsTruncated")))
     for entry in response.get("Contents", ()):
         time = entry.get("LastModified")
-        fields = entry | {"LastModified": "" if time is None else time.astimezone(UTC).isoformat()}
+        if time is not None and time.tzinfo is not None:
+            time = time.astimezone(UTC)
+        fields = entry | {"LastModified": "" if time is None else time.isoformat()}
         key, size, etag = entry_fields(fields, context)
         page.keys.append(key.encode())
         page.sizes.append(size)
