@@ -76,7 +76,9 @@ MAY_IMPORT = {
         "streamer.s3.http", "streamer.s3.signing", "streamer.schedule",
         "streamer.sink", "streamer.trailer",
     },
-    "streamer.readers.core": {"streamer.formats", "streamer.key_list", "streamer.trailer"},
+    "streamer.readers.core": {
+        "streamer.formats", "streamer.key_list", "streamer.secrets", "streamer.trailer",
+    },
     "streamer.readers.samples": {"streamer.formats"},
     "streamer.readers.tensorflow": {"streamer.formats", "streamer.readers.core", "streamer.trailer"},
     "streamer.readers.torch": {

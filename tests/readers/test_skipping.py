@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import pickle
 import struct
 import threading
@@ -412,6 +413,29 @@ def test_argument_errors(feeder: Feeder, tmp_path: Path) -> None:
         InterleavedReader(["train"], "TextLine", skip=SkipPolicy(records=1))
     with pytest.raises(ChannelError, match=r"cannot write the quarantine list .*no/file: No such file"):
         PipeReader("train", "TFRecord", skip=SkipPolicy(records=1, quarantine=tmp_path / "no" / "file"))
+
+
+def test_a_fifo_without_a_reader_is_no_quarantine_list(tmp_path: Path) -> None:
+    """The constructor does not wait for a reader of the FIFO."""
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(ChannelError, match="cannot write the quarantine list"):
+        PipeReader("train", "TFRecord", skip=SkipPolicy(records=1, quarantine=tmp_path / "fifo"))
+
+
+def test_a_key_cannot_forge_a_line_of_the_log(feeder: Feeder, caplog: pytest.LogCaptureFixture) -> None:
+    data, _ = objects(spoilt({1: False}))
+    feeder.list_keys([(len(data), "k\n\x1b[2J")])
+    feeder.feed(0, data)
+    reader = PipeReader("train", "TFRecord", skip=SkipPolicy(records=1))
+    assert len(list(reader)) == 99
+    assert r"s3://b/k\n\x1b[2J at" in caplog.text
+    assert reader.skipped.last[0].key == "k\n\x1b[2J"
+
+
+def test_a_mix_without_a_good_record_names_what_was_skipped(feeder: Feeder) -> None:
+    feeder.feed(0, b"".join(map(damaged, FRAMES[:3])))
+    with pytest.raises(ChannelError, match="has no good record, .*: 3 corrupt records and 0 objects"):
+        next(iter(MixedReader({"train": 1}, "TFRecord", skip=SkipPolicy(records=3))))
 
 
 def test_a_full_disk_under_the_list_is_an_error(feeder: Feeder) -> None:

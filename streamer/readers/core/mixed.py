@@ -169,6 +169,12 @@ def _endless(reader: PipeReader, *, resumed: bool) -> Generator[Any, None, None]
         for record in reader:
             empty = False
             yield record
+        if empty and (reader.skipped.records or reader.skipped.objects):
+            raise ChannelError(
+                f"an epoch of channel {reader.channel} has no good record, so it cannot be mixed: "
+                f"{reader.skipped.records} corrupt records and {reader.skipped.objects} objects were "
+                "skipped; mend the objects, or leave the channel out of the weights"
+            )
         if empty:
             raise ChannelError(
                 f"an epoch of channel {reader.channel} has no record, so it cannot be mixed; give the "

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streamer.errors import ChannelError, CorruptRecord, CutRecord, StreamError
 from streamer.key_list import KeyListLine, parse_first_line, parsed
+from streamer.secrets import escape_control
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -47,7 +48,7 @@ class RecordKey(NamedTuple):
     def __str__(self) -> str:
         if not self.key:
             return "the text of an attribute"
-        return f"record {self.number} of s3://{self.bucket}/{self.key}"
+        return f"record {self.number} of s3://{self.bucket}/{escape_control(self.key)}"
 
 
 class KeyedRecord(NamedTuple):
@@ -156,8 +157,9 @@ class RecordKeys:
         for line, number, count in self._runs(starts):
             if number is None:
                 raise ChannelError(
-                    f"the number of a record of s3://{line.bucket}/{line.key} is unknown, because reading "
-                    "begins inside the object: save states with key=True, or begin without the state"
+                    f"the number of a record of s3://{line.bucket}/{escape_control(line.key)} is unknown, "
+                    "because reading begins inside the object: save states with key=True, "
+                    "or begin without the state"
                 )
             runs.append(KeyRun(count, line.key, number, line.bucket))
         return runs

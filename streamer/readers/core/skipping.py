@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from streamer.errors import ChannelError, CorruptRecord, CutRecord
 from streamer.formats.window import BadRecord
 from streamer.readers.core.record_keys import keyed_records
+from streamer.secrets import escape_control
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
@@ -83,7 +84,7 @@ class SkippedRecord(BadRecord):
             place = f"offset {self.offset}"
         else:
             record = "a record" if self.number is None else f"record {self.number}"
-            place = f"{record} of s3://{self.bucket}/{self.key} at offset {self.offset}"
+            place = f"{record} of s3://{self.bucket}/{escape_control(self.key)} at offset {self.offset}"
         return f"{'' if self.kind == 'record' else 'the rest of the object from '}{place}: {self.reason}"
 
 
@@ -351,7 +352,7 @@ def without_skipped(batch: list[Any]) -> list[Any]:
 
 def _append(path: str | os.PathLike[str], line: bytes) -> None:
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
         try:
             if line and os.write(fd, line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
