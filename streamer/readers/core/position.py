@@ -169,7 +169,7 @@ class ReaderPosition:
             first = min(dropped, count)
             dropped -= first
             if first and skips is not None and self.rank is not None:
-                skips.pass_over(batch[:first])
+                skips.replacements.pass_over(batch[:first])
             if count and first == count:
                 continue
             stop = count if skips is None or not skips.bad else skips.admit(batch, first)
@@ -180,7 +180,7 @@ class ReaderPosition:
                 self.offset, self.skip, self.number = offset, stop, number
                 rest = batch[first:stop] if stop - first < count else batch
                 if skips is not None and self.rank is not None:
-                    rest = skips.filled(rest)
+                    rest = skips.replacements.filled(rest)
                 self.records += len(rest)
                 self.last = stop == count and base + reader.offset == stream.bytes_total
                 self.digest = _digest(stream)
@@ -188,9 +188,9 @@ class ReaderPosition:
             else:
                 yield batch
             if stop < count and skips is not None:
-                raise skips.refusal()
+                skips.check_refused()
         if skips is not None:
-            skips.check_filled()
+            skips.replacements.check_filled()
         self.last, self.digest, self.skipped = False, _digest(stream), 0
         self.epoch, self.offset, self.skip, self.records = self.epoch + 1, 0, 0, 0
         self.number = None

@@ -24,7 +24,7 @@ import logging
 import os
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from streamer.errors import ChannelError, CorruptRecord, CutRecord
 from streamer.formats.window import BadRecord
@@ -32,12 +32,14 @@ from streamer.readers.core.record_keys import keyed_records
 from streamer.secrets import escape_control
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
+    from collections.abc import Generator, Iterable, Iterator, Sequence
 
     from streamer.formats.window import RecordReader
     from streamer.readers.core.record_keys import RecordKeys
 
 logger = logging.getLogger("penstock")
+
+Place = TypeVar("Place")
 
 REMEMBERED = 100
 """Number of skipped records that `SkipCounts.last` has."""
@@ -148,10 +150,7 @@ class EpochSkips:
         self._keyed = keyed
         self._places = placed
         self._refused: SkippedRecord | None = None
-        self._good: Any = None
-        """Last record that may take the place of a corrupt one."""
-        self._vacant = 0
-        """Places of corrupt records before the first good one."""
+        self.replacements = Replacements(channel)
 
     def lists(
         self, reader: RecordReader, keys: RecordKeys | None, base: int, *, proven: bool
@@ -297,6 +296,11 @@ class EpochSkips:
             _append(policy.quarantine, json.dumps(line).encode() + b"\n")
         return True
 
+    def check_refused(self) -> None:
+        """Raise CorruptRecord if `admit` has refused a record."""
+        if self._refused is not None:
+            raise self.refusal()
+
     def refusal(self) -> CorruptRecord:
         """Return the error of the record that `admit` has refused."""
         record, counts, policy = self._refused, self.counts, self._policy
@@ -307,6 +311,20 @@ class EpochSkips:
             f"{counts.records} of {policy.records} records and {counts.objects} of {policy.objects} objects "
             f"were skipped before, the last ones: {before}"
         )
+
+
+class Replacements:
+    """Good records in the places of corrupt ones, for a rank that shares its channel by record."""
+
+    def __init__(self, channel: str) -> None:
+        self._channel = channel
+        self._good: Any = None
+        """Last record that may take the place of a corrupt one."""
+        self._vacant = 0
+        """Places of corrupt records before the first good one."""
+        self._ready: list[Any] = []
+        self._waiting: deque[tuple[int, Any]] = deque()
+        """Number of records, and place, of the units that `_ready` does not complete yet."""
 
     def filled(self, batch: Sequence[Any]) -> list[Any]:
         """Return a list of a rank that shares the channel by record, with good records in all places.
@@ -335,6 +353,19 @@ class EpochSkips:
         """Drop entries before the position of a state; a good record may take a later place."""
         good = self.filled(batch)
         self._good, self._vacant = (good[-1] if good else None), 0
+
+    def units(self, units: Iterable[tuple[list[Any], Place]]) -> Iterator[tuple[list[Any], Place]]:
+        """Yield units of records with good records in all places; one without any waits for a later one.
+
+        Raises CorruptRecord as `filled`.
+        """
+        for records, place in units:
+            self._waiting.append((len(records), place))
+            self._ready += self.filled(records)
+            while self._waiting and len(self._ready) >= self._waiting[0][0]:
+                count, whose = self._waiting.popleft()
+                yield self._ready[:count], whose
+                del self._ready[:count]
 
     def check_filled(self) -> None:
         """Raise CorruptRecord at the end of an epoch that had no good record for a corrupt one's place."""

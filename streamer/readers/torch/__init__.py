@@ -42,6 +42,7 @@ from streamer.readers.core.plain import check_format, record_reader
 from streamer.readers.core.position import StartPosition, reach_start
 from streamer.readers.core.rank_steps import RankSteps
 from streamer.readers.core.record_keys import NO_BATCH, RecordKeys, with_keys
+from streamer.readers.core.skipping import EpochSkips, Replacements, SkipCounts, check_skip, without_skipped
 from streamer.readers.samples import check_attributes, cut_sample
 from streamer.readers.torch.progress import (
     ElementOrigin,
@@ -50,6 +51,7 @@ from streamer.readers.torch.progress import (
     RecordGrouper,
     RecordRange,
     RemainingRecords,
+    admitted_blocks,
     parse_state,
     remaining_records,
 )
@@ -65,6 +67,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from streamer.formats.window import RecordReader, Source
+    from streamer.readers.core.skipping import SkipPolicy
     from streamer.readers.core.stream import PipeStream
 
     Blocks = Iterator[tuple[PipeStream, list[NumberedRecords]]]
@@ -90,15 +93,20 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
     not mix channels. `decode`: called with each element in the worker; its result replaces the element.
 
     `key`: each record is a `KeyedRecord`: the record, the key of its object, its number there, and the
-    bucket; errors name them too. The sidecar must keep key lists (`RecordKeys`).
+    bucket; errors name them too. The sidecar must keep key lists (`RecordKeys`). `skip`: corrupt records and
+    objects that may be left out of each epoch of a channel (`SkipPolicy`); `skipped` counts those of this
+    process.
 
     `share`: (index, number) of this process among the processes of this host that make this dataset with the
     same channels. Default: LOCAL_RANK and LOCAL_WORLD_SIZE, which torchrun sets. `timeout`: seconds to wait
     for a FIFO, and then for its writer. Directories default to those below `$SAGEMAKER_BASE_DIR`.
 
+    `skip` needs one worker for each FIFO; iterating raises ValueError if workers share one.
+
     Raises ValueError for an unknown format and for arguments that exclude each other,
     PipeModeDatasetException (a ChannelError) for a channel that is not a Pipe channel, or if the number of
-    channels is not a multiple of the number of ranks. Iterating raises ChannelError, TruncatedStream and
+    channels is not a multiple of the number of ranks. ChannelError if the quarantine list cannot be written.
+    Iterating raises ChannelError, TruncatedStream and
     CorruptRecord; DataLoader raises a worker's error under the same class.
     """
 
@@ -117,13 +125,23 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
         config_dir: str | None = None,
         timeout: float = TIMEOUT,
         key: bool = False,
+        skip: SkipPolicy | None = None,
     ) -> None:
         self._key = key
+        self._skip = skip
+        self.skipped = SkipCounts()
+        """What `skip` has left out in this process so far."""
         if record_format != WEBDATASET:
             check_format(record_format)
         elif attributes != 1:
             raise ValueError("attributes has no meaning for WebDataset, whose records are whole samples")
         check_attributes(attributes)
+        if skip is not None and attributes > 1:
+            raise ValueError(
+                "skip cannot be used with attributes, because the records of a sample are counted, and one "
+                "that is left out would mix two samples"
+            )
+        check_skip(skip, record_format)
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}; it must be 1 or more")
         if drop_remainder and batch_size is None:
@@ -253,6 +271,11 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
         size = len(range(info.id % count, info.num_workers, count))
         if size == 1:
             return [(name, None)]
+        if self._skip is not None:
+            raise ValueError(
+                f"{size} workers share {name}, and skip needs one worker for each FIFO: give DataLoader no "
+                "more workers than channels, or leave skip out"
+            )
         key = (self._paths.state, name)
         _passes[key] += 1
         base_seed = info.seed - info.id
@@ -308,17 +331,29 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
             remaining = RemainingRecords(StartPosition(position), ahead)
             base, number = position.offset, position.records - position.skip
             reader = self._reader(stream)
-            keys = None
-            if self._key:
-                keys = RecordKeys(stream, offset=base, number=position.number)
+            skip = self._skip is not None
+            keys = RecordKeys.wanted(stream, offset=base, number=position.number, key=self._key, skip=skip)
+            if keys is not None:
                 stack.enter_context(contextlib.closing(keys))
-            batches = with_keys(reader, keys, base)
+            skips = None
+            if self._skip is not None:
+                skips = EpochSkips(self._skip, channel, stream.epoch, self.skipped, keyed=self._key)
+            batches = (
+                with_keys(reader, keys, base)
+                if skips is None
+                else skips.lists(reader, keys, base, proven=stream.trailer is not None)
+            )
             while True:
                 offset = base + reader.offset
                 batch, in_object = next(batches, NO_BATCH)
                 if batch is None:
                     return
-                yield stream, list(remaining.select(batch, number, offset, in_object))
+                blocks = list(remaining.select(batch, number, offset, in_object))
+                if skips is None or not skips.bad:
+                    yield stream, blocks
+                else:
+                    yield stream, admitted_blocks(blocks, skips)
+                    skips.check_refused()
                 number += len(batch)
                 if not batch:
                     check()
@@ -330,12 +365,26 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
 
     def _units(self, source: Blocks) -> Iterator[tuple[PipeStream, list[tuple[list[Any], RecordRange]]]]:
         """Yield, for each block that arrives, the records of each element that the block completes."""
-        units = RecordGrouper(self.unit)
-        stream = None
+        units = RecordGrouper(self.unit, short=not self._drop_remainder)
+        stream, places = None, None
         for stream, blocks in source:
-            if whole := [unit for block in blocks for unit in units.add(block)]:
+            skips = self._skip is not None
+            if skips and RankSteps.of(stream.trailer) is not None:  # every rank returns all its places
+                skips, places = False, places or Replacements(stream.name)
+            whole = [unit for block in blocks for unit in units.add(block, skips=skips)]
+            if places is not None:
+                whole = list(places.units(whole))
+            if whole:
                 yield stream, whole
-        last = units.finish()
+        last = units.finish(skips=self._skip is not None and places is None)
+        if places is not None and stream is not None:
+            rest = list(places.units([] if last is None else [last]))
+            places.check_filled()
+            last = None
+            if rest and len(rest[-1][0]) < self.unit:
+                last = rest.pop()
+            if rest:
+                yield stream, rest
         if stream is None or last is None:
             return
         if cut := len(last[0]) % self._attributes:
@@ -345,6 +394,8 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
 
     def _element(self, records: list[Any]) -> Any:
         samples: list[Any]
+        if self._skip is not None:
+            records = without_skipped(records)
         if self.record_format == WEBDATASET:
             samples = [
                 each._replace(record=sample(each.record)) if self._key else sample(each) for each in records

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streamer.errors import ChannelError
 from streamer.readers.core.position import ReaderPosition, StartPosition
+from streamer.readers.core.skipping import SkippedRecord
 from streamer.step_state import is_step_state
 from streamer.trailer import channel_of_rank
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from streamer.readers.core.rank_steps import RankSteps
+    from streamer.readers.core.skipping import EpochSkips
 
 FORMAT = 1
 
@@ -106,6 +108,16 @@ class RemainingRecords:
             yield whole.part(begin, count) if begin else whole
 
 
+def admitted_blocks(blocks: list[NumberedRecords], skips: EpochSkips) -> list[NumberedRecords]:
+    """Return the blocks up to the first record over the budget, which `skips.check_refused` then raises."""
+    admitted: list[NumberedRecords] = []
+    for block in blocks:
+        if (stop := skips.admit(block.records)) < len(block.records):
+            return [*admitted, block.part(0, stop)] if stop else admitted
+        admitted.append(block)
+    return admitted
+
+
 def remaining_records(saved: RemainingRecords | None, channel: str, epoch: int) -> RemainingRecords:
     """Return `saved` if it is of this epoch, else all records of the epoch."""
     if saved is not None and saved.start.position.epoch == epoch:
@@ -114,21 +126,40 @@ def remaining_records(saved: RemainingRecords | None, channel: str, epoch: int) 
 
 
 class RecordGrouper:
-    """Groups numbered records, in their order, into units of a fixed number of records."""
+    """Groups numbered records, in their order, into units of a fixed number of records.
 
-    def __init__(self, size: int) -> None:
+    A record that was skipped belongs to the unit of the next good record and does not count in it, unless
+    ranks share records. So a unit ends with a good record, wherever lists of records and turns end.
+    """
+
+    def __init__(self, size: int, *, short: bool = True) -> None:
+        """`short`: whether the last unit before a gap may be short.
+
+        It is short if the state with the gap was saved without `skip`, and a record in the gap is skipped.
+        """
         self._size = size
+        self._short = short
         self._left: list[Any] = []
         self._left_range = RecordRange(0, 0, 0, 0)
 
-    def add(self, block: NumberedRecords) -> Iterator[tuple[list[Any], RecordRange]]:
-        """Yield the units that `block` completes, each with its range."""
+    def add(self, block: NumberedRecords, *, skips: bool = False) -> Iterator[tuple[list[Any], RecordRange]]:
+        """Yield the units that `block` completes, each with its range.
+
+        `skips`: records that were skipped do not count.
+        """
+        if self._left and self._left_range.end != block.first:
+            if self._short and (last := self.finish(skips=skips)) is not None:
+                yield last
+            self._left = []
         size, before = self._size, len(self._left)
         records = self._left + block.records
         first = block.first - before
-        whole = len(records) - len(records) % size
-        for at in range(0, whole, size):
-            end = at + size
+        ends: Sequence[int] = range(size, len(records) + 1, size)
+        if skips and (good := good_places(records)) is not None:
+            ends = [place + 1 for place in good[size - 1 :: size]]
+        whole = 0
+        for end in ends:
+            at, whole = whole, end
             yield (
                 records[at:end],
                 RecordRange(first + at, first + end, block.offset, block.skip + end - before, block.number),
@@ -139,9 +170,17 @@ class RecordGrouper:
             first + whole, first + count, block.offset, block.skip + count - before, block.number
         )
 
-    def finish(self) -> tuple[list[Any], RecordRange] | None:
-        """Return the incomplete unit at the end of the epoch; None if there is none."""
-        return (self._left, self._left_range) if self._left else None
+    def finish(self, *, skips: bool = False) -> tuple[list[Any], RecordRange] | None:
+        """Return the incomplete unit at the end of the epoch; None if there is none. `skips`: as in `add`."""
+        if not self._left or (skips and good_places(self._left) == []):
+            return None
+        return self._left, self._left_range
+
+
+def good_places(records: Sequence[Any]) -> list[int] | None:
+    """Return the indices of the records that were not skipped; None if none was skipped."""
+    good = [index for index, record in enumerate(records) if type(record) is not SkippedRecord]
+    return None if len(good) == len(records) else good
 
 
 @dataclass(slots=True)
