@@ -125,8 +125,17 @@ def test_limits_change_while_it_runs(stub: S3Stub, tmp_path: Path, token: str) -
     with sidecar(write_job(tmp_path / "job.yaml", document)) as running:
         running.wait_for("ready")
         got: list[bytes] = []
-        reader = threading.Thread(target=lambda: got.append(read_all(tmp_path / "ml/input/data/train_0")))
+        begun = threading.Event()
+
+        def read() -> None:
+            with open(tmp_path / "ml/input/data/train_0", "rb", buffering=0) as fifo:
+                got.append(fifo.read(1))
+                begun.set()
+                got.append(fifo.read())
+
+        reader = threading.Thread(target=read)
         reader.start()
+        assert begun.wait(60)
         metrics = running.get("/metrics")[1]
         assert 'penstock_channel_bandwidth_limit_bytes{channel="train"} 1.0' in metrics
         assert "penstock_bandwidth_limit_bytes +Inf" in metrics
@@ -152,7 +161,7 @@ def test_limits_change_while_it_runs(stub: S3Stub, tmp_path: Path, token: str) -
             ["bandwidth", "none"], ["train.bandwidth", "200 MB/s"],
         ]  # fmt: skip
         reader.join()
-        assert got == [truth]
+        assert b"".join(got) == truth
         assert running.end() == 0
 
 
