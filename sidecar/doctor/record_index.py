@@ -58,7 +58,7 @@ async def _learnt(channel: str, learn: LearnIndexConfig, access: Access) -> Find
     except PenstockError as error:
         return refused(check, error, "Do what the error says, or correct LearnIndex.To.")
     try:
-        index = await in_thread(stored.index)
+        index = await in_thread(stored.index_so_far)
         check_kind(stored.path, index, learn.record_format, learn.every or index.stride)
     except PenstockError as error:
         return refused(check, error, "Do what the error says, or correct LearnIndex.")

@@ -82,6 +82,8 @@ class IndexLearner:
         self._news, self._full = asyncio.Event(), asyncio.Event()
         self._ended = self._complete = self._measured = self._stopped = False
         self._at_open = file.writes
+        self._replaceable = file.index.replaced + len(file.index)
+        """Most rows that are replaced if each object has one version in the plan, and none changes."""
 
     def __repr__(self) -> str:
         return f"<IndexLearner {self._name}, {self._learnt} rows>"
@@ -145,13 +147,22 @@ class IndexLearner:
         if not self._pending or self._stopped:
             return
         rows, self._pending, self._numbers = self._pending, [], 0
+        writes = self._file.writes
         try:
             await in_thread(self._file.append, rows)
         except SinkError as error:
-            self._stopped = True
-            self._settled.clear()
-            log.warning("record index not learnt", channel=self.channel, error=str(error))
-            return
+            self._stop(str(error))
+        finally:  # the thread has ended, also if this task was cancelled
+            if self._file.writes != writes:
+                self._appended(rows)
+
+    def _stop(self, why: str) -> None:
+        self._stopped = True
+        self._settled.clear()
+        log.warning("record index not learnt", channel=self.channel, error=why)
+
+    def _appended(self, rows: list[IndexedObject]) -> None:
+        """Note that the file has these rows."""
         self._learnt += len(rows)
         self._settled.difference_update(row.version for row in rows)
         if self._upload is not None:
@@ -159,6 +170,11 @@ class IndexLearner:
                 self._upload.appended(rows)
             except PenstockError as error:
                 self._not_stored(error)
+        if self._file.index.replaced > self._replaceable:  # or every epoch would write rows for both
+            self._stop(
+                f"{self._name} has one version of each object, and the manifest names an object in two, or "
+                "objects were replaced while the job ran; correct the manifest, or leave LearnIndex out"
+            )
 
     async def _conclude(self) -> None:
         """Add the rows of empty objects, store the index, and log what was learnt, at the end of an epoch."""

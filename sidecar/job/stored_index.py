@@ -61,6 +61,13 @@ class StoredIndex:
         """Return the index. Raises SinkError if it is damaged."""
         return _whole(self.path, RecordIndex.open, self, self.size)
 
+    def index_so_far(self) -> RecordIndex:
+        """Return the index of a file that a process may append to. Raises SinkError if it is damaged."""
+        try:
+            return RecordIndex.open(self)[0]
+        except Damaged as error:
+            raise unreadable(self.path, error) from None
+
     def read(self, position: int, count: int) -> bytes:
         """See `IndexSource.read`. Raises SinkError."""
         data = read_at(self._fd, self.path, position, count)

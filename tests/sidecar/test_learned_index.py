@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import signal
+from array import array
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,8 +14,12 @@ from typing import Any
 
 import pytest
 
+from sidecar.job.index_file import open_index
+from sidecar.job.index_learning import IndexLearner
 from sidecar.job.stored_index import read_index
+from streamer.formats.record_format import RecordFormat
 from streamer.formats.record_index import IndexedObject, RecordIndex
+from streamer.plan import Plan
 from tests.kit.pipes import read_all, read_some
 from tests.kit.processes import Sidecar, job, penstock, sidecar, write_job
 from tests.kit.stub import S3Stub, fails
@@ -385,6 +390,22 @@ def test_what_contradicts_it_is_an_error(
     assert (done.returncode, words in done.stderr) == (2, True), done.stderr
 
 
+async def test_versions_that_replace_each_other_end_learning(tmp_path: Path) -> None:
+    """A plan with two versions of an object has no end of rows to replace; a replaced object has one."""
+
+    def row(version: int) -> IndexedObject:
+        return IndexedObject(1, version, 10, 1, 10, array("Q", [0]))
+
+    with open_index(str(tmp_path / "train.index"), RecordFormat.parse("TFRecord"), 256, stored=True) as file:
+        file.append([row(0)])
+        learner = IndexLearner("train", file, "train.index", Plan.of([]), None)
+        for version, goes_on in ((1, True), (2, False)):
+            assert learner.lacks(1, version)
+            learner.add(row(version))
+            await learner.close()
+            assert learner.lacks(1, 3) is goes_on
+
+
 def test_doctor_and_the_index_to_be_learnt(stub: S3Stub, tmp_path: Path) -> None:
     """There is none, it is there, it is of another kind, and its folder is a file."""
     put(stub)
@@ -398,7 +419,11 @@ def test_doctor_and_the_index_to_be_learnt(stub: S3Stub, tmp_path: Path) -> None
     assert finding() == ("ok", "there is none yet; the channel learns it while it streams")
     built(path, tmp_path)
     os.rename(tmp_path / "built", tmp_path / "learned")
-    assert finding() == ("ok", "7 objects are in it; the channel learns the others while it streams")
+    whole = ("ok", "7 objects are in it; the channel learns the others while it streams")
+    assert finding() == whole
+    with open(tmp_path / "learned" / "train.index", "ab") as file:
+        file.write(b"a block that a process was killed in")
+    assert finding() == whole
     written(stub, tmp_path, {"Format": "tar"})
     assert finding()[0] == "failure"
     written(stub, tmp_path, {"To": path})
