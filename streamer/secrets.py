@@ -18,6 +18,8 @@ import re
 from collections.abc import Mapping
 from urllib.parse import quote, unquote, urlsplit
 
+from streamer.escaping import escape_control
+
 SHORTEST_VALUE = 8
 """Minimum characters of a value that is blanked."""
 MOST_FORMS = 256
@@ -110,25 +112,3 @@ def quoted(text: str) -> str:
     """Return a foreign text for use in an error: redacted, on one line, at most LONGEST_QUOTE characters."""
     line = escape_control(" ".join(redact(text[: 4 * LONGEST_QUOTE]).split()))
     return line if len(line) <= LONGEST_QUOTE else f"{line[:LONGEST_QUOTE]}…"
-
-
-def escape_control(text: str) -> str:
-    r"""Return `text` with control characters as escapes (`\x1b`), so that a key cannot forge a log line.
-
-    Unicode characters that change the direction of text are escaped too.
-    """
-    return "".join(char if _harmless(char) else _escaped(char) for char in text)
-
-
-def _harmless(char: str) -> bool:
-    code = ord(char)
-    if code < 0x7F:
-        return code >= 0x20
-    return not (
-        code < 0xA0 or 0x200E <= code <= 0x200F or 0x2028 <= code <= 0x202E or 0x2066 <= code <= 0x2069
-        or 0xD800 <= code <= 0xDFFF
-    )  # fmt: skip
-
-
-def _escaped(char: str) -> str:
-    return char.encode("unicode_escape").decode()

@@ -77,7 +77,7 @@ MAY_IMPORT = {
         "streamer.sink", "streamer.trailer",
     },
     "streamer.readers.core": {
-        "streamer.formats", "streamer.key_list", "streamer.secrets", "streamer.trailer",
+        "streamer.formats", "streamer.key_list", "streamer.trailer",
     },
     "streamer.readers.samples": {"streamer.formats"},
     "streamer.readers.tensorflow": {"streamer.formats", "streamer.readers.core", "streamer.trailer"},

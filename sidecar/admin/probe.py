@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from streamer.errors import ConfigError
-from streamer.secrets import escape_control
+from streamer.escaping import escape_control
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -12,7 +12,7 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from sidecar.admin.probe import MOST_REASON, WITHIN, response
 from streamer.errors import ConfigError, SinkError
-from streamer.secrets import escape_control
+from streamer.escaping import escape_control
 from streamer.units import decimal_bytes, human_bytes
 
 if TYPE_CHECKING:

@@ -28,8 +28,9 @@ from sidecar.process.local_errors import local_error
 from sidecar.process.streams import guard
 from streamer import __version__
 from streamer.errors import ConfigError, PenstockError, ReaderGone
+from streamer.escaping import escape_control
 from streamer.linux import forbid_dumps
-from streamer.secrets import escape_control, redact, remember_environment
+from streamer.secrets import redact, remember_environment
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})

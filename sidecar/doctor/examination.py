@@ -21,8 +21,9 @@ from sidecar.job.planning import plan_channel
 from sidecar.process.exits import Exit
 from sidecar.process.memory import memory_limit
 from streamer.errors import PenstockError
+from streamer.escaping import escape_control
 from streamer.s3.catalog.validation import PlanMemory
-from streamer.secrets import escape_control, redact
+from streamer.secrets import redact
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

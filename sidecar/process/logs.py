@@ -16,7 +16,8 @@ import sys
 from datetime import UTC, datetime
 from typing import Any
 
-from streamer.secrets import escape_control, redact
+from streamer.escaping import escape_control
+from streamer.secrets import redact
 
 _AMBIGUOUS = re.compile(r"[\s='\"]")
 """Characters of a text that a terminal shows in quotes."""

@@ -18,7 +18,8 @@ import select
 import sys
 from typing import TYPE_CHECKING
 
-from streamer.secrets import escape_control, redact
+from streamer.escaping import escape_control
+from streamer.secrets import redact
 from streamer.units import decimal_bytes
 
 if TYPE_CHECKING:

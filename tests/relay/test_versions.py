@@ -68,7 +68,7 @@ async def outcome(
     [
         (None, {}, "has no ETag"),
         (None, {"x_amz_version_id": "v9"}, "has no ETag"),
-        (None, {"ETag": '""'}, "replaced"),
+        (None, {"ETag": '""'}, "the response has the invalid ETag"),
         ("v1", {"ETag": '"e"'}, "states no version"),
         ("v1", {"ETag": '"e"', "x_amz_version_id": "v9"}, "is of version v9"),
         ("null", {"ETag": '"e"', "x_amz_version_id": "v9"}, "is of version v9"),

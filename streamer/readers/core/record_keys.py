@@ -22,8 +22,8 @@ from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streamer.errors import ChannelError, CorruptRecord, CutRecord, StreamError
+from streamer.escaping import escape_control
 from streamer.key_list import KeyListLine, parse_first_line, parsed
-from streamer.secrets import escape_control
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -27,9 +27,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from streamer.errors import ChannelError, CorruptRecord, CutRecord
+from streamer.escaping import escape_control
 from streamer.formats.window import BadRecord
 from streamer.readers.core.record_keys import keyed_records
-from streamer.secrets import escape_control
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Sequence
