@@ -35,22 +35,24 @@ class Patience:
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self._periods = 0
+        self._ended = False
         self._began = time.monotonic()
         self._used = sum(os.times()[:4])
 
     def exhausted(self) -> bool:
-        """Whether a whole period has passed in which nothing progressed. Cheap before the period's end."""
+        """Whether a whole period has passed in which nothing progressed; from then on always.
+
+        Cheap before the period's end.
+        """
         now = time.monotonic()
-        if now - self._began < self.seconds:
-            return False
+        if self._ended or now - self._began < self.seconds:
+            return self._ended
         used = cpu_seconds()
         idle = used - self._used < LEAST_SHARE * (now - self._began)
         self._periods += 1
-        if idle or self._periods == MOST_PERIODS:
-            self._periods -= 1  # and the next look says the same
-            return True
+        self._ended = idle or self._periods == MOST_PERIODS
         self._began, self._used = now, used
-        return False
+        return self._ended
 
 
 def cpu_seconds() -> float:
