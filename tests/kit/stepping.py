@@ -55,7 +55,7 @@ def train(training: Training, report: Callable[[str], None]) -> None:
     with ThreadPoolExecutor(len(readers)) as threads:
         while epoch < training.epochs:
             passes = [iter(reader) for reader in readers]
-            size = next(iter(threads.map(_slice, readers)))
+            size, *_ = threads.map(_slice, readers)
             while True:
                 shares: list[list[bytes]] = list(threads.map(list, [islice(each, size) for each in passes]))
                 if not any(shares):
