@@ -90,7 +90,7 @@ def plan(
 
     set_up_log("warning")
     job = with_extras(load_job_file(path), selection_section(selecting))
-    document = run_loop(command.plan(job, (host_index, host_count), quiet=quiet))
+    document = run_loop(command.plan(job, (host_index, host_count), keys=as_json, quiet=quiet))
     if as_json:
         print_json(document)
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sidecar.job.channels import fifos, footprint, job_clients, job_transport
@@ -13,7 +14,7 @@ from sidecar.job.unequal_steps import unequal_steps
 from sidecar.observe.state import JobState
 from sidecar.process.progress import progress_line
 from streamer.aio import in_thread
-from streamer.plan import cut
+from streamer.plan.part_count import number_of_parts
 from streamer.plan.rank_parts import count_parts
 from streamer.plan.record_plan import RecordPlan
 from streamer.units import decimal_bytes
@@ -24,10 +25,10 @@ if TYPE_CHECKING:
     from streamer.plan import Plan
 
 
-async def plan(job: Job, flags: Flags, *, quiet: bool = False) -> dict[str, Any]:
+async def plan(job: Job, flags: Flags, *, keys: bool, quiet: bool = False) -> dict[str, Any]:
     """Return the document of `penstock plan`: every channel's objects, bytes, parts and digest.
 
-    `quiet`: show no progress line.
+    `keys`: name every object too, which takes hundreds of bytes each. `quiet`: show no progress line.
     """
     layout = Layout(job.penstock.base_directory or DEFAULT_BASE)
     job, hosts = resolve_host(job, layout, flags)
@@ -50,11 +51,15 @@ async def plan(job: Job, flags: Flags, *, quiet: bool = False) -> dict[str, Any]
                     "open_files": transport.few_files,
                     "budget": transport.memory_budget.budget,
                     "memory": footprint(job, transport, streams).needed(transport.memory_budget.budget),
-                    "channels": await in_thread(_channels, job, plans, part_size, len(hosts.names)),
+                    "channels": await in_thread(
+                        partial(_channels, keys=keys), job, plans, part_size, len(hosts.names)
+                    ),
                 }
 
 
-def _channels(job: Job, plans: dict[str, Planned], part_size: int, hosts: int) -> dict[str, Any]:
+def _channels(
+    job: Job, plans: dict[str, Planned], part_size: int, hosts: int, *, keys: bool
+) -> dict[str, Any]:
     """Return the part of the document for the channels; takes seconds for a million objects."""
     modes = {channel.channel_name: job.mode(channel) for channel in job.input_data_config}
     unequal = {
@@ -65,7 +70,7 @@ def _channels(job: Job, plans: dict[str, Planned], part_size: int, hosts: int) -
     return {
         name: {"mode": modes[name]}
         | _summary(planned.whole, planned.whole, part_size, parts)
-        | {"keys": [[ref.bucket, ref.key, ref.size, ref.etag] for ref in planned.whole.refs(0)]}
+        | ({"keys": _keys(planned.whole)} if keys else {})
         | (
             {
                 "ranks": {
@@ -82,6 +87,11 @@ def _channels(job: Job, plans: dict[str, Planned], part_size: int, hosts: int) -
     }
 
 
+def _keys(plan: Plan) -> list[list[Any]]:
+    """Return bucket, key, size and ETag of each object."""
+    return [[ref.bucket, ref.key, ref.size, ref.etag] for ref in plan.refs(0)]
+
+
 class _Parts:
     """Numbers of parts of a channel's plans."""
 
@@ -94,7 +104,7 @@ class _Parts:
         """Return the parts of `plan`: the whole one, or that of a rank."""
         whole, counted = self._whole, self._of_ranks
         if counted is None or not isinstance(plan, RecordPlan) or not isinstance(whole, RecordPlan):
-            return sum(1 for _ in cut(plan.segments(0), part_size=lambda: self._part_size, epoch=0))
+            return number_of_parts(plan, 0, self._part_size)
         if plan is whole:
             return counted.together
         return counted.by_rank[plan.deal.first - whole.deal.first]

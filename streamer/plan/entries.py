@@ -235,6 +235,11 @@ class Entries:
             position = version_end
         return items
 
+    @property
+    def plain(self) -> bool:
+        """Whether each entry is one whole object without a frame, so that its size is that of its segment."""
+        return not self.wrap and (not self._forms or max(self._forms) != _ITEMS)
+
     def columns(self, start: int, stop: int) -> Columns | None:
         """Return the objects of entries `start` to `stop` in columns; None if one entry is not plain."""
         if start >= stop:

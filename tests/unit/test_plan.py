@@ -9,7 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamer.errors import ConfigError
-from streamer.plan import Entries, ObjectRef, Plan, S3Uri, Segment, bare_etag, cut, listed, parse_s3_uri
+from streamer.plan import (
+    Arrangement,
+    Entries,
+    ObjectRef,
+    Plan,
+    S3Uri,
+    Segment,
+    Shard,
+    bare_etag,
+    cut,
+    listed,
+    parse_s3_uri,
+)
+from streamer.plan.part_count import number_of_parts
 
 objects = st.lists(
     st.builds(
@@ -46,6 +59,29 @@ def test_folder_markers_are_skipped_and_empty_objects_are_not() -> None:
         "d/full/",
         "d/x",
     ]
+
+
+MD5S = st.sampled_from(["0123456789abcdef" * 2, "0123456789abcdef" * 2 + "-7", "e"])
+
+
+arrangements = st.builds(
+    Arrangement,
+    wrap=st.booleans(),
+    seed=st.none() | st.integers(0, 3),
+    shard=st.sampled_from([Shard(), Shard(1, 3), Shard(2, 3, "bytes")]),
+    inflate=st.booleans(),
+    join=st.sampled_from(["tar", "arrow", None]),
+)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5000), MD5S), max_size=30), arrangements, st.integers(1, 700))
+def test_parts_are_counted_as_they_are_cut(
+    found: list[tuple[int, str]], arrangement: Arrangement, part_size: int
+) -> None:
+    refs = [ref(f"{number}", size, etag) for number, (size, etag) in enumerate(found)]
+    plan = Plan.of(refs, arrangement)
+    parts = [1 for _ in cut(plan.segments(0), part_size=lambda: part_size, epoch=0)]
+    assert number_of_parts(plan, 0, part_size) == len(parts)
 
 
 @given(objects, st.integers(1, 700), st.integers(0, 3))
