@@ -79,11 +79,16 @@ REF = ObjectRef("b", "k", 100, "e")
 
 @dataclass(frozen=True)
 class Target:
-    """A parser; `ends`: what it may raise beside errors of ours; `seeds`: what it takes."""
+    """A parser; `ends`: what it may raise beside errors of ours; `takes`: what it takes, or its maker."""
 
     parse: Callable[[bytes], object]
-    seeds: tuple[bytes, ...]
+    takes: tuple[bytes, ...] | Callable[[], tuple[bytes, ...]]
     ends: tuple[type[BaseException], ...] = ()
+
+    @property
+    def seeds(self) -> tuple[bytes, ...]:
+        """Inputs that the parser takes."""
+        return self.takes() if callable(self.takes) else self.takes
 
     def run(self, data: bytes) -> None:
         """Raises whatever the parser must not raise."""
@@ -176,7 +181,9 @@ INDEX = RecordIndex(RecordFormat.parse("TFRecord"), 2)
 ROWS = [IndexedObject(number, 9, 100, 3, 100, array("Q", [0, 70])) for number in (1, 2, 1)]
 
 
-def arrow() -> bytes:
+@functools.cache
+def arrow() -> tuple[bytes]:
+    """Return a stream of Arrow; pyarrow is imported when a test needs it."""
     import pyarrow as pa
 
     made = io.BytesIO()
@@ -185,7 +192,7 @@ def arrow() -> bytes:
     table = pa.table({"w": words, "t": times, "l": [[1], []]})
     with pa.ipc.new_stream(made, table.schema) as writer:
         writer.write_table(table)
-    return made.getvalue()
+    return (made.getvalue(),)
 
 
 def inflated(data: bytes) -> None:
@@ -490,7 +497,7 @@ TARGETS: dict[str, Target] = {
         ),
     ),
     "join-tar": Target(joined(TarJoiner), (tar(),), (NotJoinable,)),
-    "join-arrow": Target(joined(lambda: ArrowJoiner(resumed=False)), (arrow(),), (NotJoinable,)),
+    "join-arrow": Target(joined(lambda: ArrowJoiner(resumed=False)), arrow, (NotJoinable,)),
     "inflate": Target(
         inflated, (gzip.compress(b"hello", mtime=0) * 2, bytes.fromhex("28b52ffd2005290000") + b"hello")
     ),

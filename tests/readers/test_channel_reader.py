@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from streamer.errors import ChannelError, TruncatedStream
@@ -18,19 +17,22 @@ from tests.readers.feeder import Feeder
 
 
 def table() -> bytes:
+    """Return a record with a table; pyarrow is imported when a test needs it."""
+    import pyarrow as pa
+
     sink = pa.BufferOutputStream()
     content = pa.table({"number": list(range(20))})
     with pa.ipc.new_stream(sink, content.schema) as out:
         out.write_table(content)
-    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
+    return recordio.encode(sink.getvalue().to_pybytes())
 
 
 RECORDS = b"".join(recordio.encode(b"%d" % number) for number in range(20))
-READERS: dict[str, tuple[Callable[..., Any], bytes, dict[str, Any]]] = {
+READERS: dict[str, tuple[Callable[..., Any], bytes | Callable[[], bytes], dict[str, Any]]] = {
     "records": (PipeReader, RECORDS, {}),
     "shuffled": (ShuffledReader, RECORDS, {"seed": 1, "window": 1000}),
     "tokens": (TokenReader, bytes(range(200)), {"dtype": "uint16", "length": 5}),
-    "tables": (TableReader, recordio.encode(table()), {"batch_rows": 1}),
+    "tables": (TableReader, table, {"batch_rows": 1}),
 }
 
 
@@ -40,7 +42,8 @@ def test_a_loaded_state_survives_failures_before_the_first_record(
     feeder: Feeder, kind: str, epoch: int | None
 ) -> None:
     """No FIFO appears, then the FIFO ends early; a third iteration goes on after the record of the state."""
-    made, data, options = READERS[kind]
+    made, content, options = READERS[kind]
+    data = content() if callable(content) else content
     feed = feeder.feed(0, data)
     first = made("train", epoch=epoch, **options)
     records = iter(first)

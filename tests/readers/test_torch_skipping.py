@@ -12,7 +12,6 @@ from streamer.errors import CorruptRecord
 from streamer.formats import tfrecord
 from streamer.readers import SkipPolicy
 from streamer.readers.core.skipping import SkippedRecord
-from streamer.readers.torch.progress import NumberedRecords, RecordGrouper
 from tests.kit.late import LATE
 from tests.readers.test_record_keys import damaged, objects
 from tests.readers.test_skipping import FRAMES, ORDER, RECORDS, lines, spoilt
@@ -23,6 +22,7 @@ if LATE:
 
     from streamer.readers.loader import ResumableLoader
     from streamer.readers.torch import PipeIterableDataset
+    from streamer.readers.torch.progress import NumberedRecords, RecordGrouper
 
 if TYPE_CHECKING:
     from pathlib import Path
