@@ -41,15 +41,8 @@ _IMPORT = re.compile(
 
 @pytest.fixture(scope="module", autouse=True)
 def late_imports(request: pytest.FixtureRequest) -> None:
-    """Execute the module's late imports; skip its tests without a module that --without or --hide names."""
-    try:
-        load(request.module)
-    except ModuleNotFoundError as error:
-        options = (request.config.getoption(name, "") for name in ("without", "hide"))
-        name = (error.name or "").partition(".")[0]
-        if name not in ",".join(options).split(","):
-            raise
-        pytest.skip(f"without {name}")
+    """Execute the module's late imports. `tests.kit.absent` leaves out tests without what they need."""
+    load(request.module)
 
 
 def load(module: ModuleType) -> None:

@@ -54,18 +54,56 @@ def test_a_machine_without_other_pythons_runs_nothing(
 def test_only_files_that_need_an_absent_framework_are_left_out(
     tmp_path: Path, text: str, status: int
 ) -> None:
-    (tmp_path / "test_here.py").write_text("def test_here(): pass\n")
-    (tmp_path / "test_other.py").write_text(f"{text}\ndef test_other(): pass\n")
-    options = ["-p", "tests.kit.absent", "-p", "no:cacheprovider", f"--rootdir={tmp_path}"]
-    options += [f"--basetemp={tmp_path / 'base'}", "--without=absent_framework", "--hide=wave", str(tmp_path)]
+    (tmp_path / "test_other.py").write_text(f"FIRST = 1\n{text}\nLAST = 2\ndef test_other(): pass\n")
+    (tmp_path / "test_user.py").write_text("from test_other import LAST\ndef test_user(): assert LAST\n")
+    check(tmp_path, status, files=2)
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        ("import absent_framework", 0),
+        ("from absent_framework.inner import thing", 0),
+        ("import wave", 0),
+        ("import absent_dependency", 1),
+        ("assert False", 1),
+    ],
+)
+@pytest.mark.parametrize("place", ["test", "fixture"])
+def test_only_tests_that_need_an_absent_framework_are_left_out(
+    tmp_path: Path, text: str, status: int, place: str
+) -> None:
+    bodies = {"test": "pass", "fixture": "pass", place: text}
+    (tmp_path / "test_other.py").write_text(
+        "import pytest\n@pytest.fixture(scope='module')\n"
+        f"def made():\n    {bodies['fixture']}\ndef test_other(made):\n    {bodies['test']}\n"
+    )
+    check(tmp_path, status, files=1)
+
+
+def check(directory: Path, status: int, files: int) -> None:
+    """Run the tests of a directory. If `status` is 0, one passed and one of each other file was left out."""
+    (directory / "test_here.py").write_text("def test_here(): pass\n")
+    options = ["-p", "tests.kit.absent", "-p", "no:cacheprovider", f"--rootdir={directory}"]
+    options += [
+        f"--basetemp={directory / 'base'}",
+        "--without=absent_framework",
+        "--hide=wave",
+        str(directory),
+    ]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-rs", *options],
+        [sys.executable, "-m", "pytest", "-q", "-rs", "--import-mode=importlib", *options, str(directory)],
         cwd=ROOT,
-        env=environment,
+        env={**environment, "PYTHONPATH": str(directory)},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == status, done.stdout + done.stderr
-    assert bool(re.search("without (absent_framework|wave)", done.stdout)) == (status == 0)
+    left_out = re.findall("without (absent_framework|wave)", done.stdout)
+    if status == 0:
+        assert len(left_out) == files
+        assert f"1 passed, {files} skipped" in done.stdout
+    else:
+        assert not left_out
