@@ -43,6 +43,11 @@ def parser() -> argparse.ArgumentParser:
         metavar="LIST",
         help=f"comma-separated: {', '.join(lineup.CLIENTS)} (all)",
     )
+    made.add_argument(
+        "--before",
+        metavar="DIR",
+        help="another checkout with a .venv: its Penstock is the peer `before`",
+    )
     made.add_argument("--rounds", type=int, default=3, help="counted runs of each client (3)")
     made.add_argument("--defaults", action="store_true", help="each client's first setting; try no other")
     made.add_argument("--scale", type=float, default=1.0, help="times the bytes, for trying out (1)")
@@ -71,6 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if reason := origin.missing():
         print(f"bench: {reason}", file=sys.stderr)
         return 2
+    if chosen.before is not None:
+        chosen.peers.append(lineup.before(chosen.before))
     signal.signal(signal.SIGTERM, _terminated)
     os.makedirs(chosen.out, exist_ok=True)
     results = _document(chosen.peers, chosen)

