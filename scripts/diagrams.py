@@ -351,7 +351,8 @@ ROOMS = {
 """Rooms of the diagram: column, row, and what is in them. Columns below 0 are half as far apart."""
 FOUNDATION = {
     "streamer", "streamer.errors", "streamer.units", "streamer.trailer", "streamer.secrets", "streamer.aio",
-    "streamer.key_list", "streamer.linux", "streamer.inflate", "streamer.retry", "sidecar",
+    "streamer.key_list", "streamer.linux", "streamer.inflate", "streamer.retry", "streamer.escaping",
+    "streamer.shares", "streamer.step_state", "sidecar",
 }  # fmt: skip
 """Rooms that import no other room; the diagram has them as a list, without arrows."""
 SHARED = {
@@ -461,7 +462,8 @@ def rooms(colours: dict[str, str]) -> Canvas:
     c.text(
         24,
         719,
-        "Every room may import errors and units; the table below names who imports the others.",
+        "Every room may import errors, units, escaping, shares and step_state; "
+        "the table below names who imports the others.",
         size=11,
         colour="muted",
     )

@@ -1,6 +1,7 @@
-"""Linux system calls that several packages use: pipes, their limits, unread bytes, free memory, core dumps.
+"""Linux system calls that Python's library lacks, or that several packages use: pipes, their limits, unread
+bytes, arrivals in a directory, free memory, core dumps.
 
-The keeper imports this module in an interpreter without site-packages.
+Readers and sidecar share this module. The keeper imports it in an interpreter without site-packages.
 """
 
 from __future__ import annotations
@@ -25,11 +26,54 @@ ALL = 1 << 62
 SPLICE_FLAGS = os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
 _UNLIMITED_CAPABILITIES = (1 << 24) | (1 << 21)
 """CAP_SYS_RESOURCE, CAP_SYS_ADMIN: either lifts the limit on pipe pages (pipe(7))."""
+_ARRIVALS = 0x80 | 0x100 | 0x1000000
+"""IN_MOVED_TO, IN_CREATE, IN_ONLYDIR (inotify(7))."""
+
+
+@functools.cache
+def _libc() -> Any:
+    import ctypes  # takes 2 ms, and the keeper does not need it
+
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _last_error() -> OSError:
+    """Return the error of the last call of `_libc` that failed in this thread."""
+    import ctypes
+
+    number = ctypes.get_errno()
+    return OSError(number, os.strerror(number))
 
 
 def descriptor_path(fd: int) -> str:
     """Return a path to the inode of a descriptor; it stays valid when the file is renamed (proc(5))."""
     return f"/proc/self/fd/{fd}"
+
+
+def watch_for_arrivals(directory: str) -> int | None:
+    """Return a descriptor that is readable once a name comes into `directory`; None without inotify(7).
+
+    It is absent where the directory does not exist, and where the kernel, a sandbox or a limit forbids it.
+    """
+    fd = int(_libc().inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+    if fd < 0:
+        return None
+    if _libc().inotify_add_watch(fd, os.fsencode(directory), _ARRIVALS) < 0:
+        os.close(fd)
+        return None
+    return fd
+
+
+def sync_file_system(directory: str) -> None:
+    """Write the file system of `directory` to its disk (syncfs(2)). Raises OSError."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if _libc().syncfs(fd):
+            error = _last_error()
+            error.filename = directory
+            raise error
+    finally:
+        os.close(fd)
 
 
 def has_pidfds() -> bool:
@@ -48,11 +92,9 @@ def bytes_unread(fd: int) -> int:
 
 def release_free_memory() -> None:
     """Return the free pages of the heap to the system, if the C library can (malloc_trim(3)). Takes 1 ms."""
-    import ctypes  # takes 2 ms, and the keeper does not need it
-
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    trim = getattr(_libc(), "malloc_trim", None)
     if trim is not None:
-        trim(ctypes.c_size_t(0))
+        trim(0)
 
 
 def forbid_dumps() -> None:
@@ -68,13 +110,10 @@ def forbid_dumps() -> None:
     has no credentials, can dump core. A restarted sidecar and the template of engines call this again.
     Raises SinkError.
     """
-    import ctypes  # takes 2 ms, and the keeper does not need it
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0):
+    if _libc().prctl(PR_SET_DUMPABLE, 0, 0, 0, 0):
         from streamer.errors import SinkError  # the keeper does not need it
 
-        why = os.strerror(ctypes.get_errno())
+        why = _last_error().strerror
         raise SinkError(f"cannot forbid core dumps ({why}); let the container's seccomp profile allow prctl")
 
 
@@ -85,18 +124,15 @@ def tee(fd_in: int, fd_out: int, count: int) -> int:
     """
     copied = _tee()(fd_in, fd_out, count, SPLICE_FLAGS)
     if copied < 0:
-        import ctypes
-
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))
+        raise _last_error()
     return int(copied)
 
 
 @functools.cache
 def _tee() -> Any:
-    import ctypes  # takes 2 ms, and the keeper does not need it
+    import ctypes
 
-    call = ctypes.CDLL(None, use_errno=True).tee
+    call = _libc().tee
     call.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_size_t, ctypes.c_uint]
     call.restype = ctypes.c_ssize_t
     return call
@@ -112,6 +148,23 @@ def set_pipe_size(fd: int, size: int = PIPE_SIZE, *, least: int = 128 * 1024) ->
             return fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, size)
         size //= 2
     return fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ)
+
+
+class Pipe:
+    """A pipe of this process that does not block, and the number of bytes in it."""
+
+    __slots__ = ("count", "read_fd", "size", "write_fd")
+
+    def __init__(self, size: int = PIPE_SIZE, *, least: int = 128 * 1024) -> None:
+        """Make the pipe; `size` and `least` as for `set_pipe_size`. Raises OSError."""
+        self.read_fd, self.write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.count = 0
+        self.size = set_pipe_size(self.write_fd, size, least=least)
+
+    def close(self) -> None:
+        """Close both ends."""
+        os.close(self.read_fd)
+        os.close(self.write_fd)
 
 
 def is_ready(fd: int, events: int) -> bool:

@@ -18,13 +18,19 @@ from tests.kit.processes import job, write_job
 from tests.kit.stub import S3Stub
 
 ROOT = Path(__file__).parent.parent
-BASE = {"streamer", "streamer.errors", "streamer.units"}
+BASE = {
+    "streamer", "streamer.errors", "streamer.units",
+    "streamer.escaping", "streamer.shares", "streamer.step_state",
+}  # fmt: skip
 """Names that every room may use."""
 
 MAY_IMPORT = {
     "streamer": set(),
     "streamer.errors": set(),
     "streamer.units": set(),
+    "streamer.escaping": set(),
+    "streamer.shares": set(),
+    "streamer.step_state": set(),
     "streamer.trailer": set(),
     "streamer.key_list": set(),
     "streamer.secrets": set(),
@@ -77,7 +83,7 @@ MAY_IMPORT = {
         "streamer.sink", "streamer.trailer",
     },
     "streamer.readers.core": {
-        "streamer.formats", "streamer.key_list", "streamer.trailer",
+        "streamer.formats", "streamer.key_list", "streamer.linux", "streamer.trailer",
     },
     "streamer.readers.samples": {"streamer.formats"},
     "streamer.readers.tensorflow": {"streamer.formats", "streamer.readers.core", "streamer.trailer"},

@@ -16,7 +16,6 @@ crash of the machine leaves no directory with torn files.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import os
 import shutil
@@ -28,6 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from sidecar.job.download_journal import DownloadJournal, identity, proof, read_journal
 from sidecar.job.download_paths import common_prefix, relative_path
 from streamer.errors import BadAnswer, ErrorContext, SinkError
+from streamer.linux import sync_file_system
 from streamer.plan import Arrangement, Plan
 from streamer.relay.files.pieces import TargetFile
 from streamer.trailer import replace_file
@@ -186,7 +186,7 @@ class DownloadDirectory:
                     ErrorContext(ref.bucket, ref.key),
                 )
         try:
-            _sync(self._temporary)
+            sync_file_system(self._temporary)
         except OSError:
             os.unlink(self._journal)  # the disk may have lost bytes that the journal proves
             raise
@@ -222,14 +222,3 @@ def _remove_folder(path: str) -> None:
 def _digest(plan: Plan) -> bytes:
     """Return the text of the note for a plan, which differs for each plan."""
     return f"{plan.digest} {plan.base}\n".encode()
-
-
-def _sync(directory: str) -> None:
-    """Write the file system of `directory` to its disk (syncfs(2)). Raises OSError."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        if ctypes.CDLL(None, use_errno=True).syncfs(fd):
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code), directory)
-    finally:
-        os.close(fd)

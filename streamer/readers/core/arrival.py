@@ -10,14 +10,12 @@ send no events.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import select
 import time
 
-_IN_MOVED_TO = 0x80
-_IN_CREATE = 0x100
-_IN_ONLYDIR = 0x1000000
+from streamer.linux import watch_for_arrivals
+
 _CHECK_S = 1.0
 _CHECK_WITHOUT_INOTIFY_S = 0.1
 
@@ -50,15 +48,9 @@ class Arrival:
     def _start_inotify(self) -> None:
         if self._inotify >= 0:
             return
-        libc = ctypes.CDLL(None, use_errno=True)
-        fd = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        if fd < 0:
-            return
-        directory = os.fsencode(os.path.dirname(self._path) or ".")
-        if libc.inotify_add_watch(fd, directory, _IN_CREATE | _IN_MOVED_TO | _IN_ONLYDIR) < 0:
-            os.close(fd)
-            return
-        self._inotify = fd
+        fd = watch_for_arrivals(os.path.dirname(self._path) or ".")
+        if fd is not None:
+            self._inotify = fd
 
     def _wait(self, seconds: float) -> None:
         poller = select.poll()

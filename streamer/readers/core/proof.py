@@ -19,7 +19,6 @@ writes the epoch anew into the FIFO that is still open.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
 import os
 import re
@@ -27,14 +26,13 @@ import stat
 
 from streamer.errors import StreamError, TruncatedStream
 from streamer.key_list import key_list_path
+from streamer.linux import tee
 from streamer.trailer import Trailer, has_trailers, mark_of, read_trailer, trailer_path
 
 logger = logging.getLogger("penstock")
 
 _NAME = re.compile(r"(?P<channel>.+)_(?P<epoch>0|[1-9][0-9]*)")
 _DELETED = " (deleted)"
-_NONBLOCK = 2
-"""SPLICE_F_NONBLOCK of splice(2)."""
 
 
 class Proof:
@@ -212,8 +210,9 @@ def has_writer(fd: int) -> bool:
     """
     read_end, write_end = os.pipe()
     try:
-        count: int = ctypes.CDLL(None, use_errno=True).tee(fd, write_end, ctypes.c_size_t(1), _NONBLOCK)
-        return count != 0
+        return tee(fd, write_end, 1) > 0
+    except OSError:  # EAGAIN: a writer, and no byte
+        return True
     finally:
         os.close(read_end)
         os.close(write_end)

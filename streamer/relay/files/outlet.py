@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from streamer.aio import in_thread
 from streamer.errors import SinkError
-from streamer.linux import PIPE_SIZE, SPLICE_FLAGS, set_pipe_size
+from streamer.linux import PIPE_SIZE, SPLICE_FLAGS, Pipe
 from streamer.relay.files.pieces import Batch, Piece, PieceCutter, TargetFile, WrittenFiles
 from streamer.units import KIB
 
@@ -65,21 +65,6 @@ class Journal(Protocol):
         """Write the text. Called in a thread. Raises SinkError."""
 
 
-class _Pipe:
-    """A pipe of this process, and the number of bytes in it."""
-
-    __slots__ = ("count", "read_fd", "size", "write_fd")
-
-    def __init__(self, size: int) -> None:
-        self.read_fd, self.write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self.count = 0
-        self.size = set_pipe_size(self.write_fd, size, least=SMALLEST_BATCH)
-
-    def close(self) -> None:
-        os.close(self.read_fd)
-        os.close(self.write_fd)
-
-
 class FilesOutlet:
     """An `Outlet` that writes `files`, one after the other, with the bytes that are pushed."""
 
@@ -95,10 +80,10 @@ class FilesOutlet:
         self._cutter = PieceCutter(files)
         self._journal = journal
         self._loop = asyncio.get_running_loop()
-        self._pipes: list[_Pipe] = []
+        self._pipes: list[Pipe] = []
         try:
             for _ in range(WRITERS):
-                self._pipes.append(_Pipe(batch))
+                self._pipes.append(Pipe(batch, least=SMALLEST_BATCH))
         except OSError as error:
             self._close_pipes()
             raise SinkError(
@@ -106,7 +91,7 @@ class FilesOutlet:
             ) from error
         self._free = list(self._pipes)
         self._threads = ThreadPoolExecutor(WRITERS, thread_name_prefix="files")
-        self._filling: _Pipe | None = None
+        self._filling: Pipe | None = None
         self._writing = 0
         """Number of batches that threads have or will have."""
         self._ending = False
@@ -187,7 +172,7 @@ class FilesOutlet:
         finally:
             self._waiter = None
 
-    def _write(self, pipe: _Pipe) -> None:
+    def _write(self, pipe: Pipe) -> None:
         """Let a thread empty the pipe into its files."""
         self._filling = None
         batch = self.written.begin(self._cutter.cut(pipe.count))
@@ -197,7 +182,7 @@ class FilesOutlet:
         self._writing += 1
         writing.add_done_callback(partial(self._ended, pipe, batch))
 
-    def _ended(self, pipe: _Pipe, batch: Batch, writing: asyncio.Future[None]) -> None:
+    def _ended(self, pipe: Pipe, batch: Batch, writing: asyncio.Future[None]) -> None:
         self._writing -= 1
         if not writing.cancelled() and writing.exception() is None:
             pipe.count = 0

@@ -31,7 +31,7 @@ import select
 from collections.abc import Callable
 
 from streamer.errors import SourceError
-from streamer.linux import PIPE_SIZE, SPLICE_FLAGS, is_ready, set_pipe_size
+from streamer.linux import PIPE_SIZE, SPLICE_FLAGS, Pipe, is_ready
 from streamer.plan import Part
 from streamer.relay.staging.buffers import OWN_BUFFER, held_in_buffers
 from streamer.relay.staging.stage import PART_COST, Stage, StageFull, at_most_the_floor, bytes_per_request
@@ -48,29 +48,23 @@ PIPE_COST = 4 * KIB
 READ_SIZE = 256 * KIB
 
 
-class Pipe:
-    """A pipe of this process, and the number of bytes in it."""
+class StagePipe(Pipe):
+    """A pipe in which bytes of a part wait."""
 
-    __slots__ = ("cost", "count", "full_at", "further", "read_fd", "size", "write_fd")
+    __slots__ = ("cost", "full_at", "further")
 
     def __init__(self, size: int) -> None:
         """Make the pipe. Raises OSError if the kernel grants less than `size` and `WORTH_HAVING` bytes."""
-        self.read_fd, self.write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self.count = 0
+        super().__init__(size, least=size)
         self.further = False
         """Whether the pipe is a further one, not covered by the part's reserved bytes."""
         self.cost = 0
         """Bytes that a further pipe reserves of the channel quota."""
-        self.size = set_pipe_size(self.write_fd, size, least=size)
         self.full_at = self.size
         """`count` at which the pipe is full; less than `size` if small fragments have used up the slots."""
         if self.size < min(size, WORTH_HAVING):
             self.close()
             raise OSError(f"the kernel grants pipes of only {self.size} bytes")
-
-    def close(self) -> None:
-        os.close(self.read_fd)
-        os.close(self.write_fd)
 
 
 class PipePool:
@@ -86,10 +80,10 @@ class PipePool:
         self._most = most
         self._made = 0
         self._count = 0
-        self._free: dict[int, list[Pipe]] = {}
+        self._free: dict[int, list[StagePipe]] = {}
         self._refused = False
 
-    def take(self, size: int) -> Pipe | None:
+    def take(self, size: int) -> StagePipe | None:
         """Return an empty pipe for `size` bytes; None if the kernel or the limit of open files refuses it."""
         if free := self._free.get(size):
             return free.pop()
@@ -98,7 +92,7 @@ class PipePool:
         if self._refused or self._count >= self._most:
             return None
         try:
-            pipe = Pipe(size)
+            pipe = StagePipe(size)
         except OSError:
             self._refused = True
             return None
@@ -106,7 +100,7 @@ class PipePool:
         self._count += 1
         return pipe
 
-    def give(self, pipe: Pipe) -> None:
+    def give(self, pipe: StagePipe) -> None:
         """Take back a pipe; close it unless it is empty."""
         if pipe.count:
             self._close(pipe)
@@ -120,7 +114,7 @@ class PipePool:
             while free:
                 self._close(free.pop())
 
-    def _close(self, pipe: Pipe) -> None:
+    def _close(self, pipe: StagePipe) -> None:
         self._made -= pipe.size
         self._count -= 1
         pipe.close()
@@ -169,11 +163,11 @@ class PipeStages:
     def make(self, part: Part, *, on_change: Callable[[], None], counters: ChannelCounters) -> Stage:
         return PipeStage(part, self, on_change=on_change, counters=counters)
 
-    def take(self, part: Part) -> Pipe | None:
+    def take(self, part: Part) -> StagePipe | None:
         """Return the first pipe of a part, which the part's reserved bytes cover; None if refused."""
         return self._pool.take(self.pipe_size(part))
 
-    def take_further(self, part: Part) -> Pipe | None:
+    def take_further(self, part: Part) -> StagePipe | None:
         """Return a further pipe for a part whose last one is full; None if the quota or kernel refuses."""
         size = self.pipe_size(part)
         cost = self._cost(size)
@@ -186,7 +180,7 @@ class PipeStages:
             self.quota.take(cost)
         return pipe
 
-    def give(self, pipe: Pipe) -> None:
+    def give(self, pipe: StagePipe) -> None:
         """Take back a pipe, and what it reserved."""
         further, pipe.further = pipe.further, False
         self._pool.give(pipe)
@@ -203,7 +197,7 @@ class PipeStage(Stage):
     ) -> None:
         super().__init__(part, on_change=on_change, counters=counters)
         self._stages = stages
-        self._pipes: list[Pipe] = []
+        self._pipes: list[StagePipe] = []
         self._piped = 0
 
     @property
@@ -218,7 +212,7 @@ class PipeStage(Stage):
             self._splice(body, pipe)
         self._changed()
 
-    def _splice(self, body: Body, pipe: Pipe) -> None:
+    def _splice(self, body: Body, pipe: StagePipe) -> None:
         try:
             count = body.splice_into(pipe.write_fd, pipe.full_at - pipe.count)
         except BlockingIOError:
@@ -240,7 +234,7 @@ class PipeStage(Stage):
         self._hold(memory if count == len(memory) else memory[:count])  # a cut one would keep its memory
         self._arrived(count)
 
-    def _writable_pipe(self) -> Pipe | None:
+    def _writable_pipe(self) -> StagePipe | None:
         """Return a pipe that is not full; None if the pool grants no first pipe.
 
         Raises StageFull if no further pipe is granted.
