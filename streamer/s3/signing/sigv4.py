@@ -37,7 +37,7 @@ class GetSigner:
     def __init__(self, region: str, *, service: str = "s3") -> None:
         self.region = region
         self._service = service
-        self._cached_key: tuple[str, str, bytes] | None = None
+        self._cached_key: tuple[str, str, _Hmac] | None = None
         self._orders: dict[tuple[str, ...], tuple[list[tuple[str, str]], str]] = {}
         self._timestamp = (-1, "")
 
@@ -64,12 +64,14 @@ class GetSigner:
             signed["X-Amz-Security-Token"] = credentials.token
         order, names = self._order(tuple(signed))
         values = {"Host": host, **signed}
-        written = "".join([f"{lower}:{_canonical_value(values[name])}\n" for name, lower in order])
+        written = "".join([f"{lower}:{values[name]}\n" for name, lower in order])
+        if " " in written:  # rarely
+            written = "".join([f"{lower}:{_canonical_value(values[name])}\n" for name, lower in order])
         canonical = f"{method}\n{path}\n{query}\n{written}\n{names}\n{_NO_BODY}"
         scope = f"{day}/{self.region}/{self._service}/aws4_request"
         digest = hashlib.sha256(canonical.encode()).hexdigest()
         text = f"AWS4-HMAC-SHA256\n{stamp}\n{scope}\n{digest}"
-        signature = hmac.digest(self._key(day, credentials.secret_key), text.encode(), "sha256").hex()
+        signature = self._key(day, credentials.secret_key).hexdigest(text.encode())
         signed["Authorization"] = (
             f"AWS4-HMAC-SHA256 Credential={credentials.access_key}/{scope}, "
             f"SignedHeaders={names}, Signature={signature}"
@@ -90,14 +92,31 @@ class GetSigner:
             order_and_text = self._orders[names] = lowered, ";".join(order).lower()
         return order_and_text
 
-    def _key(self, day: str, secret: str) -> bytes:
+    def _key(self, day: str, secret: str) -> _Hmac:
         if self._cached_key is not None and self._cached_key[:2] == (day, secret):
             return self._cached_key[2]
         key = b"AWS4" + secret.encode()
         for step in (day, self.region, self._service, "aws4_request"):
             key = hmac.digest(key, step.encode(), "sha256")
-        self._cached_key = (day, secret, key)
-        return key
+        signing = _Hmac(key)
+        self._cached_key = (day, secret, signing)
+        return signing
+
+
+class _Hmac:
+    """HMAC-SHA256 of many messages with one key (RFC 2104), in a third of the time of `hmac.digest`."""
+
+    def __init__(self, key: bytes) -> None:
+        """`key`: at most 64 bytes."""
+        block = key.ljust(64, b"\0")
+        self._inner = hashlib.sha256(bytes(byte ^ 0x36 for byte in block))
+        self._outer = hashlib.sha256(bytes(byte ^ 0x5C for byte in block))
+
+    def hexdigest(self, message: bytes) -> str:
+        inner, outer = self._inner.copy(), self._outer.copy()
+        inner.update(message)
+        outer.update(inner.digest())
+        return outer.hexdigest()
 
 
 def _canonical_value(value: str) -> str:
