@@ -20,13 +20,12 @@ which its DataLoader requests nothing. Every step runs in the worker's own threa
 workers at once. Reading starts when the first record is requested. A worker whose parent has exited stops
 reading.
 
-Every element has an origin (`streamer.readers.torch.progress`), which stays in the worker unless a
-`ResumableLoader` (`streamer.readers.loader`) takes both.
+`streamer.readers.torch.elements` reads the elements. Each has an origin (`streamer.readers.torch.progress`),
+which stays in the worker unless a `ResumableLoader` (`streamer.readers.loader`) takes both.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -35,47 +34,19 @@ import torch.distributed
 from torch.utils.data import IterableDataset, get_worker_info
 
 from streamer.errors import ChannelError
-from streamer.formats.tar import TarReader, sample
 from streamer.readers.core.config import PipeModeDatasetException, check_if_configured, directories
 from streamer.readers.core.epochs import TIMEOUT, ChannelEpochs
-from streamer.readers.core.plain import check_format, record_reader
-from streamer.readers.core.position import StartPosition, reach_start
-from streamer.readers.core.rank_steps import RankSteps
-from streamer.readers.core.record_keys import NO_BATCH, RecordKeys, with_keys
-from streamer.readers.core.skipping import EpochSkips, Replacements, SkipCounts, check_skip, without_skipped
-from streamer.readers.samples import check_attributes, cut_sample
-from streamer.readers.torch.progress import (
-    ElementOrigin,
-    NumberedRecords,
-    Progress,
-    RecordGrouper,
-    RecordRange,
-    RemainingRecords,
-    admitted_blocks,
-    parse_state,
-    remaining_records,
-)
-from streamer.readers.torch.workers import (
-    PATIENCE_S,
-    ParentExited,
-    WorkerGroup,
-    WorkerGroupReader,
-    parent_check,
-)
+from streamer.readers.core.position import StartPosition
+from streamer.readers.torch.elements import WEBDATASET, ElementSource, ElementSpec
+from streamer.readers.torch.progress import ElementOrigin, Progress, RemainingRecords, parse_state
+from streamer.readers.torch.workers import WorkerGroup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from streamer.formats.window import RecordReader, Source
     from streamer.readers.core.skipping import SkipPolicy
-    from streamer.readers.core.stream import PipeStream
-
-    Blocks = Iterator[tuple[PipeStream, list[NumberedRecords]]]
 
 __all__ = ["WEBDATASET", "PipeIterableDataset", "PipeModeDatasetException"]
-
-WEBDATASET = "WebDataset"
-"""The record format of tar streams, whose records are dicts (`streamer.formats.tar`)."""
 
 _passes: Counter[tuple[str, str]] = Counter()
 """Passes that this process has begun over each channel, by state directory and channel."""
@@ -127,35 +98,24 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
         key: bool = False,
         skip: SkipPolicy | None = None,
     ) -> None:
-        self._key = key
-        self._skip = skip
-        self.skipped = SkipCounts()
-        """What `skip` has left out in this process so far."""
-        if record_format != WEBDATASET:
-            check_format(record_format)
-        elif attributes != 1:
-            raise ValueError("attributes has no meaning for WebDataset, whose records are whole samples")
-        check_attributes(attributes)
-        if skip is not None and attributes > 1:
-            raise ValueError(
-                "skip cannot be used with attributes, because the records of a sample are counted, and one "
-                "that is left out would mix two samples"
-            )
-        check_skip(skip, record_format)
-        if batch_size is not None and batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}; it must be 1 or more")
-        if drop_remainder and batch_size is None:
-            raise ValueError("drop_remainder has no meaning without batch_size")
+        spec = ElementSpec(
+            record_format,
+            attributes=attributes,
+            batch_size=batch_size,
+            drop_remainder=drop_remainder,
+            decode=decode,
+            key=key,
+            skip=skip,
+        )
+        self._spec = spec
         self.record_format = record_format
         self.channels = _channels_of(channel, *(share or _local_rank()))
         self._paths = directories(pipe_dir, config_dir, state_dir)
         for name in self.channels:
             check_if_configured(name, self._paths.config)
-        self._decode = decode
-        self._batch_size = batch_size
-        self._drop_remainder = drop_remainder
-        self._attributes = attributes
-        self._timeout = timeout
+        self._source = ElementSource(spec, self._paths, timeout=timeout)
+        self.skipped = self._source.skipped
+        """What `skip` has left out in this process so far."""
         self.starts: dict[str, RemainingRecords] = {}
         """By channel, the records of the next pass, if that is not a whole epoch."""
         self._counted: dict[str, ChannelEpochs] = {}
@@ -170,7 +130,7 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
         channels, starts = self._worker_channels(), self.take_starts()
         self._shared = any(group is not None for _, group in channels)
         self._progress = self.progress(starts, [name for name, _ in channels])
-        return self._count(self._progress, self._with_origins(channels, starts))
+        return self._count(self._progress, self._source.elements(channels, starts))
 
     def __len__(self) -> int:
         """Return the number of elements of a whole pass, if ranks share the channels by record.
@@ -180,7 +140,7 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
         elements = 0
         for name in self.channels:
             whole, rest = divmod(self._counting(name).counts().records, self.unit)
-            elements += whole + (rest > 0 and not self._drop_remainder)
+            elements += whole + (rest > 0 and not self._spec.drop_remainder)
         return elements
 
     def __bool__(self) -> bool:
@@ -189,12 +149,12 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
 
     def with_origins(self) -> Iterator[tuple[Any, ElementOrigin]]:
         """Yield each element with its origin, which the caller adds to its progress."""
-        return self._with_origins(self._worker_channels(), self.take_starts())
+        return self._source.elements(self._worker_channels(), self.take_starts())
 
     @property
     def unit(self) -> int:
         """Number of records of an element."""
-        return self._attributes * (self._batch_size or 1)
+        return self._spec.unit
 
     def progress(
         self, starts: Mapping[str, RemainingRecords], channels: Sequence[str], *, shared: bool = False
@@ -205,7 +165,7 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
         """
         return Progress(
             [
-                starts.get(name) or RemainingRecords(StartPosition(self._epochs(name).position()))
+                starts.get(name) or RemainingRecords(StartPosition(self._source.epochs(name).position()))
                 for name in channels
             ],
             self.unit,
@@ -252,12 +212,9 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
             self._counting(name).seek(start.start.position.epoch)
         self.starts, self._progress = starts, None
 
-    def _epochs(self, channel: str) -> ChannelEpochs:
-        return ChannelEpochs(channel, self._paths, timeout=self._timeout, patience=PATIENCE_S)
-
     def _counting(self, channel: str) -> ChannelEpochs:
         """Return the object that counts the channel's records; the same in every call."""
-        return self._counted.setdefault(channel, self._epochs(channel))
+        return self._counted.setdefault(channel, self._source.epochs(channel))
 
     def _worker_channels(self) -> list[tuple[str, WorkerGroup | None]]:
         """Return the channels of this worker, each with the group of workers that share it."""
@@ -271,7 +228,7 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
         size = len(range(info.id % count, info.num_workers, count))
         if size == 1:
             return [(name, None)]
-        if self._skip is not None:
+        if self._spec.skip is not None:
             raise ValueError(
                 f"{size} workers share {name}, and skip needs one worker for each FIFO: give DataLoader no "
                 "more workers than channels, or leave skip out"
@@ -287,125 +244,6 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
             progress.add(origin)
             yield element
         progress.end_epochs()
-
-    def _with_origins(
-        self, channels: list[tuple[str, WorkerGroup | None]], starts: dict[str, RemainingRecords]
-    ) -> Iterator[tuple[Any, ElementOrigin]]:
-        turns = [
-            (name, self._units(self._records(name, group, starts.get(name)))) for name, group in channels
-        ]
-        while turns:
-            for turn in list(turns):
-                name, units = turn
-                block = next(units, None)
-                if block is None:
-                    turns.remove(turn)
-                    continue
-                stream, elements = block
-                digest = stream.trailer.digest if stream.trailer else ""
-                rank = RankSteps.of(stream.trailer)
-                for records, numbers in elements:
-                    element = self._element(records)
-                    origin = ElementOrigin(name, stream.epoch, digest, numbers, rank)
-                    yield element if self._decode is None else self._decode(element), origin
-
-    def _records(self, channel: str, group: WorkerGroup | None, saved: RemainingRecords | None) -> Blocks:
-        if group is not None:
-            yield from WorkerGroupReader(
-                channel,
-                self._paths,
-                group,
-                self._reader,
-                unit=self.unit,
-                timeout=self._timeout,
-                saved=saved,
-                key=self._key,
-            )
-            return
-        check = parent_check() if get_worker_info() else lambda: None
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(contextlib.suppress(ParentExited))
-            stream = stack.enter_context(self._epochs(channel).next_stream())
-            position = reach_start(stream, channel, saved.start if saved else None, check=check)
-            ahead = remaining_records(saved, channel, stream.epoch).ahead
-            remaining = RemainingRecords(StartPosition(position), ahead)
-            base, number = position.offset, position.records - position.skip
-            reader = self._reader(stream)
-            skip = self._skip is not None
-            keys = RecordKeys.wanted(stream, offset=base, number=position.number, key=self._key, skip=skip)
-            if keys is not None:
-                stack.enter_context(contextlib.closing(keys))
-            skips = None
-            if self._skip is not None:
-                skips = EpochSkips(self._skip, channel, stream.epoch, self.skipped, keyed=self._key)
-            batches = (
-                with_keys(reader, keys, base)
-                if skips is None
-                else skips.lists(reader, keys, base, proven=stream.trailer is not None)
-            )
-            while True:
-                offset = base + reader.offset
-                batch, in_object = next(batches, NO_BATCH)
-                if batch is None:
-                    return
-                blocks = list(remaining.select(batch, number, offset, in_object))
-                if skips is None or not skips.bad:
-                    yield stream, blocks
-                else:
-                    yield stream, admitted_blocks(blocks, skips)
-                    skips.check_refused()
-                number += len(batch)
-                if not batch:
-                    check()
-
-    def _reader(self, source: Source) -> RecordReader:
-        if self.record_format == WEBDATASET:
-            return TarReader(source)
-        return record_reader(source, self.record_format)
-
-    def _units(self, source: Blocks) -> Iterator[tuple[PipeStream, list[tuple[list[Any], RecordRange]]]]:
-        """Yield, for each block that arrives, the records of each element that the block completes."""
-        units = RecordGrouper(self.unit, short=not self._drop_remainder)
-        stream, places = None, None
-        for stream, blocks in source:
-            skips = self._skip is not None
-            if skips and RankSteps.of(stream.trailer) is not None:  # every rank returns all its places
-                skips, places = False, places or Replacements(stream.name)
-            whole = [unit for block in blocks for unit in units.add(block, skips=skips)]
-            if places is not None:
-                whole = list(places.units(whole))
-            if whole:
-                yield stream, whole
-        last = units.finish(skips=self._skip is not None and places is None)
-        if places is not None and stream is not None:
-            rest = list(places.units([] if last is None else [last]))
-            places.check_filled()
-            last = None
-            if rest and len(rest[-1][0]) < self.unit:
-                last = rest.pop()
-            if rest:
-                yield stream, rest
-        if stream is None or last is None:
-            return
-        if cut := len(last[0]) % self._attributes:
-            raise cut_sample(cut, self._attributes)
-        if not self._drop_remainder:
-            yield stream, [last]
-
-    def _element(self, records: list[Any]) -> Any:
-        samples: list[Any]
-        if self._skip is not None:
-            records = without_skipped(records)
-        if self.record_format == WEBDATASET:
-            samples = [
-                each._replace(record=sample(each.record)) if self._key else sample(each) for each in records
-            ]
-        elif self._attributes == 1:
-            samples = list(records)
-        else:
-            starts = range(0, len(records), self._attributes)
-            samples = [tuple(records[at : at + self._attributes]) for at in starts]
-        return samples[0] if self._batch_size is None else samples
 
 
 def _local_rank() -> tuple[int, int]:

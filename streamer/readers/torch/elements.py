@@ -1,0 +1,228 @@
+"""The elements of one pass over channels: samples and batches, made of the records that arrive.
+
+    channel -> FIFO -> records -> (skip) -> units, one of each element -> samples -> batch -> decode
+
+`ElementSpec` has the options, which never change. `ElementSource` reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import get_worker_info
+
+from streamer.formats.tar import TarReader, sample
+from streamer.readers.core.epochs import ChannelEpochs
+from streamer.readers.core.plain import check_format, record_reader
+from streamer.readers.core.position import StartPosition, reach_start
+from streamer.readers.core.rank_steps import RankSteps
+from streamer.readers.core.record_keys import NO_BATCH, RecordKeys, with_keys
+from streamer.readers.core.skipping import EpochSkips, Replacements, SkipCounts, check_skip, without_skipped
+from streamer.readers.samples import check_attributes, cut_sample
+from streamer.readers.torch.progress import (
+    ElementOrigin,
+    NumberedRecords,
+    RecordGrouper,
+    RecordRange,
+    RemainingRecords,
+    admitted_blocks,
+    remaining_records,
+)
+from streamer.readers.torch.workers import (
+    PATIENCE_S,
+    ParentExited,
+    WorkerGroup,
+    WorkerGroupReader,
+    parent_check,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from streamer.formats.window import RecordReader, Source
+    from streamer.readers.core.config import Directories
+    from streamer.readers.core.skipping import SkipPolicy
+    from streamer.readers.core.stream import PipeStream
+
+    Blocks = Iterator[tuple[PipeStream, list[NumberedRecords]]]
+
+WEBDATASET = "WebDataset"
+"""The record format of tar streams, whose records are dicts (`streamer.formats.tar`)."""
+
+
+@dataclass(frozen=True)
+class ElementSpec:
+    """What an element is; the options are those of `PipeIterableDataset`. Raises ValueError."""
+
+    record_format: str
+    attributes: int = 1
+    batch_size: int | None = None
+    drop_remainder: bool = False
+    decode: Callable[[Any], Any] | None = None
+    key: bool = False
+    skip: SkipPolicy | None = None
+
+    def __post_init__(self) -> None:
+        if self.record_format != WEBDATASET:
+            check_format(self.record_format)
+        elif self.attributes != 1:
+            raise ValueError("attributes has no meaning for WebDataset, whose records are whole samples")
+        check_attributes(self.attributes)
+        if self.skip is not None and self.attributes > 1:
+            raise ValueError(
+                "skip cannot be used with attributes, because the records of a sample are counted, and one "
+                "that is left out would mix two samples"
+            )
+        check_skip(self.skip, self.record_format)
+        if self.batch_size is not None and self.batch_size < 1:
+            raise ValueError(f"batch_size is {self.batch_size}; it must be 1 or more")
+        if self.drop_remainder and self.batch_size is None:
+            raise ValueError("drop_remainder has no meaning without batch_size")
+
+    @property
+    def unit(self) -> int:
+        """Number of records of an element."""
+        return self.attributes * (self.batch_size or 1)
+
+    def reader(self, source: Source) -> RecordReader:
+        """Return a reader of the records of one stream."""
+        if self.record_format == WEBDATASET:
+            return TarReader(source)
+        return record_reader(source, self.record_format)
+
+    def element(self, records: list[Any]) -> Any:
+        """Return the element of the records of one unit, without `decode`."""
+        samples: list[Any]
+        if self.skip is not None:
+            records = without_skipped(records)
+        if self.record_format == WEBDATASET:
+            samples = [
+                each._replace(record=sample(each.record)) if self.key else sample(each) for each in records
+            ]
+        elif self.attributes == 1:
+            samples = list(records)
+        else:
+            starts = range(0, len(records), self.attributes)
+            samples = [tuple(records[at : at + self.attributes]) for at in starts]
+        return samples[0] if self.batch_size is None else samples
+
+
+class ElementSource:
+    """Reads the elements of channels in this process."""
+
+    def __init__(self, spec: ElementSpec, paths: Directories, *, timeout: float) -> None:
+        """`timeout`: seconds to wait for a FIFO, and then for its writer."""
+        self.skipped = SkipCounts()
+        """What `skip` has left out in this process so far."""
+        self._spec = spec
+        self._paths = paths
+        self._timeout = timeout
+
+    def epochs(self, channel: str) -> ChannelEpochs:
+        """Return the epochs of a channel, from the next one that this process reads."""
+        return ChannelEpochs(channel, self._paths, timeout=self._timeout, patience=PATIENCE_S)
+
+    def elements(
+        self, channels: list[tuple[str, WorkerGroup | None]], starts: dict[str, RemainingRecords]
+    ) -> Iterator[tuple[Any, ElementOrigin]]:
+        """Yield each element of the next pass with its origin, a block of each channel in rotation."""
+        decode = self._spec.decode
+        turns = [
+            (name, self._units(self._records(name, group, starts.get(name)))) for name, group in channels
+        ]
+        while turns:
+            for turn in list(turns):
+                name, units = turn
+                block = next(units, None)
+                if block is None:
+                    turns.remove(turn)
+                    continue
+                stream, elements = block
+                digest = stream.trailer.digest if stream.trailer else ""
+                rank = RankSteps.of(stream.trailer)
+                for records, numbers in elements:
+                    element = self._spec.element(records)
+                    origin = ElementOrigin(name, stream.epoch, digest, numbers, rank)
+                    yield element if decode is None else decode(element), origin
+
+    def _records(self, channel: str, group: WorkerGroup | None, saved: RemainingRecords | None) -> Blocks:
+        if group is not None:
+            yield from WorkerGroupReader(
+                channel,
+                self._paths,
+                group,
+                self._spec.reader,
+                unit=self._spec.unit,
+                timeout=self._timeout,
+                saved=saved,
+                key=self._spec.key,
+            )
+            return
+        spec = self._spec
+        check = parent_check() if get_worker_info() else lambda: None
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(contextlib.suppress(ParentExited))
+            stream = stack.enter_context(self.epochs(channel).next_stream())
+            position = reach_start(stream, channel, saved.start if saved else None, check=check)
+            ahead = remaining_records(saved, channel, stream.epoch).ahead
+            remaining = RemainingRecords(StartPosition(position), ahead)
+            base, number = position.offset, position.records - position.skip
+            reader = spec.reader(stream)
+            skip = spec.skip is not None
+            keys = RecordKeys.wanted(stream, offset=base, number=position.number, key=spec.key, skip=skip)
+            if keys is not None:
+                stack.enter_context(contextlib.closing(keys))
+            skips = None
+            if spec.skip is not None:
+                skips = EpochSkips(spec.skip, channel, stream.epoch, self.skipped, keyed=spec.key)
+            batches = (
+                with_keys(reader, keys, base)
+                if skips is None
+                else skips.lists(reader, keys, base, proven=stream.trailer is not None)
+            )
+            while True:
+                offset = base + reader.offset
+                batch, in_object = next(batches, NO_BATCH)
+                if batch is None:
+                    return
+                blocks = list(remaining.select(batch, number, offset, in_object))
+                if skips is None or not skips.bad:
+                    yield stream, blocks
+                else:
+                    yield stream, admitted_blocks(blocks, skips)
+                    skips.check_refused()
+                number += len(batch)
+                if not batch:
+                    check()
+
+    def _units(self, source: Blocks) -> Iterator[tuple[PipeStream, list[tuple[list[Any], RecordRange]]]]:
+        """Yield, for each block that arrives, the records of each element that the block completes."""
+        spec = self._spec
+        units = RecordGrouper(spec.unit, short=not spec.drop_remainder)
+        stream, places = None, None
+        for stream, blocks in source:
+            skips = spec.skip is not None
+            if skips and RankSteps.of(stream.trailer) is not None:  # every rank returns all its places
+                skips, places = False, places or Replacements(stream.name)
+            whole = [unit for block in blocks for unit in units.add(block, skips=skips)]
+            if places is not None:
+                whole = list(places.units(whole))
+            if whole:
+                yield stream, whole
+        last = units.finish(skips=spec.skip is not None and places is None)
+        if places is not None and stream is not None:
+            rest = list(places.units([] if last is None else [last]))
+            places.check_filled()
+            last = None
+            if rest and len(rest[-1][0]) < spec.unit:
+                last = rest.pop()
+            if rest:
+                yield stream, rest
+        if stream is None or last is None:
+            return
+        if cut := len(last[0]) % spec.attributes:
+            raise cut_sample(cut, spec.attributes)
+        if not spec.drop_remainder:
+            yield stream, [last]
