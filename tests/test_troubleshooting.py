@@ -43,7 +43,7 @@ def raised() -> Iterator[Any]:
             found = text(node.args[0])
             if name in wanted and len(re.sub(r"[…\W]", "", found)) >= LEAST:
                 yield f"{place}:{node.lineno}", found
-    for found in (*faults._EXPLANATIONS.values(), NO_FASTFILE):
+    for found in (*faults.EXPLANATIONS.values(), NO_FASTFILE):
         yield "a constant", found
 
 

@@ -195,11 +195,10 @@ class World:
         self._doomed = self.dice.choice((None, None, None, self.dice.choice(self.channels).name))
         """A channel whose splice fails as long as the others live."""
         self._armed = False
-        self._keeper = Keeper(listener)
-        self._loop, self._fifos = self._keeper._loop, self._keeper._fifos
-        self._epoll = self._loop._epoll
-        self._loop._epoll = Failing(self._epoll, self)  # type: ignore[assignment]
-        self._keeper._connection._listener = Failing(listener, self)  # type: ignore[assignment]
+        self._epoll = select.epoll()
+        failing: Any = Failing
+        self._keeper = Keeper(failing(listener, self), epoll=failing(self._epoll, self))
+        self._loop, self._fifos = self._keeper.loop, self._keeper.fifos
         self._pending: list[Act] = []
         self._unlimited = threading.Event()
         """Set while threads may come to their open(2): the limit of descriptors is this process's."""
@@ -273,7 +272,6 @@ class World:
                 os.close(free)
                 self._unlimited.clear()
                 resource.setrlimit(resource.RLIMIT_NOFILE, (free + self.dice.randrange(3), hard))
-            self._loop._again_at = 0.0
             self._pending += [act for act in self._keeper.ready(0.0) if act not in self._pending]
             if self._pending:
                 index = self.dice.randrange(len(self._pending))
@@ -282,10 +280,10 @@ class World:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
             self._unlimited.set()
         self._await_threads(before)
-        if self._keeper._over:
+        if self._keeper.over:
             raise Broken("the keeper is over")
-        if self._keeper._connection.client is not None:  # room for a few answers
-            self._keeper._connection.client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+        if self._keeper.connection.client is not None:  # room for a few answers
+            self._keeper.connection.client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
 
     @staticmethod
     def _await_threads(before: set[str]) -> None:
@@ -304,7 +302,7 @@ class World:
         while any(
             channel.opening is not None
             and channel.opening.inode == inode
-            and channel.opening not in self._fifos._arrived
+            and channel.opening not in self._fifos.arrived
             for channel in self._fifos.channels.values()
         ):
             time.sleep(0)
@@ -368,7 +366,7 @@ class World:
             found = os.fstat(channel.read_fd)
             inode = found.st_dev, found.st_ino
             kept = [os.fstat(each.fifo) for each in self._fifos.channels.values() if each.fifo >= 0]
-            arrived = [each.inode for each in self._fifos._arrived if each.fd >= 0]
+            arrived = [each.inode for each in self._fifos.arrived if each.fd >= 0]
             channel.met = inode in [(each.st_dev, each.st_ino) for each in kept] + arrived
         return channel.met
 
@@ -571,11 +569,11 @@ class World:
         for _ in range(1000):
             self._keep()
             held = self._fifos.channels.keys() - {UNKNOWN}
-            if not (held or self._keeper._connection.client or self._fifos._released):
+            if not (held or self._keeper.connection.client or self._fifos.released):
                 break
             time.sleep(0)
         else:
-            raise Broken(f"left: {self._fifos.channels} {self._fifos._released}")
+            raise Broken(f"left: {self._fifos.channels} {self._fifos.released}")
         if self._loop.watched or self._fifos.pump.owners:
             raise Broken(f"left: {self._loop.watched} {self._fifos.pump.owners}")
 
@@ -586,8 +584,8 @@ class World:
         while self.sidecars:
             self._kill(self.sidecars[0])
         self._fifos.end_all()
-        if self._keeper._connection.client is not None:
-            self._keeper._connection.client.close()
+        if self._keeper.connection.client is not None:
+            self._keeper.connection.client.close()
         self._epoll.close()
         self._listener.close()
         os.close(self._loop.wake_fd)

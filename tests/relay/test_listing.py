@@ -14,7 +14,7 @@ from streamer.plan import ObjectRef, S3Uri
 from streamer.plan.entries import Entries
 from streamer.s3.catalog.listing import list_prefix
 from streamer.s3.catalog.validation import PlanMemory
-from streamer.s3.client.botocore_session import _timestamp
+from streamer.s3.client.botocore_session import timestamp
 from tests.kit import stub as kit
 from tests.kit.harness import PagesFrom
 from tests.kit.planning import plan_prefix
@@ -183,8 +183,8 @@ async def test_pages_that_overlap_are_an_error(stub: S3Stub, pages_from: PagesFr
 )
 def test_timestamps_are_those_of_botocore(text: str | float) -> None:
     """The faster way agrees with botocore's where it applies and gives way where it does not."""
-    assert _timestamp(text) == parse_timestamp(text)
-    assert _timestamp(text).utcoffset() == parse_timestamp(text).utcoffset()
+    assert timestamp(text) == parse_timestamp(text)
+    assert timestamp(text).utcoffset() == parse_timestamp(text).utcoffset()
 
 
 @pytest.mark.usefixtures("small_pages")

@@ -28,8 +28,8 @@ class HeldFifos:
         """`reply`: as `Connection.reply`."""
         self.channels: dict[str, Channel] = {}
         self.pump = Pump(loop, settled=lambda channel: reply("settled", channel))
-        self._arrived: deque[Opening] = deque()
-        self._released: set[tuple[int, int]] = set()
+        self.arrived: deque[Opening] = deque()
+        self.released: set[tuple[int, int]] = set()
         """Inodes of FIFOs whose opening was cancelled, while the thread has not returned from open(2)."""
         self._loop = loop
         self._reply = reply
@@ -127,7 +127,7 @@ class HeldFifos:
         """Close every descriptor of the channel, and let go of the thread that waits for its reader."""
         opening, channel.opening = channel.opening, None
         if opening is not None:
-            self._released.add(opening.inode)
+            self.released.add(opening.inode)
             self._loop.perform((Opening.release, opening))
         self.pump.end(channel, state)
 
@@ -140,7 +140,7 @@ class HeldFifos:
         if channel.opening is not None and channel.opening.inode == inode:
             return
         self._end(channel, "idle")
-        if inode in self._released:
+        if inode in self.released:
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         channel.create_pipe()
         try:
@@ -152,21 +152,21 @@ class HeldFifos:
 
     def _note(self, opening: Opening) -> None:
         """Queue a finished opening for `collect`. Called in the opening's thread."""
-        self._arrived.append(opening)
+        self.arrived.append(opening)
         self._loop.wake()
 
     def collect(self) -> None:
         """Handle the openings that have finished. Raises OSError."""
         self._loop.clear_wake()
-        while self._arrived:
-            self._loop.perform((self._opened, self._arrived.popleft()))
+        while self.arrived:
+            self._loop.perform((self._opened, self.arrived.popleft()))
 
     def _opened(self, opening: Opening) -> None:
         """Handle the result of an opening."""
         opening.finish()
         channel = opening.channel
         if channel.opening is not opening:
-            self._released.discard(opening.inode)
+            self.released.discard(opening.inode)
             close_all(opening.fd)
             return
         channel.opening = None

@@ -31,13 +31,13 @@ Act = tuple[Callable[[Any], None], Subject]
 class EventLoop:
     """The descriptors that the keeper watches, and the acts that it repeats."""
 
-    def __init__(self) -> None:
+    def __init__(self, epoll: select.epoll) -> None:
         self.watched: dict[int, int] = {}
         """The events that epoll watches for, by descriptor of a channel or the sidecar."""
         self._again: dict[Act, None] = {}
         """Acts to repeat: those that failed, and those that must run without an event."""
         self._again_at = 0.0
-        self._epoll = select.epoll()
+        self._epoll = epoll
         self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self.wake_fd, select.EPOLLIN)
 

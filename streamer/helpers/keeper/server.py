@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import time
 from typing import Any
@@ -16,51 +17,57 @@ from streamer.helpers.keeper.protocol import VERSION
 class Keeper:
     """Serves one listening socket until told to stop, or until it is idle."""
 
-    def __init__(self, listener: socket.socket, *, idle_for: float | None = None) -> None:
-        """`idle_for`: seconds without sidecar and reader after which `run` ends. Raises OSError."""
+    def __init__(
+        self, listener: socket.socket, *, idle_for: float | None = None, epoll: select.epoll | None = None
+    ) -> None:
+        """`idle_for`: seconds without sidecar and reader after which `run` ends. `epoll`: default, a new one.
+
+        Raises OSError.
+        """
         self._idle_for = idle_for
         self._idle_since: float | None = None
-        self._over = False
-        self._loop = EventLoop()
-        self._connection = Connection(listener, self._loop, handle=self._handle, ended=self._disconnected)
-        self._fifos = HeldFifos(self._loop, reply=self._connection.reply)
+        self.over = False
+        """Whether `run` ends."""
+        self.loop = EventLoop(epoll or select.epoll())
+        self.connection = Connection(listener, self.loop, handle=self._handle, ended=self._disconnected)
+        self.fifos = HeldFifos(self.loop, reply=self.connection.reply)
         self._listener_fd = listener.fileno()
         listener.settimeout(0)
         # Edge-triggered: a sidecar that waits in the backlog must not wake the loop again and again.
-        self._loop.watch_edges(self._listener_fd)
+        self.loop.watch_edges(self._listener_fd)
 
     def stop(self, *_: object) -> None:
         """End `run`; a signal handler."""
-        self._over = True
-        self._loop.wake()
+        self.over = True
+        self.loop.wake()
 
     def run(self) -> None:
         """Serve until `stop` or idleness, then close every FIFO."""
-        while not self._over:
+        while not self.over:
             for act in self.ready():
-                self._loop.perform(act)
-        self._fifos.end_all()
+                self.loop.perform(act)
+        self.fifos.end_all()
 
     def ready(self, longest: float | None = None) -> list[Act]:
         """Wait at most `longest` seconds for events; return the acts that they lead to."""
         try:
-            events = self._loop.poll(self._timeout(longest))
+            events = self.loop.poll(self._timeout(longest))
             acts = [self._act(*event) for event in events]
         except Exception:  # noqa: BLE001 - any failure is retried; readers wait meanwhile
             time.sleep(RETRY)
-            return [(Connection.accept, self._connection), (HeldFifos.collect, self._fifos)]
-        acts += self._loop.take_due()
+            return [(Connection.accept, self.connection), (HeldFifos.collect, self.fifos)]
+        acts += self.loop.take_due()
         if not acts and self._idle_since is not None and self._idle_for is not None:
-            self._over = time.monotonic() - self._idle_since >= self._idle_for
+            self.over = time.monotonic() - self._idle_since >= self._idle_for
         return acts
 
     def _timeout(self, longest: float | None) -> float | None:
         """Return the seconds until acts are repeated, the keeper is idle, or `longest` have passed."""
         now = time.monotonic()
-        waits = [longest, self._loop.until_repeat(now)]
+        waits = [longest, self.loop.until_repeat(now)]
         if self._idle_for is not None:
-            channels = self._fifos.channels.values()
-            busy = self._connection.client is not None or any(c.state == "open" for c in channels)
+            channels = self.fifos.channels.values()
+            busy = self.connection.client is not None or any(c.state == "open" for c in channels)
             self._idle_since = None if busy else self._idle_since or now
             if self._idle_since is not None:
                 waits.append(max(0.0, self._idle_since + self._idle_for - now))
@@ -68,18 +75,18 @@ class Keeper:
 
     def _act(self, fd: int, event: int) -> Act:
         """Return the act that an event leads to."""
-        if fd == self._loop.wake_fd:
-            return HeldFifos.collect, self._fifos
+        if fd == self.loop.wake_fd:
+            return HeldFifos.collect, self.fifos
         if fd == self._listener_fd:
-            return Connection.accept, self._connection
-        pump = self._fifos.pump
+            return Connection.accept, self.connection
+        pump = self.fifos.pump
         if (owner := pump.owners.get(fd)) is not None:
             return pump.act_on(owner, fd, event), owner
-        return Connection.serve, self._connection
+        return Connection.serve, self.connection
 
     def _handle(self, message: dict[str, Any], fds: list[int]) -> None:
         """Handle a sidecar's message; as `Connection` needs it."""
-        kind, name, fifos = message["do"], str(message.get("channel")), self._fifos
+        kind, name, fifos = message["do"], str(message.get("channel")), self.fifos
         if kind == "hello":
             self._greet()
         elif kind in ("open", "expect", "adopt"):
@@ -100,12 +107,12 @@ class Keeper:
 
     def _greet(self) -> None:
         """Reply the state of every channel."""
-        channels, reply = self._fifos.channels, self._connection.reply
+        channels, reply = self.fifos.channels, self.connection.reply
         reply("hello", version=VERSION, pid=os.getpid(), channels=len(channels))
         for channel in channels.values():
             reply("held", channel)
 
     def _disconnected(self) -> None:
-        self._fifos.forget_sidecar()
-        if self._idle_for is not None and not self._fifos.channels:
-            self._over = True
+        self.fifos.forget_sidecar()
+        if self._idle_for is not None and not self.fifos.channels:
+            self.over = True

@@ -45,19 +45,19 @@ CONTROL_ATTEMPTS = 5
 CONNECT_TIMEOUT = 10
 
 
-def _timestamp(value: Any) -> datetime:
+def timestamp(value: Any) -> datetime:
     """Parse a timestamp as botocore does, but in a tenth of its time for S3's own form.
 
     Every listed object has one, and botocore's parser took three quarters of a listing's CPU time.
     """
     try:
-        timestamp = datetime.fromisoformat(value)
+        time = datetime.fromisoformat(value)
     except (TypeError, ValueError):
-        timestamp = None
-    if timestamp is None or timestamp.tzinfo is None:
+        time = None
+    if time is None or time.tzinfo is None:
         parsed: datetime = parse_timestamp(value)
         return parsed
-    return timestamp
+    return time
 
 
 @functools.cache
@@ -79,7 +79,7 @@ class BotocoreSession:
         session = self._session = _session(endpoint.profile)
         session.register_component("data_loader", _models(session.get_config_variable("data_path")))
         parsers = StrictParserFactory()
-        parsers.set_parser_defaults(timestamp_parser=_timestamp)
+        parsers.set_parser_defaults(timestamp_parser=timestamp)
         session.register_component("response_parser_factory", parsers)
 
         # Into the loader's cache, so that `client` reads no file.

@@ -77,7 +77,7 @@ MANY_REASONS = {400, 401, 403}
 _NOT_OFFERED = (501, 505)
 """Statuses of 500 and above that are not retried: not implemented, HTTP version not supported."""
 
-_EXPLANATIONS = {
+EXPLANATIONS = {
     "NoSuchBucket": "no such bucket; check S3Uri; on an S3-compatible server try Endpoint.PathStyle: true",
     "NoSuchKey": "no such object",
     "AccessDenied": "access denied; the credentials need s3:ListBucket on the bucket and s3:GetObject in it",
@@ -264,7 +264,7 @@ def error_from_response(
     `date`: the response's Date header. `region`: the bucket's region, if the response names it.
     """
     context = replace(context, request_id=escaped_id(request_id))
-    text = f"{_EXPLANATIONS.get(code) or quoted(message or code)} (S3 responded {_status(status, code)})"
+    text = f"{EXPLANATIONS.get(code) or quoted(message or code)} (S3 responded {_status(status, code)})"
     seconds = _seconds(retry_after)
     error = _error_by_code(status, code, text, context, retry_after=seconds, date=date, region=region)
     error.code = code
@@ -296,13 +296,13 @@ def _error_by_code(  # noqa: PLR0911 - a table; the first status or code that fi
     ahead = clock_ahead(date) or 0.0
     if code == "RequestTimeTooSkewed" or (code == "403" and abs(ahead) > _REFUSED_SKEW):
         off = f"the clock is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the endpoint's"
-        text = f"{_EXPLANATIONS['RequestTimeTooSkewed']}; {off} (S3 responded {_status(status, code)})"
+        text = f"{EXPLANATIONS['RequestTimeTooSkewed']}; {off} (S3 responded {_status(status, code)})"
         return ClockSkew(text, context, ahead=ahead)
     if code in _GONE or (status == 404 and code != "NoSuchBucket"):
         return ObjectMissing(text, context) if context.key else Missing(text, context)
     if status == 404:
         return Missing(text, context)
-    if status in (401, 403) or code in _EXPLANATIONS:
+    if status in (401, 403) or code in EXPLANATIONS:
         return Denied(text, context)
     return BadAnswer(text, context)
 
