@@ -128,12 +128,12 @@ def _document(chosen: Sequence[Client], arguments: argparse.Namespace) -> dict[s
     with open("/proc/cpuinfo", encoding="utf-8") as file:
         models = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
     asked = subprocess.run([origin.nginx_path() or "nginx", "-v"], capture_output=True, text=True, check=True)
-    told = circumstances()
-    return told | {
+    reported = circumstances()
+    return reported | {
         "note": arguments.note,
         "rounds": arguments.rounds,
         "scale": arguments.scale,
-        "machine": told["machine"]
+        "machine": reported["machine"]
         | {
             "cpu": models[0] if models else platform.machine(),
             "memory_gib": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30,

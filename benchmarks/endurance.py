@@ -228,13 +228,13 @@ def markdown(found: Found) -> str:
     retries = {name: count for name, count in status["retries"].items() if count}
     state = "every hash right" if not found.wrong else f"{found.wrong} EPOCHS WRONG"
     rate = found.bytes / found.seconds / 1e9
-    told = (
+    reported = (
         f"Measured on {time.strftime('%Y-%m-%d')}: {found.bytes / 1e9:.1f} GB in {found.epochs} epochs and "
         f"{found.seconds:.0f} s ({rate:.2f} GB/s, the reader's SHA-256 included), {state}, transport "
         f"{status['transport']}. {STRAGGLERS} of all requests were stragglers, {found.resets} connections "
         f"were reset. Retries: {_listed(retries)}; hedges: {_listed(hedges)}."
     )
-    lines = [told, "", "| quarter | resident memory, MiB | open descriptors |", "|---|---|---|"]
+    lines = [reported, "", "| quarter | resident memory, MiB | open descriptors |", "|---|---|---|"]
     for quarter, samples in enumerate(_quarters(found.samples), 1):
         memories = [each.memory / MIB for each in samples]
         files = [each.files for each in samples]

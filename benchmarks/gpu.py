@@ -263,13 +263,13 @@ def rows(entries: Document) -> Iterator[str]:
 def markdown(results: Document) -> str:
     """Return date, machine and a table per load, as Markdown."""
     machine = results["machine"]
-    told = (
+    reported = (
         f"Measured on {results['date']} on one {results['device']}, {machine['job']} of its host's cores for "
         f"the job and {machine['origin']} for the origin, Linux {machine['kernel']}, Python "
         f"{machine['python']}, PyTorch {machine['torch']}; {results['rounds']} runs of "
         f"{results['seconds']:g} s for each row: median, and in parentheses minimum and maximum."
     )
-    lines = [told]
+    lines = [reported]
     for name, load in results["loads"].items():
         lines += [
             "",
@@ -359,13 +359,13 @@ def _measure(
             for load in loads:
                 found = measure(load, feeds, setup)
                 results["loads"][load] = found
-                told = circumstances()
-                results |= told | {
+                reported = circumstances()
+                results |= reported | {
                     "device": found["device"],
                     "server": chosen.server,
                     "rounds": chosen.rounds,
                     "seconds": chosen.seconds,
-                    "machine": told["machine"]
+                    "machine": reported["machine"]
                     | {
                         "job": len(divided.job),
                         "origin": len(divided.origin),

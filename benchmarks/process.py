@@ -55,7 +55,7 @@ class Child:
             raise RuntimeError("no pipes")
         self._stdin, self._stdout = self._process.stdin, stdout
         self._pending = b""
-        self._said: deque[str] = deque(maxlen=5)
+        self._output: deque[str] = deque(maxlen=5)
 
     @property
     def fd(self) -> int:
@@ -79,13 +79,13 @@ class Child:
                 raise ProcessFailed(f"{self.name} ended early: {self.errors()}")
             self._pending += data
         first, _, self._pending = self._pending.partition(b"\n")
-        self._said.append(first.decode())
-        return self._said[-1]
+        self._output.append(first.decode())
+        return self._output[-1]
 
     def errors(self) -> str:
         """Return the end of the child's standard error."""
         if self._errors is None:
-            return "\n".join((*self._said, self._pending.decode(errors="replace")))
+            return "\n".join((*self._output, self._pending.decode(errors="replace")))
         self._errors.seek(0, os.SEEK_END)
         self._errors.seek(max(0, self._errors.tell() - 1500))
         return self._errors.read().decode(errors="replace").strip() or "(nothing on standard error)"

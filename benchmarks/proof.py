@@ -139,8 +139,8 @@ def prove(data: DataSet, origin: Origin, found: Iterator[Case], *, network_name:
     for case in found:
         right = run(case, origin) == data.expected_sha256(0, data.shape.stream_bytes)
         wrong += not right
-        told = f"{network_name}, {case.server}, {case.transport}, {case.loop}, {case.user}"
-        print("right" if right else "WRONG", told, flush=True)
+        reported = f"{network_name}, {case.server}, {case.transport}, {case.loop}, {case.user}"
+        print("right" if right else "WRONG", reported, flush=True)
     return wrong
 
 

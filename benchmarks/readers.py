@@ -206,14 +206,14 @@ def rows(name: str, runs: dict[str, list[dict[str, float]]]) -> Iterator[str]:
 def markdown(results: Document) -> str:
     """Return date, machine and table as Markdown."""
     machine = results["machine"]
-    told = (
+    reported = (
         f"Measured on {results['date']}, {results['rounds']} counted rounds: median, and in parentheses "
         "minimum and maximum; ratios are medians of the rounds' ratios to TFRecordDataset. "
         f"{machine['cores']} cores, Linux {machine['kernel']}, Python {machine['python']}, "
         f"TensorFlow {results['tensorflow']}."
     )
     head = "| records | reader | GB/s | CPU-s/GB | × throughput | × CPU | page faults/GB |"
-    lines = [told, "", head, "|---|---|---|---|---|---|---|"]
+    lines = [reported, "", head, "|---|---|---|---|---|---|---|"]
     for name, runs in results["cases"].items():
         lines += rows(name, runs)
     return "\n".join(lines) + "\n"

@@ -98,15 +98,17 @@ def state(scenario: Document) -> str | None:
     found = beside(rows(scenario))
     if found is None:
         return None
-    said = [f"{found.cpu:.2f} × the CPU of the cheapest ({found.cheapest_peer})"]
+    stated = [f"{found.cpu:.2f} × the CPU of the cheapest ({found.cheapest_peer})"]
     if not scenario.get("reader_rate"):
-        said.insert(0, f"{found.throughput:.2f} × the throughput of the fastest peer ({found.fastest_peer})")
+        stated.insert(
+            0, f"{found.throughput:.2f} × the throughput of the fastest peer ({found.fastest_peer})"
+        )
         if found.cheapest_quick_peer != found.cheapest_peer:
-            said.append(
+            stated.append(
                 f"{found.cpu_quick:.2f} × that of the cheapest with at least half the fastest peer's "
                 f"throughput ({found.cheapest_quick_peer})"
             )
-    return f"Penstock: {', '.join(said)}."
+    return f"Penstock: {', '.join(stated)}."
 
 
 def _summary(results: Document) -> Iterator[str]:
@@ -131,11 +133,11 @@ def _summary(results: Document) -> Iterator[str]:
         ],
         "CPU": [name for name, (ratios, _) in compared.items() if ratios.cpu > 1],
     }
-    told = "; ".join(
+    reported = "; ".join(
         f"{what} in {', '.join(f'`{name}`' for name in names)}" for what, names in losses.items() if names
     )
     yield ""
-    yield f"Penstock loses on {told}." if told else "Penstock loses nowhere in this run."
+    yield f"Penstock loses on {reported}." if reported else "Penstock loses nowhere in this run."
 
 
 def circumstances() -> Document:

@@ -199,12 +199,12 @@ def markdown(results: Document) -> str:
     """Return date, machine and a table per load, as Markdown."""
     machine = results["machine"]
     origin = f"{machine['origin']} of them for the origin" if machine["origin"] else "shared with the origin"
-    told = (
+    reported = (
         f"Measured on {results['date']}: median of {results['rounds']} runs, and in parentheses minimum and "
         f"maximum. {machine['cores']} cores, {origin}, Linux {machine['kernel']}, Python "
         f"{machine['python']}, Penstock {results['version']}; load when it began: {machine['load']:.1f}."
     )
-    lines = [told]
+    lines = [reported]
     for load, by_fifos in results["loads"].items():
         lines += [
             "",

@@ -54,10 +54,10 @@ class Service:
     scratch: Path
     epochs: int | None
     process: subprocess.Popen[bytes] = field(init=False)
-    said: dict[str, Any] = field(init=False)
+    configured: dict[str, Any] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.said = SERVICES[self.name]
+        self.configured = SERVICES[self.name]
 
     @property
     def ours(self) -> bool:
@@ -65,18 +65,18 @@ class Service:
 
     def command(self) -> list[str]:
         """Return entry point and arguments, as a container engine combines them."""
-        own = list(self.said.get("command", ()))
+        own = list(self.configured.get("command", ()))
         if not self.ours:
             return [f"/usr/local/bin/{FOREIGN[self.name]}", *own]
         if self.name == "trainer" and self.epochs is not None:
             own = [f"--epochs={self.epochs}" if word.startswith("--epochs=") else word for word in own]
-        stage = STAGES[self.said["build"]["target"]]
+        stage = STAGES[self.configured["build"]["target"]]
         default = json.loads(stage.last("CMD")) if stage.last("CMD") else []
         return [*json.loads(stage.last("ENTRYPOINT")), *(own or default)]
 
     def environment(self) -> dict[str, str]:
         found = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/nonexistent"}
-        declared: dict[str, str] = self.said.get("environment", {})
+        declared: dict[str, str] = self.configured.get("environment", {})
         if self.ours:
             for word in shlex.split(STAGES["runtime"].last("ENV") or ""):
                 name, _, value = word.partition("=")
@@ -85,7 +85,7 @@ class Service:
 
     def enter(self, command: list[str]) -> list[str]:
         """Return the command line that runs `command` in this service's container."""
-        root = IMAGES / (f"root-{self.said['build']['target']}" if self.ours else "base")
+        root = IMAGES / (f"root-{self.configured['build']['target']}" if self.ours else "base")
         # Mount points are made in a layer above the image.
         layers = f"lowerdir={root},upperdir={self.layer('up')},workdir={self.layer('work')}"
         mounts = [
@@ -97,7 +97,7 @@ class Service:
             "mount -t proc proc $m/proc",
         ]
         binds = [(f"{self.scratch}/hosts", "/etc/hosts", "ro")]
-        for volume in self.said.get("volumes", ()):
+        for volume in self.configured.get("volumes", ()):
             source, target, *mode = volume.split(":")
             path = (ROOT / source).resolve() if source.startswith(".") else self.scratch / f"volume-{source}"
             binds.append((str(path), target, *(mode or ["rw"])))
@@ -115,19 +115,21 @@ class Service:
                 f"mount --bind {source} $m{target}",
                 f"mount -o remount,bind,{mode} $m{target}",
             ]
-        mounts += [f"mkdir -p $m{path}; mount -t tmpfs tmpfs $m{path}" for path in self.said.get("tmpfs", ())]
+        mounts += [
+            f"mkdir -p $m{path}; mount -t tmpfs tmpfs $m{path}" for path in self.configured.get("tmpfs", ())
+        ]
         if self.name == "prometheus":
             mounts += ["mkdir -p $m/prometheus; mount -t tmpfs tmpfs $m/prometheus; chmod 1777 $m/prometheus"]
-        if self.said.get("read_only"):
+        if self.configured.get("read_only"):
             mounts += ["mount -o remount,ro,bind $m"]
-        user, group = self.said.get("user", NOBODY).split(":")
+        user, group = self.configured.get("user", NOBODY).split(":")
         confined = ["setpriv", f"--reuid={user}", f"--regid={group}", "--clear-groups", "--no-new-privs"]
         confined += ["--inh-caps=-all", "--bounding-set=-all"]
-        directory = (STAGES[self.said["build"]["target"]].last("WORKDIR") or "/") if self.ours else "/"
+        directory = (STAGES[self.configured["build"]["target"]].last("WORKDIR") or "/") if self.ours else "/"
         variables = [f"{name}={value}" for name, value in self.environment().items()]
         words = ["env", "-i", f"--chdir={directory}", *variables, *confined, *command]
         script = "\n".join([*mounts, f"exec chroot $m {shlex.join(words)}"])
-        alone = ["--net"] if self.said.get("network_mode") == "none" else []
+        alone = ["--net"] if self.configured.get("network_mode") == "none" else []
         return ["unshare", "--mount", *alone, "sh", "-c", script]
 
     def layer(self, name: str) -> Path:
@@ -147,15 +149,17 @@ class Service:
         return code
 
     def healthy(self) -> bool:
-        if self.ours and "healthcheck" in self.said:
-            check = self.said["healthcheck"]["test"][1:]
+        if self.ours and "healthcheck" in self.configured:
+            check = self.configured["healthcheck"]["test"][1:]
             return subprocess.run(self.enter(check), capture_output=True, check=False).returncode == 0
         if self.ours:
-            text = STAGES[self.said["build"]["target"]].last("HEALTHCHECK") or ""
+            text = STAGES[self.configured["build"]["target"]].last("HEALTHCHECK") or ""
             check = json.loads(text.split("CMD", 1)[1])
             return subprocess.run(self.enter(check), capture_output=True, check=False).returncode == 0
         # The image's wget is missing here, so this requests its addresses.
-        return all(answers(url) for url in re.findall(r"http://\S+", self.said["healthcheck"]["test"][1]))
+        return all(
+            answers(url) for url in re.findall(r"http://\S+", self.configured["healthcheck"]["test"][1])
+        )
 
 
 def answers(url: str) -> bool:

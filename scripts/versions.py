@@ -139,7 +139,7 @@ def carry_out(run: Run) -> tuple[bool, str]:
         [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *run.requirements]
     )
     for command in install:
-        done = said(command, clean, INSTALL_S)
+        done = run_within(command, clean, INSTALL_S)
         if done.returncode:
             absent = re.search(r"No matching distribution found for (.+)", done.stdout)
             return (
@@ -157,12 +157,14 @@ def carry_out(run: Run) -> tuple[bool, str]:
         "-p",
         "tests.kit.absent",
     ]
-    done = said([*command, f"--basetemp={environment / 'temporary'}", *run.options], clean, TESTS_S)
+    done = run_within([*command, f"--basetemp={environment / 'temporary'}", *run.options], clean, TESTS_S)
     took = f"{installed - began:.0f} s to install, {time.monotonic() - installed:.0f} s of tests"
     return done.returncode == 0, f"{done.stdout}{took}"
 
 
-def said(command: list[str], environment: dict[str, str], limit: float) -> subprocess.CompletedProcess[str]:
+def run_within(
+    command: list[str], environment: dict[str, str], limit: float
+) -> subprocess.CompletedProcess[str]:
     """Run a command; return exit status and output. It has failed if it runs longer than `limit` seconds."""
     try:
         return subprocess.run(

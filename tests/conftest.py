@@ -228,8 +228,8 @@ def no_leaks(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
         thread for thread in set(threading.enumerate()) - threads if not thread.name.startswith("asyncio_")
     }
     assert not left, f"leaked threads: {left}"
-    said = [each.getMessage() for each in caplog.get_records("call") if each.name == "asyncio"]
-    raised = [each for each in said if each.startswith("Exception in callback")]
+    output = [each.getMessage() for each in caplog.get_records("call") if each.name == "asyncio"]
+    raised = [each for each in output if each.startswith("Exception in callback")]
     assert not raised, raised
 
 

@@ -117,15 +117,15 @@ def test_exit_codes() -> None:
     source = next(
         node for node in ast.parse(inspect.getsource(Exit)).body if isinstance(node, ast.ClassDef)
     ).body
-    said = {
+    stated = {
         node.targets[0].id: after.value.value  # type: ignore[attr-defined]  # as exits.py is written
         for node, after in itertools.pairwise(source)
         if isinstance(node, ast.Assign) and isinstance(after, ast.Expr)
     }
     rows = table(DOCS / "reference/exit-codes.md", "Code", "Name", "Meaning", "Do")
     assert [(int(code), bare(name)) for code, name, *_ in rows] == [(code.value, code.name) for code in Exit]
-    assert {bare(name): meaning for _, name, meaning, _ in rows if bare(name) in said} == said
-    assert set(said) == set(Exit.__members__) - {"OK"}
+    assert {bare(name): meaning for _, name, meaning, _ in rows if bare(name) in stated} == stated
+    assert set(stated) == set(Exit.__members__) - {"OK"}
 
 
 def keys(model: type[BaseModel] = Job, place: str = "") -> dict[str, object]:
@@ -172,11 +172,11 @@ def written(default: object) -> str:
 
 def test_every_key_of_a_job_file_is_described() -> None:
     rows = table(DOCS / "reference/configuration.md", "Key", "Type", "Default", "Meaning")
-    told = {bare(key): default for key, _, default, _ in rows}
-    assert len(told) == len(rows)
+    reported = {bare(key): default for key, _, default, _ in rows}
+    assert len(reported) == len(rows)
     due = {key: written(default) for key, default in keys().items()}
     due["Penstock.FifoMode"] = f'`"{keys()["Penstock.FifoMode"]:04o}"`'
-    assert told == due
+    assert reported == due
 
 
 def test_every_metric_is_described() -> None:
@@ -191,12 +191,14 @@ FREE = ("channel", "engine", "training_job", "whole", "order", "prefix")
 
 
 def test_every_label_value_is_described() -> None:
-    told = {
+    reported = {
         bare(label): names(values)
         for label, values in table(DOCS / "reference/metrics.md", "Label", "Values")
     }
-    assert told.keys() == {label for spec in METRICS.values() if spec.kind != "info" for label in spec.labels}
-    assert {label: values for label, values in told.items() if label not in FREE} == {
+    assert reported.keys() == {
+        label for spec in METRICS.values() if spec.kind != "info" for label in spec.labels
+    }
+    assert {label: values for label, values in reported.items() if label not in FREE} == {
         "state": STATES, "trailer_state": TRAILER_STATES, "outcome": OUTCOMES, "kind": RETRIED,
         "cause": CAUSES, "error": ERRORS, "operation": OPERATIONS,
         "fate": HEDGES, "of": RESUMED, "done": DONE, "result": CHECKED, "row": LEARNT,
@@ -232,13 +234,13 @@ def logged() -> set[str]:
 def test_every_log_event_is_described() -> None:
     """Of a long one the page has the beginning, and `…`."""
     rows = table(DOCS / "reference/log-events.md", "Event", "Fields")
-    told = [bare(event).removesuffix("…") for event, _ in rows]
+    reported = [bare(event).removesuffix("…") for event, _ in rows]
     shown = {
-        name: [row for row in told if name == row or (row[-1] == " " and name.startswith(row))]
+        name: [row for row in reported if name == row or (row[-1] == " " and name.startswith(row))]
         for name in logged()
     }
     assert {name: rows for name, rows in shown.items() if len(rows) != 1} == {}
-    assert sorted(told) == sorted(row for rows in shown.values() for row in rows)
+    assert sorted(reported) == sorted(row for rows in shown.values() for row in rows)
 
 
 def test_promql_is_promql_and_asks_for_metrics_that_exist(tmp_path: Path) -> None:
@@ -274,21 +276,21 @@ def test_the_trainers_environment_is_described() -> None:
 
 def test_the_rooms_and_their_arrows() -> None:
     rows = table(DOCS / "explanation/architecture.md", "Room", "May import")
-    told = {bare(name): set() if may == "nothing" else set(names(may)) for name, may in rows}
-    assert told == MAY_IMPORT
+    reported = {bare(name): set() if may == "nothing" else set(names(may)) for name, may in rows}
+    assert reported == MAY_IMPORT
 
 
 def test_the_tree_of_errors() -> None:
     tree = next(
         body for body in blocks(DOCS / "explanation/architecture.md", "") if body.startswith("PenstockError")
     )
-    told: dict[str, str] = {}
+    reported: dict[str, str] = {}
     above: list[str] = []
     for line in tree.splitlines():
         name = line.split()[0]
         above = [*above[: (len(line) - len(line.lstrip())) // 2], name]
-        told[name] = above[-2] if len(above) > 1 else "Exception"
-    assert told == {
+        reported[name] = above[-2] if len(above) > 1 else "Exception"
+    assert reported == {
         name: found.__mro__[1].__name__
         for name, found in vars(errors).items()
         if inspect.isclass(found) and issubclass(found, Exception)
@@ -466,20 +468,20 @@ def test_python_examples_use_what_is_there(body: str) -> None:
 
 
 def test_the_constructor_of_the_dataset_is_described() -> None:
-    told = {name.split("=")[0] for name in names(prose(DOCS / "how-to/tensorflow.md"))}
-    assert parameters("PipeModeDataset") <= told
+    reported = {name.split("=")[0] for name in names(prose(DOCS / "how-to/tensorflow.md"))}
+    assert parameters("PipeModeDataset") <= reported
 
 
 def test_the_arguments_of_the_pytorch_dataset_are_described() -> None:
-    told = {name.split("=")[0] for name in names(prose(DOCS / "how-to/pytorch.md"))}
-    assert parameters("PipeIterableDataset") <= told
+    reported = {name.split("=")[0] for name in names(prose(DOCS / "how-to/pytorch.md"))}
+    assert parameters("PipeIterableDataset") <= reported
 
 
 # Prose
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("# T\n\nA body is short.\n", []),
         ("# T\n\n" + "one word " * 23 + ".\n", [(3, "a sentence of 46 words")]),
@@ -489,9 +491,11 @@ def test_the_arguments_of_the_pytorch_dataset_are_described() -> None:
         ("# T\n\n<!-- x: begin -->\n\nstragglers\n\n<!-- x: end -->\n", []),
     ],
 )
-def test_the_prose_check_finds_faults_and_their_line(text: str, told: list[tuple[int, str]]) -> None:
+def test_the_prose_check_finds_faults_and_their_line(text: str, reported: list[tuple[int, str]]) -> None:
     found = list(prose_check.faults(text))
-    assert [(line, fault[: len(due)]) for (line, fault), (_, due) in zip(found, told, strict=True)] == told
+    assert [
+        (line, fault[: len(due)]) for (line, fault), (_, due) in zip(found, reported, strict=True)
+    ] == reported
 
 
 def test_the_prose_of_the_pages() -> None:

@@ -21,7 +21,7 @@ def test_what_was_seen_is_told_in_one_cell() -> None:
 
 
 @pytest.mark.parametrize(
-    ("trained", "told"),
+    ("trained", "reported"),
     [
         (replace(RIGHT, records=RIGHT.records[1:]), "steps instead of"),
         (replace(RIGHT, records=[EPOCH[1], *EPOCH[1:], *EPOCH]), "of them different"),
@@ -30,8 +30,8 @@ def test_what_was_seen_is_told_in_one_cell() -> None:
     ],
     ids=["steps", "twice", "other", "losses"],
 )
-def test_a_broken_promise_is_named(trained: Trained, told: str) -> None:
-    with pytest.raises(Broken, match=told):
+def test_a_broken_promise_is_named(trained: Trained, reported: str) -> None:
+    with pytest.raises(Broken, match=reported):
         judge(trained, RIGHT)
 
 

@@ -34,6 +34,10 @@ IDENTIFIERS = {
     "outlives": "fifo_survives_exit", "Course": "EpochCursor", "Begin": "StartPosition",
     "Book": "SharedCursorFile", "Team": "WorkerGroup", "Units": "RecordGrouper", "verdict": "state",
     "Verdict": "TrailerState", "inflight": "requests_in_flight", "portable": "by_aiobotocore",
+    "straggler": "late part", "stragglers": "late parts", "takeover": "hedge",
+    "in_flight": "requests_in_flight",
+    "CheckedSource": "ChecksummingSource", "told": "the thing itself: reply, report, line",
+    "said": "the thing itself: output, text", "heard": "the thing itself: reply, message",
     "LastingCredentials": "RenewableCredentials", "OfSession": "FixedProvider",
     "PORTABLE_HEADS": "AIOBOTOCORE_HEADS", "HEEDED": "KEPT_FIELDS", "shake_hands": "handshake",
 }  # fmt: skip
@@ -50,6 +54,12 @@ PUBLIC = {
     r"kernel splice\b": "splice",
 }  # fmt: skip
 """By pattern of a retired public name, the name to use."""
+
+MODULES = {
+    "kept": "keeper_client", "ends": "write_ends", "bare": "spawn", "race": "aio", "shortage": "retry",
+    "lanes": "requests", "pace": "concurrency", "stragglers": "hedger", "unpack": "transform",
+}  # fmt: skip
+"""By retired name of a module, the name to use."""
 
 EXEMPT = {"tests/test_names.py"}
 """It names what was renamed."""
@@ -74,6 +84,10 @@ def test_no_identifier_is_a_retired_word() -> None:
         if token.type == tokenize.NAME and (word := IDENTIFIERS.get(token.string.strip("_"))) is not None
     ]
     assert retired == []
+
+
+def test_no_module_has_a_retired_name() -> None:
+    assert [path for path in tracked("*.py") if path.stem in MODULES] == []
 
 
 @pytest.mark.parametrize("pattern", PUBLIC)

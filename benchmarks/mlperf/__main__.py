@@ -62,12 +62,12 @@ def markdown(results: Document) -> str:
     """Return date, machine and a table per load, as Markdown."""
     machine = results["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
-    told = (
+    reported = (
         f"Measured on {results['date']}: median, and in parentheses minimum and maximum. "
         f"{machine['cores']} cores, which the origin shares, Linux {machine['kernel']}, Python "
         f"{machine['python']}. {versions}."
     )
-    lines = [told]
+    lines = [reported]
     for name, entry in results["loads"].items():
         load, count = LOADS[name], entry["accelerators"]
         accelerators = "one accelerator" if count == 1 else f"{count} accelerators"

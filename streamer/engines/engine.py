@@ -97,7 +97,7 @@ class Engine:
         self._loop = asyncio.get_running_loop()
         self._pidfd: int | None = None
         self._exited = asyncio.Event()
-        self._heard = time.monotonic()
+        self._last_message_at = time.monotonic()
         self._link = Link(sock, self._on_message, self.ended.set)
 
     def __repr__(self) -> str:
@@ -113,7 +113,7 @@ class Engine:
         self._link.send(message, descriptors)
 
     def _on_message(self, message: Message, descriptors: list[int]) -> None:
-        self._heard = time.monotonic()
+        self._last_message_at = time.monotonic()
         what, *rest = message
         match what:
             case "forked" if not descriptors:
@@ -156,7 +156,7 @@ class Engine:
 
     def check(self, silent_after: float) -> None:
         """Ask the process for an answer; note its end if it has given none for `silent_after` seconds."""
-        if time.monotonic() - self._heard > (silent_after if self.ready else START_WITHIN):
+        if time.monotonic() - self._last_message_at > (silent_after if self.ready else START_WITHIN):
             self.ended.set()  # `close` kills it
         elif self.ready:
             self.send("ping")

@@ -42,7 +42,8 @@ class Slot:
     part: Part
     reserved_bytes: int
     delivered: int = 0
-    in_flight: bool = True
+    has_request: bool = True
+    """Whether its request takes some of the channel's quota."""
     stands_in: bool = False
     """Whether the part belongs to an object that replaces a planned one."""
     requests: int = 1
@@ -154,13 +155,13 @@ class Window:
 
     def landed(self, slot: Slot) -> None:
         """Return the slot's request, which has ended with or without success, to the quota."""
-        if slot.in_flight:
-            slot.in_flight, self.begun = False, True
+        if slot.has_request:
+            slot.has_request, self.begun = False, True
             self.quota.end(slot.requests)
 
     def relaunch(self, slot: Slot) -> None:
         """Note that the slot is requested again; the head of line may exceed the request limit."""
-        slot.in_flight = True
+        slot.has_request = True
         self.quota.begin(slot.requests)
 
     def deliver(self, count: int) -> Slot | None:
@@ -179,7 +180,7 @@ class Window:
         if (part := next(self._replacement, None)) is None:
             self._gone(slot)
         else:
-            self._slots.appendleft(Slot(part, slot.reserved_bytes, in_flight=False, stands_in=True))
+            self._slots.appendleft(Slot(part, slot.reserved_bytes, has_request=False, stands_in=True))
         return slot
 
     def object_at_head(self) -> list[Slot]:
@@ -196,8 +197,8 @@ class Window:
 
         Return the object's bytes in the plan (meaningless if it is a replacement already), and the dropped
         slots, whose requests the caller cancels. The new parts are admitted one at a time, without a request
-        (`in_flight` is false). Each reserves `reserved_bytes`, or the old head's bytes if those are more. If
-        they do not fit, the last admitted parts are put back and admitted again later.
+        (`has_request` is false). Each reserves `reserved_bytes`, or the old head's bytes if those are more.
+        If they do not fit, the last admitted parts are put back and admitted again later.
         """
         head = self._slots[0]
         count, ended = 0, head.stands_in
@@ -219,7 +220,7 @@ class Window:
             self.quota.take(more)
             self._reserved_by_epoch[part.epoch] += more
         self._slots.appendleft(
-            Slot(part, max(reserved_bytes, head.reserved_bytes), in_flight=False, stands_in=True)
+            Slot(part, max(reserved_bytes, head.reserved_bytes), has_request=False, stands_in=True)
         )
         return count, dropped
 

@@ -94,7 +94,7 @@ def replay(points: list[Point], staff: Staff) -> int:
     broken = False
     for task, outcome in staff.run([Replay(point) for point in points]):
         print(outcome.log, end="")
-        print(told(task.point, outcome), "" if outcome.reached else "(not reached)")
+        print(line_of(task.point, outcome), "" if outcome.reached else "(not reached)")
         broken |= outcome.state == "broken"
     return int(broken)
 
@@ -285,10 +285,10 @@ class Report:
         self.counts[point.shape, point.process, point.sort][state] += 1
         if outcome.state == "broken":
             self.broken[point] = outcome
-            print(told(point, outcome), flush=True)
+            print(line_of(point, outcome), flush=True)
         if self.into:
             with open(self.into, "a", encoding="utf-8") as file:
-                file.write(told(point, outcome) + ("\n" if reached else " (not reached)\n"))
+                file.write(line_of(point, outcome) + ("\n" if reached else " (not reached)\n"))
 
     def __str__(self) -> str:
         head = f"{'shape':18} {'process':10} {'fault':6}" + "".join(f"{name:>12}" for name in TRAILER_STATES)
@@ -299,7 +299,7 @@ class Report:
             total += counts
         lines.append(f"{'all':36}" + _row(total))
         for point, outcome in self.broken.items():
-            lines.append(told(point, outcome))
+            lines.append(line_of(point, outcome))
         return "\n".join(lines)
 
 
@@ -307,7 +307,7 @@ def _row(counts: Counter[str]) -> str:
     return "".join(f"{counts[name] or '-':>12}" for name in TRAILER_STATES)
 
 
-def told(point: Point, outcome: Outcome) -> str:
+def line_of(point: Point, outcome: Outcome) -> str:
     """One line."""
     suffered = f" suffered {outcome.suffered}" if outcome.suffered else ""
     context = f" [{trace}]" if (trace := innermost(outcome.log)) else ""

@@ -46,7 +46,7 @@ def serve() -> Iterator[Servers]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _run_stub(told: Connection, directory: str, other: Connection) -> None:
+def _run_stub(reported: Connection, directory: str, other: Connection) -> None:
     other.close()
     authority = trustme.CA()
     ca = os.path.join(directory, "ca.pem")
@@ -56,9 +56,9 @@ def _run_stub(told: Connection, directory: str, other: Connection) -> None:
         fill(plain.start())
         with serving(authority) as secure:
             fill(secure)
-            told.send(Servers(plain.stub.url, secure.url, ca))
+            reported.send(Servers(plain.stub.url, secure.url, ca))
             with contextlib.suppress(EOFError):
-                told.recv()
+                reported.recv()
     finally:
         plain.stop()
 

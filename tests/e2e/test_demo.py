@@ -131,21 +131,21 @@ def test_demo_trains_and_proves_every_epoch(
 @pytest.mark.e2e
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize(
-    ("program", "told"),
+    ("program", "reported"),
     [
         ("examples.demo.train", "the trainer ended with exit code -9"),
         ("penstock run", "the sidecar ended with exit code -9 in mid-training"),
     ],
 )
 def test_a_killed_child_fails_the_demo_and_leaves_nothing(
-    start_demo: Callable[..., Demo], program: str, told: str
+    start_demo: Callable[..., Demo], program: str, reported: str
 ) -> None:
     demo = start_demo(*LONG, warm=True)
     demo.await_training()
     os.kill(demo.child(program), signal.SIGKILL)
     output = demo.finish()
     assert demo.process.returncode == 1, output
-    assert f"demo: FAILED: {told}" in output
+    assert f"demo: FAILED: {reported}" in output
 
 
 @pytest.mark.e2e

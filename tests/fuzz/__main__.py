@@ -47,11 +47,11 @@ def main() -> int:
     total, failed = 0, []
     for name in chosen:
         with tempfile.TemporaryDirectory(prefix="penstock-fuzz-") as scratch:
-            executions, said = one(name, seconds, Path(scratch))
+            executions, output = one(name, seconds, Path(scratch))
             total += executions
             keep(name, Path(scratch), given.keep)
-        print(f"{name:20} {executions:>10,} executions{'  ' + said if said else ''}", flush=True)
-        if said:
+        print(f"{name:20} {executions:>10,} executions{'  ' + output if output else ''}", flush=True)
+        if output:
             failed.append(name)
     print(
         f"{len(chosen)} targets, {total:,} executions, "
@@ -84,20 +84,20 @@ def one(name: str, seconds: int, scratch: Path) -> tuple[int, str]:
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=seconds + 120, errors="replace"
         )
-        said, code = done.stdout + done.stderr, done.returncode
+        output, code = done.stdout + done.stderr, done.returncode
     except subprocess.TimeoutExpired as error:
-        said, code = str(error.stderr), 1
-    counts = [int(each) for each in re.findall(r"(?:^#|Done |executions )(\d+)", said, re.MULTILINE)]
+        output, code = str(error.stderr), 1
+    counts = [int(each) for each in re.findall(r"(?:^#|Done |executions )(\d+)", output, re.MULTILINE)]
     for crash in (scratch / "crash").glob("*"):
         add(name, crash.read_bytes())
     if code == 0:
         return max(counts, default=0), ""
     lines = [
         line
-        for line in said.splitlines()
+        for line in output.splitlines()
         if re.match(r"\s*\w*(Error|Exception|Warning|ALARM)\b|.*: .*Error", line)
     ]
-    return max(counts, default=0), (lines or said.splitlines()[-1:] or ["?"])[0].strip()[:200]
+    return max(counts, default=0), (lines or output.splitlines()[-1:] or ["?"])[0].strip()[:200]
 
 
 def keep(name: str, scratch: Path, most: int) -> None:

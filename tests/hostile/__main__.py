@@ -64,8 +64,8 @@ def serving() -> Iterator[tuple[list[int], str]]:
     )
     try:
         assert process.stdout is not None
-        told = json.loads(process.stdout.readline())
-        yield told["ports"], told["bundle"]
+        reported = json.loads(process.stdout.readline())
+        yield reported["ports"], reported["bundle"]
     finally:
         process.communicate("")
 
@@ -209,9 +209,9 @@ def work(ports: list[int], bundle: str) -> None:
     async def judge() -> None:
         async with Bench(ports, bundle) as bench:
             while line := await asyncio.to_thread(sys.stdin.readline):
-                told = json.loads(line)
-                number = told.pop("number")
-                judgement = await bench.run(Cell(**told), number)
+                reported = json.loads(line)
+                number = reported.pop("number")
+                judgement = await bench.run(Cell(**reported), number)
                 print(json.dumps(asdict(judgement)), file=out, flush=True)
 
     asyncio.run(judge())

@@ -70,8 +70,8 @@ class Run:
         self.news = threading.Condition()
 
     def __str__(self) -> str:
-        told = f"{'TLS' if self.tls else 'plain'}, {self.engines} engines, {self.killed} killed"
-        return f"{told}, {self.epochs} epochs" + "".join(f", WRONG: {each}" for each in self.wrong)
+        reported = f"{'TLS' if self.tls else 'plain'}, {self.engines} engines, {self.killed} killed"
+        return f"{reported}, {self.epochs} epochs" + "".join(f", WRONG: {each}" for each in self.wrong)
 
     def read(self, data: Path, stream: str, truth: str) -> None:
         """Read and compare every epoch of a stream."""

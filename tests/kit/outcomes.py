@@ -150,8 +150,8 @@ class Scene:
             self._bend_listings()
         if trial.check:
             for name, data in stub.objects.items():
-                said = base64.b64encode(checksums.crc64nvme(data).to_bytes(8, "big")).decode()
-                stub.checksums[name] = {"x-amz-checksum-crc64nvme": said}
+                stated = base64.b64encode(checksums.crc64nvme(data).to_bytes(8, "big")).decode()
+                stub.checksums[name] = {"x-amz-checksum-crc64nvme": stated}
 
     def _weather(self, name: str, start: int, size: int) -> Fault | None:
         if name.startswith(f"{BUCKET}/manifest"):
@@ -245,8 +245,8 @@ class Scene:
         else:
             self.stub.objects[name] = data = compress(self.contents.now, self.trial.compression)
             if self.trial.check:
-                said = base64.b64encode(checksums.crc64nvme(data).to_bytes(8, "big")).decode()
-                self.stub.checksums[name] = {"x-amz-checksum-crc64nvme": said}
+                stated = base64.b64encode(checksums.crc64nvme(data).to_bytes(8, "big")).decode()
+                self.stub.checksums[name] = {"x-amz-checksum-crc64nvme": stated}
 
     def judge(self, name: str, plan: Plan, epoch: int, got: Got, *, after_left: bool = False) -> None:
         """Raises Broken unless the epoch is right, or failed for a reason that it was given.

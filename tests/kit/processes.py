@@ -70,12 +70,12 @@ def _warm_penstock(
             os.close(err_end)
             with ThreadPoolExecutor(1) as other:
                 late = other.submit(errors.read)
-                said = output.read(), late.result()
+                stated = output.read(), late.result()
         except BaseException:
             running.kill()
             raise
         code = running.wait()
-    shown = [each.decode() for each in said] if text else said
+    shown = [each.decode() for each in stated] if text else stated
     return subprocess.CompletedProcess([*PENSTOCK, *arguments], code, *shown)
 
 

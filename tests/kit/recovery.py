@@ -137,16 +137,16 @@ class Told:
 
 def read(path: Path) -> Told:
     """Read an epoch to its end."""
-    told, began = Told(), time.monotonic()
+    reported, began = Told(), time.monotonic()
     try:
         with PipeStream(path) as stream:
             while data := stream.read(STEP):
-                told.data += data
-                told.arrivals.append((time.monotonic(), len(told.data)))
+                reported.data += data
+                reported.arrivals.append((time.monotonic(), len(reported.data)))
     except StreamError as error:
-        told.error = str(error)
-    told.seconds = time.monotonic() - began
-    return told
+        reported.error = str(error)
+    reported.seconds = time.monotonic() - began
+    return reported
 
 
 @contextlib.asynccontextmanager
@@ -241,12 +241,12 @@ async def measure(kind: Kind, seed: int, stub: S3Stub, truth: bytes, into: Measu
     """One pair of epochs."""
     transport = TRANSPORTS[seed % len(TRANSPORTS)]
     striker = Striker(kind, seed, stub.url)
-    told: dict[bool, Told] = {}
+    reported: dict[bool, Told] = {}
     for struck in (False, True) if seed % 2 else (True, False):
         stub.weather = striker if struck else None
-        told[struck] = await epoch(stub, transport=transport)
+        reported[struck] = await epoch(stub, transport=transport)
     stub.weather = None
-    found = told[True]
+    found = reported[True]
     into.seeds += 1
     into.faults += striker.struck
     into.bytes += len(found.data)
@@ -255,7 +255,7 @@ async def measure(kind: Kind, seed: int, stub: S3Stub, truth: bytes, into: Measu
         into.right += truth.startswith(bytes(found.data)) and (named or not striker.struck)
         return
     into.right += found.error is None and bytes(found.data) == truth
-    into.without.append((transport, told[False].seconds))
+    into.without.append((transport, reported[False].seconds))
     into.under.append((transport, found.seconds))
     over = striker.withheld
     into.recovered += [max(0.0, found.arrival(each.at) - each.ended) for each in over]
@@ -335,11 +335,13 @@ def hedges(rounds: int) -> str:
     try:
         truth = fill(stub, [size] * count)
         for number in range(rounds):
-            for hedge, told in found.items():
+            for hedge, reported in found.items():
                 stub.weather = late(number)
                 with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                    told.append(runner.run(epoch(stub, transport="buffered", part_size=size, hedge=hedge)))
-                if bytes(told[-1].data) != truth:
+                    reported.append(
+                        runner.run(epoch(stub, transport="buffered", part_size=size, hedge=hedge))
+                    )
+                if bytes(reported[-1].data) != truth:
                     raise SystemExit(f"wrong bytes with HedgeBudget {hedge}")
     finally:
         thread.stop()
@@ -350,21 +352,21 @@ def hedges(rounds: int) -> str:
         "| HedgeBudget | Seconds an epoch | Wait for an object at the head of line, p99 | The longest |",
         "|---|---|---|---|",
     ]
-    for hedge, told in found.items():
-        waits = [wait for each in told for wait in _waits(each, size)]
-        seconds = ", ".join(f"{each.seconds:.1f}" for each in told)
+    for hedge, reported in found.items():
+        waits = [wait for each in reported for wait in _waits(each, size)]
+        seconds = ", ".join(f"{each.seconds:.1f}" for each in reported)
         p99 = percentile(waits, 0.99)
         lines.append(f"| {hedge:g} | {seconds} | {p99:.2f} s | {max(waits):.2f} s |")
-    means = [statistics.mean(each.seconds for each in told) for told in found.values()]
+    means = [statistics.mean(each.seconds for each in reported) for reported in found.values()]
     lines += ["", f"Epochs take {means[1] / means[0]:.2f} of the time."]
     return "\n".join(lines) + "\n"
 
 
-def _waits(told: Told, size: int) -> list[float]:
+def _waits(reported: Told, size: int) -> list[float]:
     """By object, the longest time without a byte of it, from the byte before its first one on."""
     waits: dict[int, float] = {}
-    before = told.arrivals[0][0]
-    for moment, count in told.arrivals:
+    before = reported.arrivals[0][0]
+    for moment, count in reported.arrivals:
         number = (count - 1) // size
         waits[number] = max(waits.get(number, 0.0), moment - before)
         before = moment

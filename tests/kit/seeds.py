@@ -111,7 +111,7 @@ def search(
     with the first finding. `drawn`: what a seed stands for, shown with a finding. `show`: the sum as text.
     `run_again`: run broken seeds once more at the end, when it is seen which a busy machine may have broken.
     """
-    began = told = time.monotonic()
+    began = reported = time.monotonic()
     broken: dict[int, str] = {}
     died: Counter[str] = Counter()
     first = last = None
@@ -126,8 +126,8 @@ def search(
             what = f"seed {last}: {drawn(last)!s:.2000}\n" if drawn else ""
             print(f"{what}seed {last}: {outcome.broken:.2000}", file=sys.stderr, flush=True)
         now = time.monotonic()
-        if now - told > 20:
-            told = now
+        if now - reported > 20:
+            reported = now
             print(f"{now - began:.0f} s: to seed {last}, {show(found)}, {len(broken)} broken", flush=True)
         if now - began > 60 * minutes or (broken and stop):
             break

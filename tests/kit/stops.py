@@ -124,7 +124,7 @@ def _run(
         assert trainer.stdout is not None
         wrong = []
 
-        def told() -> Any:
+        def reported() -> Any:
             assert trainer.stdout is not None
             return json.loads(trainer.stdout.readline())
 
@@ -134,13 +134,13 @@ def _run(
             trainer.stdin.flush()
 
         for stop in (running.process.pid, trainer.pid):
-            reached = told()
+            reached = reported()
             note(f"trainer: {reached}")
             if reached["ended"]:
                 wrong.append(f"{reached['ended']} streams had ended by quarter {reached['quarter']}")
             with stopped(stop, seconds):
                 resume()
-        reached = told()
+        reached = reported()
         note(f"trainer: {reached}")
         with stopped(keeper, seconds):
             if restart:
@@ -148,10 +148,10 @@ def _run(
                 running.wait()
                 running = stack.enter_context(sidecar(path, "--keeper", "auto"))
             resume()
-        reached = told()
+        reached = reported()
         note(f"trainer: {reached}")
         resume()
-        for name, number, digest in zip(names, range(len(names)), told(), strict=True):
+        for name, number, digest in zip(names, range(len(names)), reported(), strict=True):
             if digest != hashlib.sha256(contents[number % CONTENTS]).hexdigest():
                 wrong.append(f"{name}: wrong bytes")
             if (state := published_trailer(data, name, 0).state) != "complete":

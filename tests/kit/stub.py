@@ -118,7 +118,7 @@ class S3Stub:
     """Ends every `stall`."""
     loop: asyncio.AbstractEventLoop | None = None
     """The loop of the server's thread."""
-    in_flight: int = 0
+    requests_in_flight: int = 0
     most_in_flight: int = 0
     transports: set[asyncio.Transport] = field(default_factory=set)
     """Connections that have carried a GET of an object."""
@@ -214,8 +214,8 @@ class S3Stub:
         if request.transport is None:
             return web.Response(status=400)  # the client has left already
         self.transports.add(request.transport)
-        self.in_flight += 1
-        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        self.requests_in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.requests_in_flight)
         try:
             for queue in (self.faults.get(f"{name}@{start}"), self.faults.get(name), self.faults.get(ANY)):
                 if queue:
@@ -226,7 +226,7 @@ class S3Stub:
         except ConnectionResetError:
             return web.Response(status=400)  # the client has left in the middle
         finally:
-            self.in_flight -= 1
+            self.requests_in_flight -= 1
 
     async def _head(self, request: web.Request, name: str) -> web.StreamResponse:
         version = request.query.get("versionId")

@@ -78,7 +78,7 @@ class Epoll:
         self._loop = asyncio.get_running_loop()
         self._masks: dict[int, int] = {}
         self._sockets: set[int] = set()
-        self._told: dict[int, int] = {}
+        self._reported: dict[int, int] = {}
         """Events of one-shot registrations that the kernel has told, and the owner has not heard."""
         if isinstance(self._loop, ScheduledLoop):
             self._loop.epolls[self._real.fileno()] = self
@@ -98,29 +98,29 @@ class Epoll:
         self._masks[fd] = mask
 
     def modify(self, fd: int, mask: int) -> None:
-        self._told.pop(fd, None)
+        self._reported.pop(fd, None)
         self._real.modify(fd, mask)
         self._masks[fd] = mask
 
     def unregister(self, fd: int) -> None:
-        self._told.pop(fd, None)
+        self._reported.pop(fd, None)
         self._sockets.discard(fd)
         del self._masks[fd]
         self._real.unregister(fd)
 
     @property
-    def told(self) -> bool:
+    def reported(self) -> bool:
         """Whether the kernel has told of something that the owner has not heard."""
-        return bool(self._told)
+        return bool(self._reported)
 
     def ready(self) -> list[tuple[int, int]]:
         """All that the kernel tells now."""
-        found = dict(self._told)
+        found = dict(self._reported)
         for fd, events in self._real.poll(0, 1000):
             if fd in self._sockets and not events & _WAKES and not _enough(fd):
                 continue
             if self._masks[fd] & select.EPOLLONESHOT:
-                self._told[fd] = events
+                self._reported[fd] = events
             found[fd] = events
         return sorted(found.items())
 
@@ -133,7 +133,7 @@ class Epoll:
         most = len(found) if maxevents < 0 else min(len(found), maxevents)
         found = found[: dice.randint(min(1, most), most)]
         for fd, _ in found:
-            self._told.pop(fd, None)
+            self._reported.pop(fd, None)
         return [(fd, events & ~select.EPOLLRDHUP) for fd, events in found]
 
     def close(self) -> None:
@@ -198,7 +198,7 @@ class _Selector(selectors.EpollSelector):
         listed = {key.fd for key, _ in found}
         for fd, epoll in self.loop.epolls.items():
             # The kernel has told us, and tells nobody again.
-            if epoll.told and fd not in listed and fd in self.get_map():
+            if epoll.reported and fd not in listed and fd in self.get_map():
                 found.append((self.get_map()[fd], selectors.EVENT_READ))
         found.sort(key=lambda each: each[0].fd)
         now = {(key.fd, mask) for key, mask in found}

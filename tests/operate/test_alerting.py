@@ -70,7 +70,7 @@ def test_alerts_come_and_go_with_what_they_tell_of(stub: S3Stub, tmp_path: Path,
                 for labels, _ in server.ask('max_over_time(ALERTS{alertstate="firing"}[5m])')
             }
 
-        def told(*names: str) -> Any:
+        def reported(*names: str) -> Any:
             """These alerts fire."""
             found = alerts(server)
             return found if all(found.get(name, {}).get("state") == "firing" for name in names) else None
@@ -78,7 +78,7 @@ def test_alerts_come_and_go_with_what_they_tell_of(stub: S3Stub, tmp_path: Path,
         eventually(healthy)
 
         stub.weather = lambda *_: fails(503, "SlowDown")
-        found = eventually(lambda: told("PenstockStarved", "PenstockNoProgress"))
+        found = eventually(lambda: reported("PenstockStarved", "PenstockNoProgress"))
         starved = found["PenstockStarved"]
         assert starved["labels"] == here | {
             "alertname": "PenstockStarved", "severity": "warning", "channel": "train", "state": "starved",
@@ -96,6 +96,6 @@ def test_alerts_come_and_go_with_what_they_tell_of(stub: S3Stub, tmp_path: Path,
         eventually(lambda: not alerts(server).keys() & {"PenstockStarved", "PenstockNoProgress"})
 
         serving.process.kill()
-        down = eventually(lambda: told("PenstockDown"))["PenstockDown"]
+        down = eventually(lambda: reported("PenstockDown"))["PenstockDown"]
         assert down["labels"] == here | {"alertname": "PenstockDown", "severity": "critical"}
         assert target in down["annotations"]["summary"]

@@ -51,8 +51,8 @@ def test_a_record_that_is_not_whole_is_no_result(monkeypatch: pytest.MonkeyPatch
 
     batch = torch.zeros((16, gpu_task.RECORD), dtype=torch.uint8)
     batch[:, gpu_task.IMAGE :] = torch.frombuffer(bytearray(gpu_task.MARK), dtype=torch.uint8)
-    said: list[str] = []
-    monkeypatch.setattr(gpu_trainer, "say", said.append)
+    output: list[str] = []
+    monkeypatch.setattr(gpu_trainer, "say", output.append)
     monkeypatch.setattr(sys, "stdin", io.StringIO("end\nend\n"))
     order = gpu_task.Order(
         feed="memory", url="", bucket="", keys=[], directory="", size=0, workers=0, seconds=0.05
@@ -61,7 +61,7 @@ def test_a_record_that_is_not_whole_is_no_result(monkeypatch: pytest.MonkeyPatch
     for brought in (batch, batch.roll(-1)):
         monkeypatch.setattr(gpu_trainer, "loader", lambda *_, brought=brought: itertools.repeat(brought))
         gpu_trainer.run(order, load, lambda _: None, "cpu")
-    assert [json.loads(line)["right"] for line in said if line != "begin"] == [True, False]
+    assert [json.loads(line)["right"] for line in output if line != "begin"] == [True, False]
 
 
 def test_gpu_mistakes_are_named(capsys: pytest.CaptureFixture[str]) -> None:

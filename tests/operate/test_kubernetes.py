@@ -442,14 +442,14 @@ def test_policies_are_valid_and_allow_reading_alone(tmp_path: Path) -> None:
                 reads = {"s3:ListBucket", "s3:GetObject", "s3:GetObjectVersion", "kms:Decrypt"}
                 assert statement["Effect"] == "Deny" or action in reads
             assert statement["Effect"] == "Deny" or statement["Resource"] != "*"
-    told = {
+    reported = {
         place
         for text in policies["read-policy"]["Statement"]
         for place in re.findall(r"s3:::([^\"']+)", str(text))
     }
     text = yaml.safe_load((KUBERNETES / "base/penstock.yaml").read_text())
     uris = [one["DataSource"]["S3DataSource"]["S3Uri"] for one in text["InputDataConfig"]]
-    assert {f"{uri.removeprefix('s3://')}*" for uri in uris} | {"my-bucket"} == told
+    assert {f"{uri.removeprefix('s3://')}*" for uri in uris} | {"my-bucket"} == reported
     subject = next(iter(policies["trust-irsa"]["Statement"]))["Condition"]["StringEquals"]
     account = yaml.safe_load((KUBERNETES / "base/service-account.yaml").read_text())["metadata"]["name"]
     assert any(value.endswith(f":{account}") for value in subject.values())

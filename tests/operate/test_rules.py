@@ -46,7 +46,7 @@ def promtool(tmp_path: Path, tests: list[Any]) -> str | None:
     return None if ran.returncode == 0 else ran.stdout + ran.stderr
 
 
-def told(text: str, case: Case) -> str:
+def reported(text: str, case: Case) -> str:
     """An annotation as Prometheus writes it, in that case."""
     text = re.sub(r"\{\{ range .*?\{\{ end \}\}", case.causes, text)
     labels = case.labels or {}
@@ -73,7 +73,7 @@ def firing(case: Case) -> dict[Any, Any]:
     rule = BY_NAME[case.alert]
     expected = []
     for each in (case, *(replace(case, labels=labels) for labels in case.others)):
-        annotations = {key: told(text, each) for key, text in rule["annotations"].items()}
+        annotations = {key: reported(text, each) for key, text in rule["annotations"].items()}
         expected.append({"exp_labels": each.labels | rule["labels"], "exp_annotations": annotations})
     return {
         "interval": "1m",

@@ -62,23 +62,23 @@ class Checker:
             start_new_session=True,
         ) as process:
             try:
-                said, hung = process.communicate(timeout=within)[0], False
+                output, hung = process.communicate(timeout=within)[0], False
             except subprocess.TimeoutExpired:
                 hung = True
                 os.killpg(process.pid, signal.SIGKILL)
-                said = process.communicate()[0]
-        return Outcome(process.returncode, said, time.monotonic() - began, hung=hung)
+                output = process.communicate()[0]
+        return Outcome(process.returncode, output, time.monotonic() - began, hung=hung)
 
     def again(self, outcome: Outcome) -> Checker:
         """The part of this checker that has failed."""
-        failed = _FAILED.findall(outcome.said)
+        failed = _FAILED.findall(outcome.output)
         if self.arguments[0] != "pytest" or not failed:
             return self
         return Checker(self.name, (*_PYTEST, *failed))
 
     def but(self, outcome: Outcome) -> Checker | None:
         """This checker without the test that has failed, which says nothing; None for a machine."""
-        failed = _FAILED.findall(outcome.said)
+        failed = _FAILED.findall(outcome.output)
         if self.arguments[0] != "pytest" or not failed:
             return None
         return Checker(self.name, (*self.arguments, *(f"--deselect={each}" for each in failed)))
@@ -92,7 +92,7 @@ class Outcome:
     """How a look has ended."""
 
     code: int
-    said: str
+    output: str
     seconds: float
     hung: bool
 
@@ -103,9 +103,9 @@ class Outcome:
     @property
     def what(self) -> str:
         """The test that has failed, or the last that was said."""
-        if failed := _FAILED.findall(self.said):
+        if failed := _FAILED.findall(self.output):
             return str(failed[0]).rsplit("/", 1)[-1]
-        lines = self.said.strip().splitlines()
+        lines = self.output.strip().splitlines()
         return "hung" if self.hung else lines[-1].strip()[:100] if lines else f"exit code {self.code}"
 
 

@@ -88,8 +88,8 @@ def test_a_sidecar_that_came_after_the_reader_and_died(feeder: Feeder, name: str
     feeder.feed(0, DATA, total=2 * len(DATA), state="open")
     thread.join()
     assert not thread.is_alive()
-    told = f"received {len(DATA)} of {2 * len(DATA)} bytes of train_0: the sidecar died"
-    assert [told in str(error) for error in errors] == [True]
+    reported = f"received {len(DATA)} of {2 * len(DATA)} bytes of train_0: the sidecar died"
+    assert [reported in str(error) for error in errors] == [True]
 
 
 def test_a_sidecar_that_came_after_the_reader_and_failed(feeder: Feeder) -> None:
@@ -195,8 +195,8 @@ def test_a_trailer_of_an_earlier_run_proves_no_foreign_fifo(feeder: Feeder) -> N
     """Nobody can tell: the end is an error, and the text names the file."""
     feeder.publish(0, "complete", total=5, delivered=5)
     feeder.feed(0, DATA, proof=False)
-    told = f"received {len(DATA)} of 5 bytes"
-    with PipeStream(path(0)) as stream, pytest.raises(TruncatedStream, match=told):
+    reported = f"received {len(DATA)} of 5 bytes"
+    with PipeStream(path(0)) as stream, pytest.raises(TruncatedStream, match=reported):
         stream.readall()
 
 

@@ -119,8 +119,8 @@ def test_processes_of_one_rank_read_in_turn(feeder: Feeder, rank: dict[str, str]
         first.stdin.flush()
         assert [output_of(first).readline(), output_of(first).readline()] == ["5\n", "5\n"]
         with reader(**rank) as second:
-            said, errors = second.communicate()
-        assert said == "5\n"
+            output, errors = second.communicate()
+        assert output == "5\n"
         assert ("each epoch goes to one of them only" in errors) == (not rank)
         _, errors = first.communicate()
         assert errors == ""

@@ -271,8 +271,8 @@ async def test_every_read_says_who_pays_and_what_decrypts(
         due["x-amz-request-payer"] = "requester"
     assert len(stub.seen) >= 4
     for seen in stub.seen:
-        said = {n: v for n, v in seen.amz.items() if n.startswith(prefix) or n == "x-amz-request-payer"}
-        assert said == due
+        stated = {n: v for n, v in seen.amz.items() if n.startswith(prefix) or n == "x-amz-request-payer"}
+        assert stated == due
         assert all(name in (seen.authorization or "") for name in due)  # signed, too
 
 

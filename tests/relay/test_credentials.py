@@ -182,7 +182,7 @@ async def test_the_question_for_a_checksum_renews_them_too(
         running_channel(bare, tmp_path, transport="buffered", check=True, requests_in_flight=2) as running,
     ):
         reading = asyncio.create_task(off_loop(read_all, running.fifo(0)))
-        await eventually(lambda: bare.in_flight == 2)
+        await eventually(lambda: bare.requests_in_flight == 2)
         rotate()
         bare.refused_keys["AKID0"] = "ExpiredToken"
         bare.release()
@@ -206,7 +206,7 @@ async def test_what_is_refused_in_mid_stream_is_renewed(
         run(stub, tmp_path, requests_in_flight=4) as running,
     ):
         reading = asyncio.create_task(off_loop(read_all, running.fifo(0)))
-        await eventually(lambda: stub.in_flight == 4)
+        await eventually(lambda: stub.requests_in_flight == 4)
         rotate()
         stub.refused_keys["AKID0"] = "ExpiredToken"
         stub.release()

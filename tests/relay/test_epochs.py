@@ -174,7 +174,7 @@ async def test_requests_never_exceed_the_connections(run: RunChannel, stub: S3St
     truth = fill(stub, [30_000] * 40)
     stub.script(*[stalls(stub)] * 40)
     async with run(stub, tmp_path, requests_in_flight=3) as running:
-        await eventually(lambda: stub.in_flight == 3)
+        await eventually(lambda: stub.requests_in_flight == 3)
         stub.release()
         assert await off_loop(read_all, running.fifo(0)) == truth
     assert stub.most_in_flight == 3

@@ -266,7 +266,7 @@ async def test_ending_a_channel_drops_its_connections(run: RunChannel, stub: S3S
     fill(stub, [400_000])
     stub.script(*[stalls(stub)] * 4)
     async with run(stub, tmp_path) as running:
-        await eventually(lambda: stub.in_flight == 4)
+        await eventually(lambda: stub.requests_in_flight == 4)
         running.task.cancel()
         await asyncio.wait({running.task})
         await eventually(lambda: running.channel.statistics().requests.get("cancelled") == 4)

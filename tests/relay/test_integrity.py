@@ -39,8 +39,8 @@ def keep(stub: S3Stub, algorithm: str, **more: str) -> None:
     """Let the server keep this CRC of every object."""
     for name, data in stub.objects.items():
         value = zlib.crc32(data) if algorithm == "crc32" else getattr(checksums, algorithm)(data)
-        said = base64.b64encode(value.to_bytes(WIDTH[algorithm], "big")).decode()
-        stub.checksums[name] = {f"x-amz-checksum-{algorithm}": said} | more
+        stated = base64.b64encode(value.to_bytes(WIDTH[algorithm], "big")).decode()
+        stub.checksums[name] = {f"x-amz-checksum-{algorithm}": stated} | more
 
 
 def test_the_names_are_those_of_the_catalogue() -> None:
@@ -87,7 +87,7 @@ async def test_a_wrong_bit_fails_the_epoch_with_both_sums(
 
 
 @pytest.mark.parametrize(
-    "said",
+    "stated",
     [
         {},
         {"x-amz-checksum-crc32": "AAAAAA==", "x-amz-checksum-type": "COMPOSITE"},
@@ -97,10 +97,10 @@ async def test_a_wrong_bit_fails_the_epoch_with_both_sums(
     ids=["none", "composite", "composite by its dash", "of a kind that cannot be combined"],
 )
 async def test_where_nothing_can_be_compared_it_is_counted(
-    run: RunChannel, stub: S3Stub, tmp_path: Path, said: dict[str, str]
+    run: RunChannel, stub: S3Stub, tmp_path: Path, stated: dict[str, str]
 ) -> None:
     truth = fill(stub, SIZES)
-    stub.checksums = dict.fromkeys(stub.objects, said)
+    stub.checksums = dict.fromkeys(stub.objects, stated)
     async with run(stub, tmp_path) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
         await eventually(lambda: running.states)
@@ -154,13 +154,13 @@ def test_what_is_no_base64_is_no_sum() -> None:
 
 def test_an_object_that_is_continued_in_its_middle_is_not_compared() -> None:
     """What an earlier sidecar delivered of it was summed there; the next object is whole again."""
-    told = []
+    reported = []
     stored = Stored("CRC32", zlib.crc32(b"abcd"))
-    verifier = ChecksumVerifier(lambda _: stored, lambda ref, outcome: told.append((ref.key, outcome)))
+    verifier = ChecksumVerifier(lambda _: stored, lambda ref, outcome: reported.append((ref.key, outcome)))
     refs = [ObjectRef("b", key, 4, "e") for key in "xy"]
     for ref, start, data in ((refs[0], 2, b"cd"), (refs[1], 0, b"ab"), (refs[1], 2, b"cd")):
         part = Part(0, ref, start, start + len(data), start)
         for byte in data:
             verifier.update(part, memoryview(bytes([byte])))
         verifier.delivered(part)
-    assert told == [("x", "unverifiable"), ("y", "verified")]
+    assert reported == [("x", "unverifiable"), ("y", "verified")]

@@ -194,7 +194,7 @@ async def test_a_reader_that_believes_an_end_mark_is_noticed(stub: S3Stub, tmp_p
     """Without `Join`, over all transports; and not one that leaves in the middle of an object."""
     archives = tars(stub, 4, 3_000_000)
     for transport in ("splice", "buffered", "aiobotocore"):
-        told: list[tuple[int, int]] = []
+        reported: list[tuple[int, int]] = []
         directory = tmp_path / transport
         directory.mkdir()
         async with running_channel(
@@ -202,13 +202,13 @@ async def test_a_reader_that_believes_an_end_mark_is_noticed(stub: S3Stub, tmp_p
             directory,
             transport=transport,
             part_size=1 << 20,
-            on_end_believed=lambda *place, told=told: told.append(place),
+            on_end_believed=lambda *place, reported=reported: reported.append(place),
         ) as running:
             for epoch, count in enumerate([len(archives[0]) + len(archives[1]), 5_000_000]):
                 await off_loop(read_some, running.fifo(epoch), count)
                 await eventually(lambda epoch=epoch: len(running.states) > epoch)
             statistics = running.channel.statistics()
-        ((epoch, offset),) = told
+        ((epoch, offset),) = reported
         assert (epoch, (offset - len(archives[0]) - len(archives[1])) // 8192) == (0, 0), transport
         assert (statistics.readers_gone, statistics.readers_at_ends) == (2, 1), transport
 

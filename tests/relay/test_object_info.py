@@ -150,16 +150,16 @@ async def test_a_refusal_names_the_object_and_the_request(
 
 
 async def test_both_ways_say_the_same(objects: S3Stub) -> None:
-    said = []
+    stated = []
     for by_aiobotocore in (True, False):
         objects.script_head(fails(403, "AccessDenied"), key="b/data/0000")
         async with heads_of(objects, by_aiobotocore=by_aiobotocore) as inspector:
             for key in ("data/0000", "absent"):
                 with pytest.raises(PenstockError) as caught:
                     await inspector.stat("b", key)
-                said.append((type(caught.value), str(caught.value)))
-    assert said[:2] == said[2:]
-    assert "s3:ListBucket" in said[0][1]
+                stated.append((type(caught.value), str(caught.value)))
+    assert stated[:2] == stated[2:]
+    assert "s3:ListBucket" in stated[0][1]
 
 
 async def test_what_may_pass_is_asked_again(objects: S3Stub) -> None:
@@ -222,7 +222,7 @@ async def test_a_body_against_the_rules_is_not_the_next_answer(objects: S3Stub) 
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("stated", "words"),
     [
         (b"SSH-2.0-OpenSSH_9.7\r\n\r\n", "not an HTTP response"),
         (b'HTTP/1.1 200 OK\r\nETag: "x"\r\n\r\n', "HEAD has no Content-Length, or neither"),
@@ -230,8 +230,8 @@ async def test_a_body_against_the_rules_is_not_the_next_answer(objects: S3Stub) 
         (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 70_000, "longer than 65536 bytes"),
     ],
 )  # fmt: skip
-async def test_an_answer_that_cannot_be_is_an_error(objects: S3Stub, said: bytes, words: str) -> None:
-    objects.script_head(raw(said), key="b/data/0000")
+async def test_an_answer_that_cannot_be_is_an_error(objects: S3Stub, stated: bytes, words: str) -> None:
+    objects.script_head(raw(stated), key="b/data/0000")
     async with heads_of(objects) as inspector:
         with pytest.raises(BadAnswer, match=words):
             await inspector.stat("b", "data/0000")
@@ -273,10 +273,12 @@ async def test_what_reading_must_say_is_said(objects: S3Stub) -> None:
         for by_aiobotocore in (True, False):
             async with open_inspector(clients, give_up_after=30, by_aiobotocore=by_aiobotocore) as inspector:
                 await inspector.stat("b", "data/0000")
-    told, own = ({k: v for k, v in seen.items() if k.startswith("x-amz-")} for seen in objects.head_requests)
-    for headers in (told, own):
+    reported, own = (
+        {k: v for k, v in seen.items() if k.startswith("x-amz-")} for seen in objects.head_requests
+    )
+    for headers in (reported, own):
         del headers["x-amz-date"]
-    assert own.items() <= told.items()
+    assert own.items() <= reported.items()
     assert own["x-amz-request-payer"] == "requester"
     assert "x-amz-server-side-encryption-customer-key-md5" in own
     assert "SignedHeaders=host;x-amz-" in objects.head_requests[1]["authorization"]

@@ -122,8 +122,8 @@ class Taken:
 async def test_a_kernel_that_refuses_to_write_is_told_and_not_asked_for_ever() -> None:
     read_fd, write_fd = os.pipe()
     outlet = PipeOutlet(write_fd, on_gone=lambda: None)
-    told: list[object] = []
-    outlet.on_short, outlet.give_up_after = told.append, 0.2
+    reported: list[object] = []
+    outlet.on_short, outlet.give_up_after = reported.append, 0.2
     try:
         with pytest.raises(BlockingIOError):
             outlet.push(Refused())
@@ -135,7 +135,7 @@ async def test_a_kernel_that_refuses_to_write_is_told_and_not_asked_for_ever() -
                     outlet.push(Refused())
                 except BlockingIOError:
                     await outlet.writable()
-        assert len(told) == 2
+        assert len(reported) == 2
     finally:
         outlet.close()
         os.close(read_fd)

@@ -99,9 +99,9 @@ def test_a_search_goes_on_past_what_it_finds(capfd: pytest.CaptureFixture[str]) 
     assert "in broken_in_its_way" in capfd.readouterr().err  # where it hung
     searched = search(outcomes.values(), 0, again="--seed {} --runs 1", drawn=lambda seed: f"trial {seed}")
     assert (searched.found, {*searched.broken}, searched.died) == (1 + 4 + 6, {2, 3, 5}, {"SIGSEGV": 1})
-    told = capfd.readouterr()
-    assert "  --seed 3 --runs 1: the process died by SIGSEGV\n" in told.out
-    assert "seed 5: trial 5\nseed 5: hung for 5 s\n" in told.err
+    reported = capfd.readouterr()
+    assert "  --seed 3 --runs 1: the process died by SIGSEGV\n" in reported.out
+    assert "seed 5: trial 5\nseed 5: hung for 5 s\n" in reported.err
 
 
 def test_a_search_runs_broken_seeds_again(capsys: pytest.CaptureFixture[str]) -> None:

@@ -95,8 +95,8 @@ async def test_a_request_that_crosses_with_a_close_is_sent_again(stub: S3Stub, t
     assert [seen.key for seen in stub.seen[:3]] == ["data/0000", "data/0001", "data/0001"]
 
 
-@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 408 Request Timeout\r\n\r\n"])
-async def test_an_idle_connection_closes_when_the_server_says_anything(said: bytes) -> None:
+@pytest.mark.parametrize("stated", [b"", b"HTTP/1.1 408 Request Timeout\r\n\r\n"])
+async def test_an_idle_connection_closes_when_the_server_says_anything(stated: bytes) -> None:
     """Be it the end alone: such a connection is of no use, and would keep a file open until it is taken."""
     arrived: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
     server = await asyncio.start_server(lambda _, writer: arrived.put(writer), "127.0.0.1")
@@ -108,7 +108,7 @@ async def test_an_idle_connection_closes_when_the_server_says_anything(said: byt
     pool.give(connection)
     assert await pool.take(ErrorContext()) is connection
     pool.give(connection)
-    peer.write(said)
+    peer.write(stated)
     peer.close()
     await eventually(lambda: connection.closed)
     other = await pool.take(ErrorContext())

@@ -414,10 +414,10 @@ class SeedRun:
             raise Broken(f"{name} is whole for its reader, and the channel says {trailer}")
         if whole and trailer and trailer.bytes_delivered != len(got.data):
             raise Broken(f"{name} has {len(got.data)} bytes for its reader, and the channel says {trailer}")
-        heard = self._told_at.get((each.name, got.epoch), 0.0) - got.left_at
+        noticed = self._told_at.get((each.name, got.epoch), 0.0) - got.left_at
         # To refetch, an object's HEAD is waited for.
-        if heard > PROMPT and trailer and trailer.state == "abandoned" and each.policy != "refetch":
-            raise Broken(f"{name}: {heard:.3f} s until the channel noticed that its reader had left")
+        if noticed > PROMPT and trailer and trailer.state == "abandoned" and each.policy != "refetch":
+            raise Broken(f"{name}: {noticed:.3f} s until the channel noticed that its reader had left")
         if got.end == "error" and error is None and not self._stopped:
             raise Broken(f"{name} failed for its reader alone: {got.error}")
         unopened = got.end == "error" and "no process opened" in got.error

@@ -50,21 +50,21 @@ def test_seeds_draw_every_fault_and_action() -> None:
 async def wake_order() -> tuple[Any, ...]:
     """The order in which two sockets that are ready together are told."""
     loop = asyncio.get_running_loop()
-    told, done = [], loop.create_future()
+    reported, done = [], loop.create_future()
 
-    def heard(name: int, sock: socket.socket) -> None:
-        told.append(name)
+    def noticed(name: int, sock: socket.socket) -> None:
+        reported.append(name)
         loop.remove_reader(sock.fileno())
-        if len(told) == 2:
+        if len(reported) == 2:
             done.set_result(None)
 
     with contextlib.ExitStack() as stack:
         for name in range(2):
             ours, theirs = (stack.enter_context(end) for end in socket.socketpair())
             theirs.send(b"x")
-            loop.add_reader(ours.fileno(), heard, name, ours)
+            loop.add_reader(ours.fileno(), noticed, name, ours)
         await done
-    return tuple(told)
+    return tuple(reported)
 
 
 def test_the_order_of_readiness_is_drawn_and_calls_stay_in_order() -> None:

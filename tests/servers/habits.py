@@ -217,17 +217,17 @@ def listing(server: Server, bucket: str) -> str:
                 break
             more = {"MaxKeys": 3, "ContinuationToken": page["NextContinuationToken"]}
     found = [key for page in pages for key in page]
-    said = []
-    said.append("bytes of keys" if found == sorted(found, key=str.encode) else "another order")
+    stated = []
+    stated.append("bytes of keys" if found == sorted(found, key=str.encode) else "another order")
     if unpaged:
-        said.append(f"one page alone, else {unpaged}")
+        stated.append(f"one page alone, else {unpaged}")
     elif any(len(page) > 3 for page in pages):
-        said.append("`max-keys` is ignored")
+        stated.append("`max-keys` is ignored")
     if missing := sorted(set(taken) - set(found)):
-        said.append("omits " + ", ".join(f"`{key}`" for key in missing))
+        stated.append("omits " + ", ".join(f"`{key}`" for key in missing))
     if added := sorted(set(found) - set(taken)):
-        said.append("adds " + ", ".join(f"`{key}`" for key in added))
-    return "; ".join(said)
+        stated.append("adds " + ", ".join(f"`{key}`" for key in added))
+    return "; ".join(stated)
 
 
 def refused_keys(server: Server, bucket: str) -> str:

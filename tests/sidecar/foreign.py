@@ -22,7 +22,7 @@ MAGIC = 0xCED7230A
 
 def mlio(directory: str, epochs: int, channel: str) -> list[list[object]]:
     """awslabs/ml-io, sagemaker_pipe_input_stream.cc: digest, opens that failed, longest wait in seconds."""
-    told = []
+    reported = []
     for epoch in range(epochs):
         path, failed, longest = f"{directory}/{channel}_{epoch}", 0, 0.0
         for attempt in range(3):
@@ -56,8 +56,8 @@ def mlio(directory: str, epochs: int, channel: str) -> list[list[object]]:
                 break
             digest.update(data)
         os.close(fd)
-        told.append([digest.hexdigest(), failed, longest])
-    return told
+        reported.append([digest.hexdigest(), failed, longest])
+    return reported
 
 
 def xgboost(directory: str, epochs: int, channel: str) -> list[Any]:
@@ -73,7 +73,7 @@ def xgboost(directory: str, epochs: int, channel: str) -> list[Any]:
 
 def own_algorithm(directory: str, epochs: int, channel: str) -> list[str]:
     """pipe_bring_your_own/train.py: poll, read unbuffered into 16 MiB."""
-    told, buffer = [], bytearray(16 << 20)
+    reported, buffer = [], bytearray(16 << 20)
     for epoch in range(epochs):
         path = f"{directory}/{channel}_{epoch}"
         while not os.path.exists(path):
@@ -82,62 +82,62 @@ def own_algorithm(directory: str, epochs: int, channel: str) -> list[str]:
         with open(path, "rb", buffering=0) as fifo:
             while count := fifo.readinto(buffer):
                 digest.update(memoryview(buffer)[:count])
-        told.append(digest.hexdigest())
-    return told
+        reported.append(digest.hexdigest())
+    return reported
 
 
 def lowest(directory: str, epochs: int, channel: str) -> list[list[str]]:
     """mvsusp/pipe-mode-example: in every epoch the first name of the directory, by sorting."""
-    told = []
+    reported = []
     for _ in range(epochs):
         while not (names := [name for name in os.listdir(directory) if name.startswith(f"{channel}_")]):
             time.sleep(0.1)
         name = min(names)
         with open(f"{directory}/{name}", "rb") as fifo:
-            told.append([name, hashlib.sha256(fifo.read()).hexdigest()])
-    return told
+            reported.append([name, hashlib.sha256(fifo.read()).hexdigest()])
+    return reported
 
 
 def read_csv(directory: str, epochs: int, channel: str) -> list[list[int]]:
     """pandas on the path itself: rows, and the sum of each column."""
     import pandas as pd
 
-    told = []
+    reported = []
     for epoch in range(epochs):
         frame = pd.read_csv(f"{directory}/{channel}_{epoch}", header=None)
-        told.append([len(frame), *(int(total) for total in frame.sum())])
-    return told
+        reported.append([len(frame), *(int(total) for total in frame.sum())])
+    return reported
 
 
 def csv_chunks(directory: str, epochs: int, channel: str) -> list[list[int]]:
     """pandas in chunks of the path itself: rows, and the sum of each column."""
     import pandas as pd
 
-    told = []
+    reported = []
     for epoch in range(epochs):
         sums = [0, 0, 0]
         for frame in pd.read_csv(f"{directory}/{channel}_{epoch}", header=None, chunksize=7000):
             found = [len(frame), *(int(total) for total in frame.sum())]
             sums = [a + b for a, b in zip(sums, found, strict=True)]
-        told.append(sums)
-    return told
+        reported.append(sums)
+    return reported
 
 
 def cat(directory: str, epochs: int, channel: str) -> list[str]:
     """cat(1), and the digest of what it copies."""
-    told = []
+    reported = []
     for epoch in range(epochs):
         command = ["cat", f"{directory}/{channel}_{epoch}"]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as copying:
             assert copying.stdout is not None
-            told.append(hashlib.sha256(copying.stdout.read()).hexdigest())
+            reported.append(hashlib.sha256(copying.stdout.read()).hexdigest())
         assert copying.returncode == 0
-    return told
+    return reported
 
 
 def zipped(directory: str, epochs: int, first: Any, second: Any) -> list[list[str]]:
     """Two channels read together, 100 bytes of one for 20,000 of the other."""
-    told = []
+    reported = []
     for epoch in range(epochs):
         digests = hashlib.sha256(), hashlib.sha256()
         with (
@@ -151,13 +151,13 @@ def zipped(directory: str, epochs: int, first: Any, second: Any) -> list[list[st
                     break
                 for digest, data in zip(digests, pair, strict=True):
                     digest.update(data)
-        told.append([digest.hexdigest() for digest in digests])
-    return told
+        reported.append([digest.hexdigest() for digest in digests])
+    return reported
 
 
 def dmlc(directory: str, epochs: int, channel: str) -> list[list[str]]:
     """dmlc-core, recordio.cc: parts are joined with the magic between them; a cut is fatal."""
-    told = []
+    reported = []
     for epoch in range(epochs):
         records = []
         with open(f"{directory}/{channel}_{epoch}", "rb") as fifo:
@@ -174,13 +174,13 @@ def dmlc(directory: str, epochs: int, channel: str) -> list[list[str]]:
                     record = b""
                 else:
                     record += struct.pack("<I", MAGIC)
-        told.append(records)
-    return told
+        reported.append(records)
+    return reported
 
 
 def incumbent_recordio(directory: str, epochs: int, channel: str) -> list[list[str]]:
     """sagemaker-tensorflow, RecordIOReader.cpp: a cut payload has its declared length (contract §6.3)."""
-    told = []
+    reported = []
     for epoch in range(epochs):
         records, parts = [], []
         with open(f"{directory}/{channel}_{epoch}", "rb") as fifo:
@@ -193,13 +193,13 @@ def incumbent_recordio(directory: str, epochs: int, channel: str) -> list[list[s
                 if flag in (0, 3):
                     records.append(hashlib.sha256(b"".join(parts)).hexdigest())
                     parts = []
-        told.append(records)
-    return told
+        reported.append(records)
+    return reported
 
 
 def mlio_recordio(directory: str, epochs: int, channel: str) -> list[list[str]]:
     """awslabs/ml-io, recordio_record_reader.cc: a corrupt header and a cut record are errors."""
-    told = []
+    reported = []
     for epoch in range(epochs):
         records, parts = [], []
         with open(f"{directory}/{channel}_{epoch}", "rb") as fifo:
@@ -217,13 +217,13 @@ def mlio_recordio(directory: str, epochs: int, channel: str) -> list[list[str]]:
                     parts = []
         if parts:
             raise ValueError("The record is corrupt.")
-        told.append(records)
-    return told
+        reported.append(records)
+    return reported
 
 
 def sdk_recordio(directory: str, epochs: int, channel: str) -> list[list[str]]:
     """sagemaker-python-sdk, read_recordio: asserts the magic, and takes whatever comes for the payload."""
-    told = []
+    reported = []
     for epoch in range(epochs):
         records = []
         with open(f"{directory}/{channel}_{epoch}", "rb") as fifo:
@@ -233,13 +233,13 @@ def sdk_recordio(directory: str, epochs: int, channel: str) -> list[list[str]]:
                 padding = -length % 4
                 records.append(hashlib.sha256(fifo.read(length)).hexdigest())
                 fifo.read(padding)
-        told.append(records)
-    return told
+        reported.append(records)
+    return reported
 
 
 def incumbent_tfrecord(directory: str, epochs: int, channel: str, skip: int = 0) -> list[list[str]]:
     """sagemaker-tensorflow, TFRecordReader.cpp: both checksums, a run of bad data may be skipped."""
-    told = []
+    reported = []
     for epoch in range(epochs):
         records, bad = [], 0
         with open(f"{directory}/{channel}_{epoch}", "rb") as fifo:
@@ -253,8 +253,8 @@ def incumbent_tfrecord(directory: str, epochs: int, channel: str, skip: int = 0)
                     bad = 0
                 elif (bad := bad + 1) > skip:
                     raise ValueError("CRC check on data failed.")
-        told.append(records)
-    return told
+        reported.append(records)
+    return reported
 
 
 def skipping_tfrecord(directory: str, epochs: int, channel: str) -> list[list[str]]:
@@ -264,7 +264,7 @@ def skipping_tfrecord(directory: str, epochs: int, channel: str) -> list[list[st
 
 def unchecked_tfrecord(directory: str, epochs: int, channel: str) -> list[list[str]]:
     """mvsusp/pipe-mode-example, tf_record_generator.py: no checksum is looked at."""
-    told = []
+    reported = []
     for epoch in range(epochs):
         records = []
         with open(f"{directory}/{channel}_{epoch}", "rb") as fifo:
@@ -273,8 +273,8 @@ def unchecked_tfrecord(directory: str, epochs: int, channel: str) -> list[list[s
                 data = fifo.read(struct.unpack("<Q", length)[0])
                 fifo.read(4)
                 records.append(hashlib.sha256(data).hexdigest())
-        told.append(records)
-    return told
+        reported.append(records)
+    return reported
 
 
 def masked(data: bytes) -> Any:

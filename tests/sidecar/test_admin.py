@@ -180,11 +180,11 @@ def test_dawdlers_do_no_harm_to_streaming(stub: S3Stub, tmp_path: Path) -> None:
                 while each.recv(65536):
                     pass
             each.close()
-        for said in (
+        for stated in (
             b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n",
             b"GET / HTTP/1.1\r\n" + b"X-A: b\r\n" * 100_000 + b"\r\n",
         ):
-            with contextlib.suppress(ConnectionError), silent(address, said) as each:
+            with contextlib.suppress(ConnectionError), silent(address, stated) as each:
                 assert b" 400 " in each.recv(64)
         big = b'{"bandwidth":' + b" " * 100_000 + b"1}"
         assert ask(running, "/limits", "PATCH", big, Authorization=f"Bearer {TOKEN}")[0] == 413

@@ -354,10 +354,10 @@ def test_many_channels_and_names_in_two_cases_are_warned_of() -> None:
     many = document(Penstock__MemoryBudget="1GiB")
     many["InputDataConfig"] = named(**{f"c{n}": "Pipe" for n in range(21)})["InputDataConfig"]
     assert warnings(Job.model_validate(many)) == ["21 channels; SageMaker itself takes at most 20"]
-    (told,) = warnings(Job.model_validate(named(Train="Pipe", train="Pipe")))
-    assert "SM_CHANNEL_TRAIN" in told
-    (told,) = warnings(Job.model_validate(ranked(2, **{"train": "Pipe", "TRAIN-0": "Pipe"})))
-    assert "SM_CHANNEL_TRAIN-0" in told
+    (reported,) = warnings(Job.model_validate(named(Train="Pipe", train="Pipe")))
+    assert "SM_CHANNEL_TRAIN" in reported
+    (reported,) = warnings(Job.model_validate(ranked(2, **{"train": "Pipe", "TRAIN-0": "Pipe"})))
+    assert "SM_CHANNEL_TRAIN-0" in reported
 
 
 def test_dates_are_text(tmp_path: Path) -> None:

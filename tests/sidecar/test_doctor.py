@@ -70,10 +70,10 @@ def test_a_good_set_up(stub: S3Stub, tmp_path: Path) -> None:
     assert found["list train"]["text"] == "objects: 2"
     assert "3.0 MB in" in found["speed"]["text"]
     assert found["Range train"]["text"] == "bytes 1-1/3000000"
-    told = penstock("doctor", "-c", str(tmp_path / "job.yaml"))
-    assert told.returncode == 0
+    reported = penstock("doctor", "-c", str(tmp_path / "job.yaml"))
+    assert reported.returncode == 0
     for name in found:
-        assert f" {name} " in told.stdout
+        assert f" {name} " in reported.stdout
 
 
 def test_no_credentials(stub: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,11 +85,11 @@ def test_no_credentials(stub: S3Stub, tmp_path: Path, monkeypatch: pytest.Monkey
     assert "list train" not in found
 
 
-@pytest.mark.parametrize("told", ["", '"another"'])
-def test_an_endpoint_whose_etags_prove_nothing(stub: S3Stub, tmp_path: Path, told: str) -> None:
+@pytest.mark.parametrize("reported", ["", '"another"'])
+def test_an_endpoint_whose_etags_prove_nothing(stub: S3Stub, tmp_path: Path, reported: str) -> None:
     """What the run would refuse, doctor refuses."""
     fill(stub, [10], prefix="b/train/")
-    stub.script(*[with_headers(ETag=told)] * 100)
+    stub.script(*[with_headers(ETag=reported)] * 100)
     found, code = examined(stub, tmp_path, fails_=["ETag train"])
     assert code == 5
     assert "listed as" in found["ETag train"]["text"]

@@ -298,8 +298,8 @@ async def test_free_space_is_asked_for_what_is_missing_only(stub: S3Stub, tmp_pa
         plan = await plan_prefix(AiobotocorePages(clients.control), DATA)
     blocks = sum(path.lstat().st_blocks for path in (data / ".c.penstock.new").iterdir())
     assert blocks * 512 >= 6 * MIB
-    said = await asyncio.to_thread(disk, layout, {"c": plan})
-    assert said.startswith(f"File channels need {decimal_bytes(18 * MIB - blocks * 512)} and ")
+    stated = await asyncio.to_thread(disk, layout, {"c": plan})
+    assert stated.startswith(f"File channels need {decimal_bytes(18 * MIB - blocks * 512)} and ")
 
 
 async def test_progress_is_logged(

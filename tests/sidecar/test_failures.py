@@ -64,7 +64,7 @@ def reading(data: Path, reader: str, channel: str) -> Iterator[subprocess.Popen[
             process.kill()
 
 
-def told(process: subprocess.Popen[str]) -> Any:
+def reported(process: subprocess.Popen[str]) -> Any:
     out, err = process.communicate()
     assert process.returncode == 0, err
     return json.loads(out)[0]
@@ -116,10 +116,10 @@ def test_held_readers_notice_a_pause_once_the_cause_is_mended(stub: S3Stub, tmp_
         assert [process.poll() for process in readers.values()] == [None] * 4
         faults.places.clear()
         assert penstock("restart", "--base-directory", str(tmp_path / "ml")).returncode == 0
-        assert told(readers["csv"]) == [60_000, sum(range(60_000)), sum(n * n for n in range(60_000))]
-        assert told(readers["frames"]) == frame_digests
-        assert told(readers["examples"]) == example_digests
-        assert told(readers["raw"]) == hashlib.sha256(b"".join(raw.values())).hexdigest()
+        assert reported(readers["csv"]) == [60_000, sum(range(60_000)), sum(n * n for n in range(60_000))]
+        assert reported(readers["frames"]) == frame_digests
+        assert reported(readers["examples"]) == example_digests
+        assert reported(readers["raw"]) == hashlib.sha256(b"".join(raw.values())).hexdigest()
         again = running.wait_for("ready", times=2)["admin"]
         assert penstock("probe", "--url", again).returncode == 0
         for channel in readers:
@@ -147,7 +147,7 @@ def test_a_keeper_holds_what_has_failed_beyond_the_end_of_the_sidecar(stub: S3St
         assert reader.poll() is None
         faults.places.clear()
         with sidecar(path, "--keeper", "auto") as second:
-            assert told(reader) == hashlib.sha256(truth).hexdigest()
+            assert reported(reader) == hashlib.sha256(truth).hexdigest()
             second.wait_for("epoch complete")
             assert second.end() == 0
 
@@ -167,7 +167,7 @@ def test_a_restart_goes_on_with_the_epoch_after_one_that_was_ended(
     with sidecar(write_job(tmp_path / "job.yaml", document)) as running:
         running.wait_for("ready")
         with reading(data, "cat", "train-0") as process:
-            assert told(process) == hashlib.sha256(found["b/train/0"]).hexdigest()
+            assert reported(process) == hashlib.sha256(found["b/train/0"]).hexdigest()
         with reading(data, "incumbent_tfrecord", "train-1") as process:
             _, err = process.communicate()
         # A cut is refused by this reader too, but not by all (see the unit tests); poison is.
@@ -218,18 +218,18 @@ def test_exec_ends_its_child_with_a_message_and_the_failure_s_code(
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     events = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
-    said = {event["event"]: event for event in events}
+    stated = {event["event"]: event for event in events}
     assert done.returncode == code
-    assert said["epoch failed"]["key"] == "train/1"
+    assert stated["epoch failed"]["key"] == "train/1"
     if policy != "hold":
-        assert "ending the trainer, whose channel failed" not in said
+        assert "ending the trainer, whose channel failed" not in stated
         assert ("AssertionError" in done.stderr) == (policy == "poison")
         if policy == "poison":
             assert (tmp_path / "copy_0").read_bytes().endswith(POISON["RecordIO"])
             assert "records are told apart in memory, for WhenFailed: poison" in done.stderr
         return
-    message = said["ending the trainer, whose channel failed"]
+    message = stated["ending the trainer, whose channel failed"]
     assert (message["signal"], message["channel"], message["code"]) == ("SIGTERM", "train", code)
     assert "s3://b/train/1" in message["error"]
-    assert said["still held"]["channel"] == "train"
+    assert stated["still held"]["channel"] == "train"
     assert done.stdout == ""

@@ -51,18 +51,18 @@ def test_mlio(stub: S3Stub, tmp_path: Path) -> None:
     """Every FIFO is there at the first try; MLIO would allow two seconds, and 60 for a byte."""
     data = fill(stub, SIZES, prefix="b/train/")
     with serving(stub, tmp_path, "b/train/") as running:
-        told = reads(tmp_path, "mlio", 3, "train")
+        reported = reads(tmp_path, "mlio", 3, "train")
         running.wait_for("epoch complete", epoch=2)
-    assert [(found, failed) for found, failed, _ in told] == [(digest(data), 0)] * 3
-    assert max(longest for _, _, longest in told) < 60
+    assert [(found, failed) for found, failed, _ in reported] == [(digest(data), 0)] * 3
+    assert max(longest for _, _, longest in reported) < 60
 
 
 def test_mlio_of_empty_epochs(stub: S3Stub, tmp_path: Path) -> None:
     """No byte comes: the end of file wakes it."""
     fill(stub, [0, 0], prefix="b/train/")
     with serving(stub, tmp_path, "b/train/"):
-        told = reads(tmp_path, "mlio", 2, "train")
-    assert [found for found, _, _ in told] == [digest(b"")] * 2
+        reported = reads(tmp_path, "mlio", 2, "train")
+    assert [found for found, _, _ in reported] == [digest(b"")] * 2
 
 
 def test_xgboost(stub: S3Stub, tmp_path: Path) -> None:
@@ -83,8 +83,8 @@ def test_a_reader_of_the_lowest_number(stub: S3Stub, tmp_path: Path) -> None:
     """It works only because a FIFO is gone before its reader sees the end."""
     data = fill(stub, SIZES, prefix="b/train/")
     with serving(stub, tmp_path, "b/train/"):
-        told = reads(tmp_path, "lowest", 4, "train")
-    assert told == [[f"train_{epoch}", digest(data)] for epoch in range(4)]
+        reported = reads(tmp_path, "lowest", 4, "train")
+    assert reported == [[f"train_{epoch}", digest(data)] for epoch in range(4)]
 
 
 def test_pandas(stub: S3Stub, tmp_path: Path) -> None:
@@ -93,8 +93,8 @@ def test_pandas(stub: S3Stub, tmp_path: Path) -> None:
     lines = [b"%d,%d\n" % row for row in rows]
     stub.objects |= {f"b/train/{part}": b"".join(lines[part * 10_000 :][:10_000]) for part in range(5)}
     with serving(stub, tmp_path, "b/train/"):
-        told = reads(tmp_path, "read_csv", 2, "train")
-    assert told == [[50_000, sum(a for a, _ in rows), sum(b for _, b in rows)]] * 2
+        reported = reads(tmp_path, "read_csv", 2, "train")
+    assert reported == [[50_000, sum(a for a, _ in rows), sum(b for _, b in rows)]] * 2
 
 
 def test_two_channels_zipped_at_unequal_speed(stub: S3Stub, tmp_path: Path) -> None:
@@ -102,8 +102,8 @@ def test_two_channels_zipped_at_unequal_speed(stub: S3Stub, tmp_path: Path) -> N
     few = fill(stub, [30_000, 70_000], prefix="b/labels/")
     many = fill(stub, [20_000_000], prefix="b/images/", seed=2)
     with serving(stub, tmp_path, "b/labels/", "b/images/"):
-        told = reads(tmp_path, "zipped", 2, "labels", "images")
-    assert told == [[digest(few), digest(many)]] * 2
+        reported = reads(tmp_path, "zipped", 2, "labels", "images")
+    assert reported == [[digest(few), digest(many)]] * 2
 
 
 def test_dmlc_reads_what_is_wrapped(stub: S3Stub, tmp_path: Path) -> None:

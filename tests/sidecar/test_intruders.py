@@ -123,8 +123,8 @@ def test_other_users_neither_read_nor_inject(stub: S3Stub, place: Path) -> None:
         running.wait_for("ready")
         data = place / "ml/input/data"
         paths = [data / "train_0", data / SIDECAR_LOCK, data / ".penstock.keeper"]
-        said, _ = as_nobody(attempt, *paths).communicate()
-        assert said == "refused\n" * 6 * len(paths)
+        output, _ = as_nobody(attempt, *paths).communicate()
+        assert output == "refused\n" * 6 * len(paths)
         assert stat.S_IMODE(os.stat(data / "train_0").st_mode) == 0o640
         assert not [event for event in running.events if event.get("event") == "directory exposed"]
         assert running.end() == 0

@@ -66,7 +66,7 @@ def test_every_value_has_the_line_of_its_key(
         assert read_document(str(tmp_path / "job")).line(path) == line
 
 
-def told(tmp_path: Path, text: str) -> list[str]:
+def reported(tmp_path: Path, text: str) -> list[str]:
     (tmp_path / "job.yaml").write_text(text)
     with pytest.raises(FileMistakes) as caught:
         load_job(tmp_path / "job.yaml")
@@ -75,7 +75,7 @@ def told(tmp_path: Path, text: str) -> list[str]:
 
 def test_each_mistake_has_a_line_of_its_own_that_names_file_line_and_key(tmp_path: Path) -> None:
     text = YAML.replace("PathStyle", "pathStyle").replace("ChannelName: eval", "ChannelName: e val")
-    assert told(tmp_path, text) == [
+    assert reported(tmp_path, text) == [
         "job.yaml has 2 mistakes",
         "job.yaml:7: InputDataConfig[1].ChannelName: 'e val' is not allowed; use letters, digits, '.', '-' "
         "and '_'",
@@ -104,7 +104,7 @@ def test_each_mistake_has_a_line_of_its_own_that_names_file_line_and_key(tmp_pat
     ids=["same name", "budget", "ShardBy", "File mode", "tab", "twice", "colon", "no colon", "comma", "JSON"],
 )  # fmt: skip
 def test_rules_between_keys_and_syntax_errors_have_a_line(tmp_path: Path, text: str, begin: str) -> None:
-    header, line = told(tmp_path, text)
+    header, line = reported(tmp_path, text)
     assert header == "job.yaml has 1 mistake"
     assert line.startswith(begin)
 
@@ -137,7 +137,7 @@ def test_rules_between_keys_and_syntax_errors_have_a_line(tmp_path: Path, text: 
 )
 def test_the_message_says_what_to_write(tmp_path: Path, path: str, value: Any, words: str) -> None:
     for dump in (yaml.safe_dump, json.dumps):
-        assert words in " ".join(told(tmp_path, dump(document(**{path: value}))))
+        assert words in " ".join(reported(tmp_path, dump(document(**{path: value}))))
 
 
 @pytest.mark.parametrize(

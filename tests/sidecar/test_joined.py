@@ -101,8 +101,8 @@ def test_without_it_a_part_is_read_and_the_loss_is_told(stub: S3Stub, tmp_path: 
     left = "the reader left at the end of an object, before the end of the epoch, as at an end mark"
     with serving(stub, tmp_path, join=False) as running:
         for channel, format_ in (("tars", "tar"), ("rows", "arrow")):
-            told = running.wait_for("objects carry end marks", channel=channel, format=format_)
-            assert f"Penstock: {{Join: {format_}}}" in told["do"]
+            reported = running.wait_for("objects carry end marks", channel=channel, format=format_)
+            assert f"Penstock: {{Join: {format_}}}" in reported["do"]
         running.wait_for("ready")
         assert int(read(WEBDATASET, data / "tars_0")) == SAMPLES
         assert int(read(ARROW, data / "rows_0")) == SAMPLES

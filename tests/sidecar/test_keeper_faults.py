@@ -186,9 +186,9 @@ def test_a_lack_of_descriptors_is_told_and_waited_for(
     ):
         running.wait_for("ready")
         trainer = Trainer(data, names)
-        told = running.wait_for("waiting for this machine")
-        assert "the keeper cannot open a FIFO of" in told["error"]
-        assert "ulimit -n" in told["error"]
+        reported = running.wait_for("waiting for this machine")
+        assert "the keeper cannot open a FIFO of" in reported["error"]
+        assert "ulimit -n" in reported["error"]
         with descriptors(keeper.pid, 1024):
             trainer.join()
         assert trainer.got == contents

@@ -73,11 +73,11 @@ def test_a_hostile_key_forges_nothing(stub: S3Stub, tmp_path: Path) -> None:
             shown = penstock("top", "--once", "--url", running.url)
             assert running.end() == 3
     assert all("timestamp" in event for event in running.events[:-1]), "a line of the log is not of the log"
-    told = penstock("cat", f"s3://{HOSTILE}", "--endpoint-url", stub.url, "--path-style")
-    assert told.returncode == 3
-    assert told.stderr.count("\n") == 1
-    for said in (shown.stdout, told.stderr):
-        assert not set(said) & set("\x1b\x07\r\x7f\x85\u202e\u2028")
+    reported = penstock("cat", f"s3://{HOSTILE}", "--endpoint-url", stub.url, "--path-style")
+    assert reported.returncode == 3
+    assert reported.stderr.count("\n") == 1
+    for stated in (shown.stdout, reported.stderr):
+        assert not set(stated) & set("\x1b\x07\r\x7f\x85\u202e\u2028")
 
 
 def test_no_key_leaves_the_channel_s_directory(stub: S3Stub, tmp_path: Path) -> None:

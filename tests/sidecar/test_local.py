@@ -36,9 +36,9 @@ class Noticed(list[str]):
 
 def one_line(done: subprocess.CompletedProcess[Any] | subprocess.CompletedProcess[str]) -> Any:
     """The only line on standard error, which is no traceback."""
-    told = done.stderr if isinstance(done.stderr, str) else done.stderr.decode()
-    assert len(told.splitlines()) == 1, told
-    return told
+    reported = done.stderr if isinstance(done.stderr, str) else done.stderr.decode()
+    assert len(reported.splitlines()) == 1, reported
+    return reported
 
 
 def cat_arguments(stub: S3Stub) -> list[Any]:

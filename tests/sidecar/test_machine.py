@@ -59,8 +59,8 @@ def test_no_space_for_a_trailer_is_waited_for(stub: S3Stub, tmp_path: Path, smal
             filler = use_up(small)
             while len(got) < len(truth):
                 got += reader.read(1 << 20)
-            said = running.wait_for("waiting for this machine", channel="train")
-            assert "No space left on device; free space" in said["error"]
+            stated = running.wait_for("waiting for this machine", channel="train")
+            assert "No space left on device; free space" in stated["error"]
             os.set_blocking(reader.fileno(), False)
             assert reader.read(1) is None
             os.set_blocking(reader.fileno(), True)
@@ -145,8 +145,8 @@ def test_no_open_files_are_waited_for_without_spinning(stub: S3Stub, tmp_path: P
         fifo = tmp_path / "ml" / "input" / "data" / "train_0"
         reading = threading.Thread(target=lambda: found.append(read_all(fifo)))
         reading.start()
-        said = running.wait_for("waiting for this machine", channel="train")
-        assert "Too many open files" in said["error"]
+        stated = running.wait_for("waiting for this machine", channel="train")
+        assert "Too many open files" in stated["error"]
         spent = cpu_seconds(running.process.pid)
         reading.join(1)
         assert cpu_seconds(running.process.pid) - spent < 0.5, "it spins"
@@ -169,20 +169,22 @@ def test_few_open_files_are_fewer_requests(stub: S3Stub, tmp_path: Path, transpo
 
 
 @pytest.mark.parametrize(
-    ("files", "said"),
+    ("files", "stated"),
     [
         (128, "open files at most 36 connections fit into the limit of open files; raise `ulimit -n`"),
         (4096, None),
     ],
 )
 def test_a_plan_says_how_many_connections_open_files_allow(
-    stub: S3Stub, tmp_path: Path, files: int, said: str | None
+    stub: S3Stub, tmp_path: Path, files: int, stated: str | None
 ) -> None:
     fill(stub, [10], prefix="b/train/")
     path = write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/"))
     command = [*limited(files), *PENSTOCK, "plan", "-c", path]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert [line for line in shown.splitlines() if line.startswith("open files")] == ([said] if said else [])
+    assert [line for line in shown.splitlines() if line.startswith("open files")] == (
+        [stated] if stated else []
+    )
 
 
 def test_too_few_open_files_end_the_start(stub: S3Stub, tmp_path: Path) -> None:
@@ -223,8 +225,8 @@ def test_names_that_do_not_resolve_for_a_while(
     url = f"http://storage.test:{proxy.port}"
     document = job(url, tmp_path / "ml", "b/train/", Transport=transport, MemoryBudget="8MiB")
     with sidecar(write_job(tmp_path / "job.yaml", document), prefix=prefix) as running:
-        said = running.wait_for("waiting for storage", channel="train")
-        assert "storage.test" in said["error"]
+        stated = running.wait_for("waiting for storage", channel="train")
+        assert "storage.test" in stated["error"]
         code, why = running.get("/readyz")
         assert (code, "waiting for storage" in why) == (503, True)
         assert running.get("/livez")[0] == 200

@@ -186,8 +186,8 @@ def perhaps_refused() -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        told = str(error)
-        assert 0 < len(told) < 60_000
+        reported = str(error)
+        assert 0 < len(reported) < 60_000
 
 
 @pytest.fixture(scope="module")

@@ -67,8 +67,8 @@ def test_a_reader_that_is_stopped_while_every_connection_is_cut(
             pass  # each look is a request to the sidecar; the test's own time limit ends it
         proxy.cut_all()
         process.send_signal(signal.SIGCONT)
-        said, errors = process.communicate()
-        assert said.split() == [str(len(truth)), sha256(truth)], errors
+        output, errors = process.communicate()
+        assert output.split() == [str(len(truth)), sha256(truth)], errors
         assert running.end() == 0
 
 
@@ -85,8 +85,8 @@ def test_a_reader_that_is_killed_and_the_next(stub: S3Stub, tmp_path: Path) -> N
         running.wait_for("epoch abandoned", epoch=0)
         assert not (data / "train_0").exists()
         with reader(data / "train_1", "goes on") as process:
-            said, errors = process.communicate()
-        assert said.split() == [str(len(truth)), sha256(truth)], errors
+            output, errors = process.communicate()
+        assert output.split() == [str(len(truth)), sha256(truth)], errors
         assert running.end() == 0
     assert published_trailer(data, "train", 0).state == "abandoned"
     assert published_trailer(data, "train", 1).state == "complete"
@@ -142,8 +142,8 @@ def test_a_reader_that_came_first_is_told_that_the_sidecar_died(
         running.process.kill()
         running.wait()
         process.send_signal(signal.SIGCONT)
-        said, errors = process.communicate()
-    assert len(said.split()) == 1
+        output, errors = process.communicate()
+    assert len(output.split()) == 1
     assert process.returncode
     assert "bytes of train_0: the sidecar died" in errors
     assert published_trailer(data, "train", 0).state == "open"
@@ -168,10 +168,10 @@ def test_a_reader_is_told_though_another_sidecar_has_come_already(
     with sidecar(path, *later) as running:
         running.wait_for("ready")
         process.send_signal(signal.SIGCONT)
-        said, errors = process.communicate()
-    assert said == "100000\n"
-    told = "died, and another one writes it from the start" if epoch == 0 else "its trailer is gone"
-    assert told in errors
+        output, errors = process.communicate()
+    assert output == "100000\n"
+    reported = "died, and another one writes it from the start" if epoch == 0 else "its trailer is gone"
+    assert reported in errors
 
 
 PIPED = {
@@ -225,8 +225,8 @@ def test_a_pipe_from_cat_ends_where_the_objects_end(stub: S3Stub) -> None:
     lines = b"".join(b"line %d\n" % number for number in range(30_000))
     stub.objects["b/lines"] = lines
     with piped(stub, "stream", "s3://b/lines") as (cats, reads):
-        said, errors = reads.communicate()
-        assert (cats.wait(), said) == (0, f"{len(lines)}\n"), errors
+        output, errors = reads.communicate()
+        assert (cats.wait(), output) == (0, f"{len(lines)}\n"), errors
 
 
 @pytest.mark.timeout(120)
@@ -239,15 +239,15 @@ def test_a_pipe_from_a_cat_that_is_killed_has_no_end(stub: S3Stub, how: str) -> 
         cats.kill()
         cats.wait()
         reads.send_signal(signal.SIGCONT)
-        said, errors = reads.communicate()
-        assert said == ""
+        output, errors = reads.communicate()
+        assert output == ""
         assert "and its writer promised more" in errors
 
 
 def test_a_pipe_from_a_cat_that_finds_nothing_has_no_end(stub: S3Stub) -> None:
     with piped(stub, "stream", "s3://b/nothing") as (cats, reads):
-        said, errors = reads.communicate()
-        assert (cats.wait() != 0, said) == (True, "")
+        output, errors = reads.communicate()
+        assert (cats.wait() != 0, output) == (True, "")
         assert "stdin ended after 0 bytes, and its writer promised more" in errors
 
 
@@ -261,10 +261,10 @@ def test_two_readers_of_one_fifo_are_both_told(stub: S3Stub, tmp_path: Path) -> 
         with reader(data / "train_0", "stops") as first:
             stopped(first)
             with reader(data / "train_0", "goes on") as second:
-                said, errors = second.communicate()
+                output, errors = second.communicate()
             first.send_signal(signal.SIGCONT)
             said_first, errors_first = first.communicate()
-        assert said + said_first == ""
+        assert output + said_first == ""
         for each in (errors, errors_first):
             assert "another process reads this FIFO too" in each
         assert read_all(data / "train_1") == truth

@@ -93,10 +93,10 @@ def document(stub: S3Stub, place: Path, **options: Any) -> dict[str, Any]:
 async def echo(answer: Answer) -> web.Response:
     """Refuse, and repeat the request in the answer, as servers under debugging do."""
     customer, security = "x-amz-server-side-encryption-customer-key", "X-Amz-Security-Token"
-    told = {name: answer.request.headers.get(name) for name in (security, customer, "Authorization")}
-    said = "\n".join(f"{name}: {value}" for name, value in told.items())
-    said = f"http://me:PLANTED-2@h/?X-Amz-Signature=PLANTED0123 {said}"[:500]  # no more is taken of any
-    body = f"<Error><Code>Odd</Code><Message>{escape(said)}</Message></Error>"
+    reported = {name: answer.request.headers.get(name) for name in (security, customer, "Authorization")}
+    stated = "\n".join(f"{name}: {value}" for name, value in reported.items())
+    stated = f"http://me:PLANTED-2@h/?X-Amz-Signature=PLANTED0123 {stated}"[:500]  # no more is taken of any
+    body = f"<Error><Code>Odd</Code><Message>{escape(stated)}</Message></Error>"
     return web.Response(status=403, text=body, content_type="application/xml")
 
 
@@ -106,9 +106,9 @@ def echoing() -> Iterator[str]:
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            said = f"{self.headers} {self.rfile.read(int(self.headers.get('Content-Length', 0))).decode()}"
-            said = f"<Error><Code>Odd</Code><Message>{escape(said)}</Message></Error>"
-            data = f"<ErrorResponse>{said}</ErrorResponse>"
+            stated = f"{self.headers} {self.rfile.read(int(self.headers.get('Content-Length', 0))).decode()}"
+            stated = f"<Error><Code>Odd</Code><Message>{escape(stated)}</Message></Error>"
+            data = f"<ErrorResponse>{stated}</ErrorResponse>"
             self.send_response(400)
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
@@ -129,20 +129,20 @@ def echoing() -> Iterator[str]:
 
 def processes() -> str:
     """Command lines of all processes of the machine."""
-    said = ""
+    stated = ""
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline") as file:
-            said += file.read()
-    return said
+            stated += file.read()
+    return stated
 
 
 def files(folder: Path) -> str:
     """What is in every regular file below, and its name."""
-    said = ""
+    stated = ""
     for place, _, names in os.walk(folder):
         for path in (Path(place, name) for name in names):
-            said += str(path) + (path.read_text(errors="replace") if path.is_file() else "")
-    return said
+            stated += str(path) + (path.read_text(errors="replace") if path.is_file() else "")
+    return stated
 
 
 async def right(answer: Answer) -> web.Response:
@@ -161,13 +161,13 @@ def test_planted_secrets_are_nowhere(stub: S3Stub, planted: Path) -> None:
         assert stub.seen[0].token == TOKEN
         assert stub.seen[0].amz["x-amz-server-side-encryption-customer-key"]
         with open(planted / "ml/input/data/train_1", "rb", buffering=0):
-            said = running.wait_for("epoch failed")["error"]
-            assert "X-Amz-Security-Token: ***" in said, "the answer that repeats secrets is not told at all"
-            said += "".join(
+            stated = running.wait_for("epoch failed")["error"]
+            assert "X-Amz-Security-Token: ***" in stated, "the answer that repeats secrets is not told at all"
+            stated += "".join(
                 running.get(page)[1] for page in ("/", "/status", "/metrics", "/readyz", "/livez", "/limits")
             )
             with urllib.request.urlopen(running.url + "/events") as events:
-                said += events.readline().decode()
+                stated += events.readline().decode()
             shown = [
                 penstock("top", "--once", "--url", running.url),
                 penstock(
@@ -178,11 +178,13 @@ def test_planted_secrets_are_nowhere(stub: S3Stub, planted: Path) -> None:
                 ),
                 penstock("probe", "--url", running.url),
             ]
-            said += processes() + files(planted / "ml")
+            stated += processes() + files(planted / "ml")
             assert running.end() == 3
     assert [each.returncode for each in shown] == [0, 2, 0, 1]
-    said += str(running.events) + "".join(each.stdout + each.stderr for each in shown) + files(planted / "ml")
-    assert found_in(said) == []
+    stated += (
+        str(running.events) + "".join(each.stdout + each.stderr for each in shown) + files(planted / "ml")
+    )
+    assert found_in(stated) == []
 
 
 CRASH = """
@@ -295,9 +297,9 @@ def test_a_url_with_secrets_is_refused_unseen() -> None:
     ):  # fmt: skip
         with pytest.raises(ValidationError) as caught:
             EndpointConfig.model_validate({"Url": url})
-        said = explain(caught.value, EndpointConfig)
-        assert found_in(said) == []
-        assert "must be http:// or https:// and a host" in said
+        stated = explain(caught.value, EndpointConfig)
+        assert found_in(stated) == []
+        assert "must be http:// or https:// and a host" in stated
     ended = penstock("cat", "https://h/k?X-Amz-Security-Token=PLANTED%2F&X-Amz-Signature=PLANTED")
     assert (ended.returncode, found_in(ended.stderr)) == (2, [])
     assert "X-Amz-Signature=***" in ended.stderr
@@ -318,13 +320,13 @@ def test_a_traceback_for_people_shows_no_variables(capsys: pytest.CaptureFixture
     finally:
         logging.getLogger().handlers = []
         logging.captureWarnings(capture=False)
-    said = capsys.readouterr().err
-    assert "RuntimeError: 13 ***" in said
-    assert said.count("key ***") == 4
-    assert r"event\nforged \x1b[2J" in said
-    assert "\nforged" not in said
-    assert "\x1b" not in said
-    assert found_in(said.replace('fail("PLANTED-local")', "")) == []
+    stated = capsys.readouterr().err
+    assert "RuntimeError: 13 ***" in stated
+    assert stated.count("key ***") == 4
+    assert r"event\nforged \x1b[2J" in stated
+    assert "\nforged" not in stated
+    assert "\x1b" not in stated
+    assert found_in(stated.replace('fail("PLANTED-local")', "")) == []
 
 
 def fail(local: str) -> None:
@@ -345,17 +347,17 @@ def test_on_a_terminal_too(stub: S3Stub, planted: Path) -> None:
         stderr=slave, start_new_session=True,
     ) as process:  # fmt: skip
         os.close(slave)
-        said = b""
-        while b"epoch failed" not in said:
-            said += os.read(master, 65536)
+        stated = b""
+        while b"epoch failed" not in stated:
+            stated += os.read(master, 65536)
         process.terminate()  # and with it the reader, to which nothing more comes
         with contextlib.suppress(OSError):  # EIO: the other end has closed
             while chunk := os.read(master, 65536):
-                said += chunk
+                stated += chunk
         os.close(master)
         process.wait()
-    assert b"\x1b[" in said, "this was not taken for a terminal"
-    assert found_in(said.decode()) == []
+    assert b"\x1b[" in stated, "this was not taken for a terminal"
+    assert found_in(stated.decode()) == []
 
 
 @pytest.mark.parametrize(

@@ -55,9 +55,9 @@ def test_objects_that_may_not_be_data_are_named_with_what_leaves_them_out(
     fill_folders(stub)
     path = selecting(stub, tmp_path)
     with sidecar(path) as running:
-        told = running.wait_for("objects that may not be data", channel="train")
-        assert told["keys"] == ["train/a/2.txt.crc"]
-        assert told["do"].startswith('add Penstock: {Exclude: ["*.crc"]} to the channel')
+        reported = running.wait_for("objects that may not be data", channel="train")
+        assert reported["keys"] == ["train/a/2.txt.crc"]
+        assert reported["do"].startswith('add Penstock: {Exclude: ["*.crc"]} to the channel')
         assert running.end() == 0
     done = penstock("doctor", "--json", "-c", path)
     found = {each["check"]: each for each in json.loads(done.stdout)["findings"]}

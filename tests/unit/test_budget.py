@@ -158,17 +158,17 @@ def test_what_was_taken_while_alone_is_missing_from_nobodys_floor() -> None:
     """A reader that comes has its floor at once, and its equal part when the other has delivered."""
     whole = memory_budget(2)
     early, late = whole.quota(), whole.quota()
-    told = []
-    late.on_available = lambda: told.append("late")
+    reported = []
+    late.on_available = lambda: reported.append("late")
     early.activate(active=True)
     early.take(75)
     late.activate(active=True)
     assert late.fits(25)
     late.take(25)
     assert not late.fits(10)
-    assert told == []
+    assert reported == []
     early.give(10)
-    assert told == ["late"]
+    assert reported == ["late"]
     assert late.fits(10)
 
 
@@ -177,19 +177,19 @@ def test_a_request_more_is_offered_and_one_that_is_no_more_is_not() -> None:
     more."""
     whole = memory_budget(2, requests=2)
     one, other = whole.quota(), whole.quota()
-    told = []
-    other.on_available = lambda: told.append("other")
+    reported = []
+    other.on_available = lambda: reported.append("other")
     other.activate(active=True)
     one.activate(active=True)
     other.begin()
     assert not other.may_request()
     one.begin()
     one.end()
-    assert told == []
+    assert reported == []
     one.begin()
     whole.concurrency.limit = 4
     one.end()
-    assert told == ["other"]
+    assert reported == ["other"]
 
 
 def test_a_refused_channel_is_looked_at_when_there_is_something_for_it() -> None:
@@ -227,12 +227,12 @@ def test_a_budget_that_changes() -> None:
     """Raised, it is there at once for those refused; lowered, nothing is taken until enough is given."""
     whole = memory_budget(1)
     quota = whole.quota()
-    told = []
-    quota.on_available = lambda: told.append(quota.fits(50))
+    reported = []
+    quota.on_available = lambda: reported.append(quota.fits(50))
     quota.take(100)
     assert not quota.fits(50)
     whole.change_budget(200)
-    assert told == [True]
+    assert reported == [True]
     whole.change_budget(60)
     assert not quota.fits(1)
     quota.give(60)

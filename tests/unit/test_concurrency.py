@@ -37,8 +37,8 @@ class Server:
     spread: float = 0.0
     """How far lengths of bodies differ from the mean, as a part of it; without, requests keep step."""
 
-    def first(self, in_flight: int) -> float:
-        return self.first_byte * max(1.0, in_flight / self.workers) ** 2
+    def first(self, requests_in_flight: int) -> float:
+        return self.first_byte * max(1.0, requests_in_flight / self.workers) ** 2
 
     def rate(self, bodies: int) -> float:
         return min(self.connection, self.network / bodies)
@@ -69,8 +69,8 @@ class World:
     def run(self, until: float, *, full: bool = True, starved: bool = True, storm: bool = False) -> None:
         """Let requests go on until this moment; in a storm each one that ends is refused."""
         while self.now < until:
-            while (in_flight := len(self._asked) + len(self._bodies)) < self.concurrency.limit:
-                first = self.server.first(in_flight + 1)
+            while (requests_in_flight := len(self._asked) + len(self._bodies)) < self.concurrency.limit:
+                first = self.server.first(requests_in_flight + 1)
                 heapq.heappush(self._asked, (self.now + first, next(self._count), self.now))
             if full:
                 self.concurrency.full()

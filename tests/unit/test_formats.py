@@ -67,9 +67,9 @@ def test_crc_without_awscrt_says_so_once(
         with caplog.at_level(logging.WARNING, logger="penstock"):
             assert read(TFRecordReader, HELLO + HELLO) == [b"hello"] * 2
             assert tfrecord.encode(b"hello") == HELLO
-        said = [line for line in caplog.messages if "awscrt" in line]
-        assert len(said) == 1
-        assert said[0].endswith("TFRecord channels will be slow. To mend it: pip install awscrt")
+        stated = [line for line in caplog.messages if "awscrt" in line]
+        assert len(stated) == 1
+        assert stated[0].endswith("TFRecord channels will be slow. To mend it: pip install awscrt")
     finally:
         crc.crc32c.cache_clear()
 
@@ -139,8 +139,8 @@ def test_tfrecord_skips_a_run_of_bad_data_up_to_the_limit(caplog: pytest.LogCapt
         assert list(reader) == [b"hello", b"hello"]
     assert reader.skipped.records == 5
     assert [offset for _, offset in reader.skipped.positions] == [0, 17, 55, 72, 110]
-    said = [line for line in caplog.messages if "in all" in line]
-    assert said[-2].endswith(
+    stated = [line for line in caplog.messages if "in all" in line]
+    assert stated[-2].endswith(
         "at offset 72 of the stream: CRC check on data failed; 1 bytes (2 in a row, 4 in all)"
     )
 

@@ -104,9 +104,11 @@ def test_what_gnu_tar_writes(tmp_path: Path, step: int) -> None:
         objects.append(subprocess.run(command, check=True, capture_output=True).stdout)
     data = joined(TarJoiner(), objects, [step])
     assert len(data) < sum(map(len, objects))
-    told = [subprocess.run(["tar", "tv"], input=each, check=True, capture_output=True) for each in objects]
+    reported = [
+        subprocess.run(["tar", "tv"], input=each, check=True, capture_output=True) for each in objects
+    ]
     whole = subprocess.run(["tar", "tv"], input=data, check=True, capture_output=True)
-    assert whole.stdout == b"".join(each.stdout for each in told)
+    assert whole.stdout == b"".join(each.stdout for each in reported)
     assert whole.stderr == b""
     out = subprocess.run(["tar", "xO", "sparse"], input=data, check=True, capture_output=True).stdout
     assert out == sparse.read_bytes() * len(kinds)

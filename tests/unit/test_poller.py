@@ -44,15 +44,15 @@ async def watching() -> AsyncIterator[FairPoller]:
 
 
 async def test_a_few_are_told_and_then_others_have_their_turn(pairs: Pairs) -> None:
-    told: list[int] = []
+    reported: list[int] = []
     turns: list[int] = []
     many = 3 * AT_ONCE
     everybody = asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def turn() -> None:
-        turns.append(len(told))
-        if len(set(told)) < many:
+        turns.append(len(reported))
+        if len(set(reported)) < many:
             loop.call_soon(turn)
         else:
             everybody.set()
@@ -61,23 +61,23 @@ async def test_a_few_are_told_and_then_others_have_their_turn(pairs: Pairs) -> N
         for number in range(many):
             ours, theirs = pairs()
             theirs.send(b"x")
-            poller.add(ours.fileno(), functools.partial(told.append, number))
+            poller.add(ours.fileno(), functools.partial(reported.append, number))
         loop.call_soon(turn)
         await everybody.wait()
     steps = [after - before for before, after in itertools.pairwise(turns)]
     assert max(steps) == AT_ONCE
-    assert set(told[:many]) == set(range(many))  # nobody twice before all
+    assert set(reported[:many]) == set(range(many))  # nobody twice before all
 
 
 async def test_what_is_not_read_and_a_reset_are_told_until_they_are_heard(pairs: Pairs) -> None:
     """libuv tells of an error once and watches no more, whatever was done about it."""
-    told = 0
+    reported = 0
     enough = asyncio.Event()
 
     def tell() -> None:
-        nonlocal told
-        told += 1
-        if told == 5:
+        nonlocal reported
+        reported += 1
+        if reported == 5:
             enough.set()
 
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -92,7 +92,7 @@ async def test_what_is_not_read_and_a_reset_are_told_until_they_are_heard(pairs:
                 await enough.wait()
                 assert ours.recv(2) == b"x"
                 enough.clear()
-                told = 0
+                reported = 0
                 theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 theirs.close()
                 await enough.wait()
@@ -103,29 +103,29 @@ async def test_what_is_not_read_and_a_reset_are_told_until_they_are_heard(pairs:
 async def test_what_one_raises_keeps_no_other_from_its_turn(pairs: Pairs) -> None:
     failures = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context["exception"]))
-    heard = asyncio.Event()
+    noticed = asyncio.Event()
 
     def fail() -> None:
         raise ValueError("a callback failed")
 
     async with watching() as poller:
-        for on_readable in (fail, heard.set):
+        for on_readable in (fail, noticed.set):
             ours, theirs = pairs()
             theirs.send(b"x")
             poller.add(ours.fileno(), on_readable)
-        await heard.wait()
+        await noticed.wait()
     assert isinstance(failures[0], ValueError)
 
 
 async def test_whoever_is_told_may_remove_another(pairs: Pairs) -> None:
     """One that was as ready, and whose turn would have been the same."""
-    told, failures = [], []
+    reported, failures = [], []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
     async with watching() as poller:
         numbers = [ours.fileno() for ours, theirs in (pairs(), pairs()) if theirs.send(b"x")]
 
         def tell(index: int) -> None:
-            told.append(index)
+            reported.append(index)
             for fd in numbers:
                 poller.remove(fd)
 
@@ -141,7 +141,7 @@ async def test_whoever_is_told_may_remove_another(pairs: Pairs) -> None:
         poller.add(ours.fileno(), end)
         theirs.send(b"x")
         await done
-        assert len(told) == 1
+        assert len(reported) == 1
         assert not failures
         assert ours.recv(2) == b"x"
         for fd in numbers:  # refused by epoll_ctl(2) if the kernel still watches the descriptor
@@ -152,15 +152,15 @@ async def test_a_closed_watcher_calls_nobody(pairs: Pairs) -> None:
     ours, theirs = pairs()
     poller = FairPoller()
     poller.open()
-    told = []
-    poller.add(ours.fileno(), lambda: told.append(1))
+    reported = []
+    poller.add(ours.fileno(), lambda: reported.append(1))
     poller.close()
     poller.close()
     poller.remove(ours.fileno())
-    poller.add(ours.fileno(), lambda: told.append(2))
+    poller.add(ours.fileno(), lambda: reported.append(2))
     theirs.send(b"x")
-    heard = asyncio.Event()
+    noticed = asyncio.Event()
     async with watching() as other:  # the same socket, by another
-        other.add(ours.fileno(), heard.set)
-        await heard.wait()
-    assert not told
+        other.add(ours.fileno(), noticed.set)
+        await noticed.wait()
+    assert not reported

@@ -39,21 +39,21 @@ class Server:
         self.keys = sorted(keys, key=self.order)
         self.page_size = page
         self.dice = random.Random(seed)
-        self.requests = self.in_flight = self.most_in_flight = self.splits = 0
+        self.requests = self.requests_in_flight = self.most_in_flight = self.splits = 0
 
     async def page(
         self, _bucket: str, prefix: str, *, token: str | None = None, start_after: str = ""
     ) -> Page:
         self.requests += 1
         self.splits += bool(start_after)
-        self.in_flight += 1
-        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        self.requests_in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.requests_in_flight)
         try:
             for _ in range(self.dice.randrange(1, 8)):
                 await asyncio.sleep(0)
             return self.answer(prefix, token, start_after)
         finally:
-            self.in_flight -= 1
+            self.requests_in_flight -= 1
 
     def answer(self, prefix: str, token: str | None, start_after: str) -> Page:
         keys = [key for key in self.keys if key.startswith(prefix)] if prefix not in ("", "d/") else self.keys
@@ -375,7 +375,7 @@ def test_an_error_in_one_range_ends_the_listing(error: Exception) -> None:
     server, memory = Failing(FLAT, page=10), PlanMemory()
     with pytest.raises(type(error), match=str(error)):
         run(list_prefix(server, S3Uri("b", "d/"), memory=memory))
-    assert (server.in_flight, memory.objects) == (0, 0)
+    assert (server.requests_in_flight, memory.objects) == (0, 0)
 
 
 def test_an_outage_of_all_ranges_is_waited_for() -> None:
@@ -385,7 +385,7 @@ def test_an_outage_of_all_ranges_is_waited_for() -> None:
         fails = 40
 
         def answer(self, prefix: str, token: str | None, start_after: str) -> Page:
-            if self.in_flight > 16 and self.fails:
+            if self.requests_in_flight > 16 and self.fails:
                 self.fails -= 1
                 raise Transient("503 SlowDown")
             return super().answer(prefix, token, start_after)
@@ -424,6 +424,6 @@ def test_a_listing_that_is_left_ends_its_requests(pages: int) -> None:
             if not task.cancelled():
                 assert isinstance(task.exception(), error or type(None))
             assert asyncio.all_tasks() == {asyncio.current_task()}
-            assert (server.in_flight, memory.objects) == (0, 0)
+            assert (server.requests_in_flight, memory.objects) == (0, 0)
 
     asyncio.run(main())

@@ -158,7 +158,7 @@ class Prefetcher:
     def start(self) -> None:
         """Request the parts that the window admits now."""
         head = self.window.head_of_line
-        if head is not None and not head.in_flight and head not in self.fetches:
+        if head is not None and not head.has_request and head not in self.fetches:
             self.window.relaunch(head)  # the next part of a replacement
             self._stage(head)
         while admitted := self.window.admit():
