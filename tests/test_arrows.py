@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from scripts.diagrams import FOUNDATION, ROOM_ARROWS, ROOMS, SHARED
-from streamer.helpers.keeper_client import command
+from streamer.helpers.keeper_connect import command
 from tests.kit.processes import job, write_job
 from tests.kit.stub import S3Stub
 

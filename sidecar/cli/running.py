@@ -167,7 +167,7 @@ def restart(base_directory: str, *, wait: float, as_json: bool) -> None:
 @click.argument("path", metavar="SOCKET")
 def keeper(path: str) -> None:
     """Hold the FIFOs of sidecars, so that a sidecar may be killed or restarted under its trainer."""
-    from streamer.helpers.keeper_client import command
+    from streamer.helpers.keeper_connect import command
     from streamer.helpers.spawn import environment
 
     arguments = command(os.path.abspath(path))

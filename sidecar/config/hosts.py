@@ -31,7 +31,7 @@ from streamer.plan import Shard
 
 if TYPE_CHECKING:
     from sidecar.config.job import Job
-    from sidecar.config.request import S3DataSource
+    from sidecar.config.sources import S3DataSource
 
 HOMOGENEOUS = "homogeneousCluster"
 """SageMaker's name for the only group of a job without instance groups."""

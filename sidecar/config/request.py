@@ -1,19 +1,21 @@
 """The parts of a CreateTrainingJob request that concern data, with the API's own limits (contract §3).
 
 A value that the API allows and Penstock does not support is an error that says what to write instead. This
-module has the rules of one channel; `sidecar.config.job` has those between channels.
+module has the rules of one channel, `sidecar.config.sources` those of its source, and `sidecar.config.job`
+those between channels.
 """
 
 from __future__ import annotations
 
 from itertools import permutations
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, StrictInt, StrictStr, model_validator
 
 from sidecar.config.extras import SELECTING, SELECTING_FILES, ChannelExtras
 from sidecar.config.model import Model
-from sidecar.config.uris import SourceUri, parse_source
+from sidecar.config.sources import DataSource, S3DataSource
+from sidecar.config.uris import parse_source
 from streamer.plan import S3Uri
 from streamer.relay.deliver.failure_policy import FailurePolicy
 
@@ -31,79 +33,6 @@ def _no_fastfile(value: object) -> object:
     if value == "FastFile":
         raise ValueError(NO_FASTFILE)
     return value
-
-
-def _no_converse(value: object) -> object:
-    if value == "Converse":
-        raise ValueError(
-            "'Converse' is refused: it is chat data for SageMaker's own models, not a byte stream; "
-            "use 'S3Prefix' to stream the objects as they are"
-        )
-    return value
-
-
-def _refused(what: str) -> Any:
-    """Return the validator of a data source other than S3: it accepts only an empty value."""
-
-    def check(value: object) -> object:
-        if value in (None, [], {}):
-            return None
-        raise ValueError(f"{what} is refused: Penstock reads S3 only; use S3DataSource")
-
-    return BeforeValidator(check)
-
-
-class S3DataSource(Model):
-    ignored: ClassVar[frozenset[str]] = frozenset({"ModelAccessConfig", "HubAccessConfig"})
-
-    s3_data_type: Annotated[
-        Literal["S3Prefix", "ManifestFile", "AugmentedManifestFile"], BeforeValidator(_no_converse)
-    ] = Field(alias="S3DataType")
-    s3_uri: SourceUri = Field(alias="S3Uri")
-    s3_data_distribution_type: Literal["FullyReplicated", "ShardedByS3Key"] = Field(
-        "FullyReplicated", alias="S3DataDistributionType"
-    )
-    attribute_names: Annotated[
-        tuple[Annotated[StrictStr, Field(min_length=1, max_length=256, pattern=r"^.+$")], ...],
-        Field(max_length=16),
-    ] = ()
-    instance_group_names: Annotated[
-        tuple[Annotated[StrictStr, Field(min_length=1, max_length=64)], ...], Field(max_length=5)
-    ] = ()
-
-    @model_validator(mode="after")
-    def _attributes(self) -> Self:
-        augmented = self.s3_data_type == "AugmentedManifestFile"
-        if augmented and not self.attribute_names:
-            raise ValueError(
-                "AugmentedManifestFile needs AttributeNames: list the attributes to stream, in order"
-            )
-        if self.attribute_names and not augmented:
-            raise ValueError(
-                f"AttributeNames has no meaning with {self.s3_data_type}; "
-                "remove it or use AugmentedManifestFile"
-            )
-        for names, what in (
-            (self.attribute_names, "AttributeNames"),
-            (self.instance_group_names, "InstanceGroupNames"),
-        ):
-            if len(set(names)) < len(names):
-                raise ValueError(f"{what} names one twice; name each once")
-        return self
-
-    @property
-    def uri(self) -> S3Uri:
-        return parse_source(self.s3_uri)
-
-    @property
-    def sharded(self) -> bool:
-        return self.s3_data_distribution_type == "ShardedByS3Key"
-
-
-class DataSource(Model):
-    s3_data_source: S3DataSource = Field(alias="S3DataSource")
-    file_system_data_source: Annotated[None, _refused("FileSystemDataSource")] = None
-    dataset_source: Annotated[None, _refused("DatasetSource")] = None
 
 
 class ShuffleConfig(Model):

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from sidecar.process.logs import log
 from streamer.errors import SinkError
-from streamer.helpers.keeper_client import FLUSH_WITHIN, KeeperClient, connected, started
+from streamer.helpers.keeper_client import FLUSH_WITHIN, KeeperClient
+from streamer.helpers.keeper_connect import connected, started
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -15,16 +15,12 @@ import errno
 import json
 import os
 import socket
-import subprocess
-import time
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
 from streamer.errors import KeeperLost, ReaderGone, Shortage, SinkError
-from streamer.helpers import keeper as keeper_package
-from streamer.helpers import spawn
-from streamer.helpers.keeper.protocol import LONGEST_MESSAGE, STATE_FIELDS, VERSION, address, peer
+from streamer.helpers.keeper.protocol import LONGEST_MESSAGE, STATE_FIELDS, VERSION
 from streamer.plan import Position, ResumePoint
 
 REPLY_TIMEOUT = 60.0
@@ -35,11 +31,6 @@ AT_ONCE = 64
 """Replies read in one turn of the event loop; reading those of many channels would block it."""
 RETRY_AFTER = 0.2
 """Seconds until a request is repeated that the keeper or this process lacked resources for."""
-IDLE_FOR = 600
-"""Seconds after which a keeper that the sidecar started exits, if it has neither sidecar nor reader."""
-
-
-_LIMITS = "raise `ulimit -n`, or the limit of memory"
 
 _Reply = tuple["Held", int]
 """The state of a channel in the keeper, and a descriptor or -1."""
@@ -71,7 +62,7 @@ class Held:
 
 
 class KeeperClient:
-    """A connection to a keeper. Use `connected`."""
+    """A connection to a keeper, made by `streamer.helpers.keeper_connect`."""
 
     def __init__(self, path: str, sock: socket.socket) -> None:
         self.held: dict[str, Held] = {}
@@ -109,7 +100,7 @@ class KeeperClient:
             async with asyncio.timeout(REPLY_TIMEOUT):
                 await self._greeted
         except TimeoutError:
-            raise _no_reply(self._path) from None
+            raise no_reply(self._path) from None
 
     async def open(self, channel: str, position: Position, path_fd: int, *, digest: str) -> int:
         """Open the FIFO of `position`; return the write end of its pipe once a reader has opened it.
@@ -326,101 +317,14 @@ def _open_error(channel: str, number: int) -> SinkError:
     return Shortage(f"{text}; it tries again, raise its `ulimit -n`, threads or memory")
 
 
-def _no_reply(path: str) -> SinkError:
+def no_reply(path: str) -> SinkError:
+    """Return the error for a keeper that does not answer."""
     return SinkError(
         f"the keeper at {path} did not answer in {REPLY_TIMEOUT:g} s; it serves one sidecar at a time: is "
         "another one connected?"
     )
 
 
-class _Absent(SinkError):
-    """No keeper listens."""
-
-
 def _close(fd: int) -> None:
     if fd >= 0:
         os.close(fd)
-
-
-async def connected(path: str) -> KeeperClient:
-    """Connect to the keeper that listens at `path`. Raises SinkError."""
-    try:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
-    except OSError as error:
-        raise SinkError(f"cannot connect to the keeper at {path}: {error.strerror}; {_LIMITS}") from error
-    try:
-        await _connect(sock, path)
-        uid = peer(sock)
-        if uid not in (0, os.geteuid()):
-            raise SinkError(  # noqa: TRY301 - the handlers below close the socket
-                f"who listens at {path} is user {uid}, and no keeper of ours; remove the socket, and let "
-                "nobody else write that directory"
-            )
-    except OSError as error:
-        sock.close()
-        raise _Absent(
-            f"no keeper listens at {path}: {error.strerror or error}; start `penstock keeper {path}` first"
-        ) from error
-    except BaseException:
-        sock.close()
-        raise
-    try:
-        client = KeeperClient(path, sock)
-    except OSError as error:  # the loop cannot watch the socket
-        sock.close()
-        raise SinkError(f"cannot connect to the keeper at {path}: {error.strerror}; {_LIMITS}") from error
-    try:
-        await client.greet()
-    except BaseException:
-        client.close()
-        raise
-    return client
-
-
-async def _connect(sock: socket.socket, path: str) -> None:
-    """Connect a socket; wait while the backlog is full of other sidecars. Raises OSError, SinkError."""
-    began = time.monotonic()
-    while True:
-        try:
-            with address(path) as short_path:
-                sock.connect(short_path)
-        except BlockingIOError:
-            if time.monotonic() - began > REPLY_TIMEOUT:
-                raise _no_reply(path) from None
-            await asyncio.sleep(RETRY_AFTER)
-        else:
-            return
-
-
-async def started(path: str) -> KeeperClient:
-    """Connect to the keeper at `path`; start one in its own session if none listens. Raises SinkError."""
-    with contextlib.suppress(_Absent):
-        return await connected(path)
-    await asyncio.to_thread(_start, path)
-    return await connected(path)
-
-
-def command(path: str, *, idle_for: float | None = None) -> list[str]:
-    """Return the command line of a keeper."""
-    return spawn.command(keeper_package, path, *([] if idle_for is None else [str(idle_for)]))
-
-
-def _start(path: str) -> None:
-    """Start a keeper and wait until it listens. It then closes our pipe on its standard output."""
-    try:
-        process = subprocess.Popen(  # noqa: S603 - our own interpreter and files
-            command(path, idle_for=IDLE_FOR),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            cwd="/",
-            env=spawn.environment(),
-        )
-    except OSError as error:
-        raise SinkError(f"the keeper could not be started: {error.strerror}") from error
-    assert process.stdout is not None  # noqa: S101 - for the type checker
-    with process.stdout:
-        output = process.stdout.read().decode(errors="replace").strip()
-    if output != "ready":
-        raise SinkError(f"the keeper could not be started: {output}")

@@ -20,7 +20,7 @@ from typing import Any, Self
 
 import streamer
 from streamer.helpers.keeper.protocol import LONGEST_MESSAGE
-from streamer.helpers.keeper_client import command
+from streamer.helpers.keeper_connect import command
 
 PATIENCE = 30.0
 """Seconds for any one answer."""

@@ -19,7 +19,7 @@ from sidecar.doctor.machine import fifo_directory
 from sidecar.job.layout import Layout
 from streamer.errors import SinkError
 from streamer.helpers.keeper.protocol import listen
-from streamer.helpers.keeper_client import command, connected
+from streamer.helpers.keeper_connect import command, connected
 from streamer.plan import Position
 from streamer.sink.fifo import FifoDirectory
 from streamer.trailer import SIDECAR_LOCK, Trailer, read_trailer, replace_file, trailer_path, write_trailer

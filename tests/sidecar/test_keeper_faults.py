@@ -29,7 +29,8 @@ import pytest
 
 import streamer
 from streamer.errors import KeeperLost
-from streamer.helpers.keeper_client import KeeperClient, connected
+from streamer.helpers.keeper_client import KeeperClient
+from streamer.helpers.keeper_connect import connected
 from streamer.plan import Position, ResumePoint
 from tests.kit.harness import fill
 from tests.kit.keeping import KeeperProcess, Talk, injected, keeper_process

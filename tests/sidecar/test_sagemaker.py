@@ -16,12 +16,11 @@ from sidecar.config.job import Job, load_job
 from sidecar.config.request import (
     AlgorithmSpecification,
     ChannelConfig,
-    DataSource,
     InstanceGroup,
     ResourceConfig,
-    S3DataSource,
     ShuffleConfig,
 )
+from sidecar.config.sources import DataSource, S3DataSource
 from streamer.errors import ConfigError
 
 REQUEST = {
