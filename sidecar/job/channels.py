@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -111,10 +110,11 @@ def transport_spec(
         budget=job.budget,
         requests_in_flight=job.penstock.requests_in_flight,
         part_size=job.penstock.part_size,
+        bandwidth=job.penstock.bandwidth,
         hedge=job.penstock.hedge_budget,
         processes=job.penstock.processes,
         cores=granted_cores(),
-        retry=RetryPolicy(give_up_after=job.penstock.give_up_after),
+        retry=_retry(job),
     )
 
 
@@ -146,7 +146,6 @@ async def job_transport(
                 "memory limit"
             ) from error
         state.note_transport(transport)
-        transport.memory_budget.bandwidth.change(job.penstock.bandwidth, time.monotonic())
         log.info("transport", transport=transport.name, reason=transport.reason)
         read = {fifo.channel.channel_name: why for fifo in streams if (why := fifo.why_read)}
         if transport.pipes is not None and read:
@@ -183,7 +182,7 @@ def make_channels(
             starts,
             source=resources.transport.source,
             stages=stages,
-            retry=_retry(state),
+            retry=_retry(state.job),
         )
         delivered |= {each.name: (stages, each) for each in stream.fifos}
         found.append(stream)
@@ -205,8 +204,8 @@ def _stages(state: JobState, fifo: Fifo, resources: ChannelResources) -> Stages:
     return resources.transport.observed(stages, observer)
 
 
-def _retry(state: JobState) -> RetryPolicy:
-    return RetryPolicy(give_up_after=state.job.penstock.give_up_after)
+def _retry(job: Job) -> RetryPolicy:
+    return RetryPolicy(give_up_after=job.penstock.give_up_after)
 
 
 def _make_channel(
@@ -224,7 +223,7 @@ def _make_channel(
         plan=fifo.plan,
         directory=resources.directory,
         fifo_mode=penstock.fifo_mode,
-        retry=_retry(state),
+        retry=_retry(state.job),
         start=start,
         when_failed=config.failure_policy,
         when_changed=ChangePolicy(config.penstock.when_changed, resources.inspector.stat),

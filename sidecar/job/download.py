@@ -33,7 +33,6 @@ from streamer.relay.files.outlet import WRITERS, FilesOutlet, batch_size
 from streamer.relay.once import stream_once
 from streamer.relay.statistics import ChannelCounters
 from streamer.relay.transport import open_transport
-from streamer.retry import RetryPolicy
 
 if TYPE_CHECKING:
     from sidecar.job.download_journal import DownloadJournal
@@ -54,13 +53,7 @@ async def download_channels(
     for channel in job.channels("File"):
         name = channel.channel_name
         plan = plans[name]
-        download = Download(
-            name,
-            plan,
-            layout.data,
-            policy=RetryPolicy(give_up_after=job.penstock.give_up_after),
-            bandwidth=job.penstock.bandwidth,
-        )
+        download = Download(name, plan, layout.data)
         state.downloading, state.downloads[name] = download.text, download.statistics
         fetched = await download.run(clients, transport_spec(job, plan.buckets(), [None]))
         state.downloading = None
@@ -75,16 +68,12 @@ async def download_channels(
 class Download:
     """The download of one channel. Call `run` once."""
 
-    def __init__(
-        self, channel: str, plan: Plan, data: str, *, policy: RetryPolicy, bandwidth: int | None = None
-    ) -> None:
-        """`data`: the directory of all channels. `bandwidth`: bytes per second; None: no limit."""
+    def __init__(self, channel: str, plan: Plan, data: str) -> None:
+        """`data`: the directory of all channels."""
         self.counters = ChannelCounters()
         self._channel = channel
         self._plan = plan
         self._directory = DownloadDirectory(data, channel)
-        self._policy = policy
-        self._bandwidth = bandwidth
         self._progress: _Progress | None = None
         self._complete = False
 
@@ -130,13 +119,12 @@ class Download:
         progress = self._progress = _Progress(self._channel, self._plan, rest, outlet)
         try:
             async with open_transport(clients, spec) as transport:
-                transport.memory_budget.bandwidth.change(self._bandwidth, time.monotonic())
                 with progress_line(progress.text, quiet=not shows_text()):
                     await stream_once(
                         rest.plan,
                         transport.source,
                         transport.stages(),
-                        policy=self._policy,
+                        policy=spec.retry,
                         counters=self.counters,
                         open_outlet=lambda _: outlet,
                         start=Position(0, rest.first),

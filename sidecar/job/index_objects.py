@@ -10,7 +10,6 @@ are seen in the buffers that they arrived in, as delivery writes these to /dev/n
 from __future__ import annotations
 
 import os
-import time
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -25,7 +24,6 @@ from streamer.plan.record_table import only_object
 from streamer.relay.once import stream_once
 from streamer.relay.statistics import ChannelCounters
 from streamer.relay.transport import open_transport
-from streamer.retry import RetryPolicy
 from streamer.sink.outlet import FileOutlet
 
 if TYPE_CHECKING:
@@ -161,14 +159,13 @@ async def read_plan(
     if spec.wish == "splice":
         spec = replace(spec, wish="auto")
     async with open_transport(clients, spec) as transport:
-        transport.memory_budget.bandwidth.change(job.penstock.bandwidth, time.monotonic())
         nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         try:
             await stream_once(
                 plan,
                 transport.source,
                 transport.observed(transport.stages(WHY_READ), _Scan(on_bytes)),
-                policy=RetryPolicy(give_up_after=job.penstock.give_up_after),
+                policy=spec.retry,
                 counters=counters,
                 open_outlet=lambda _: FileOutlet(nowhere),
             )

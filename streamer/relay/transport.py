@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import resource
+import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from streamer.aio import thread_worked
 from streamer.engines.engine import Engines
@@ -111,6 +112,8 @@ class TransportSpec:
     """Fixed concurrency limit; None: adaptive."""
     part_size: int | None = None
     """Fixed part size in bytes; None: adaptive."""
+    bandwidth: int | None = None
+    """Bytes per second into all sinks; None: no limit."""
     hedge: float = HEDGED
     """Fraction of all bytes that hedges may fetch a second time."""
     to_pipes: bool = True
@@ -120,7 +123,7 @@ class TransportSpec:
     cores: int = 1
     """Cores that this process may use, which `auto` processes depend on."""
     retry: RetryPolicy = field(default_factory=RetryPolicy)
-    """Policy of the engine processes."""
+    """Policy for failed requests; engine processes need it at their start."""
 
 
 @contextlib.asynccontextmanager
@@ -130,23 +133,71 @@ async def open_transport(clients: Clients, spec: TransportSpec) -> AsyncIterator
     Raises ConfigError if the transport that `spec.wish` names is impossible, SinkError if the limit of open
     files is too low.
     """
-    wish, budget = spec.wish, spec.budget
-    fallback = AiobotocoreSource(clients.data, clients.credentials)
-    hedging = Hedging(spec.hedge)
-    count, spliced = len(spec.channels), sum(why is None for why in spec.channels)
-    fifos = max(spec.fifos, count)
+    fifos = max(spec.fifos, len(spec.channels))
     files = open_files(fifos)
     requests = _RequestLimits(spec.requests_in_flight, spec.part_size, files // 2)
     pipe_budget, most_pipes = _pipe_limits(fifos, files - requests.most)
+    choice = _choose(clients, spec, pipe_budget)
+    splice = choice.name == "splice"
+    memory_budget = MemoryBudget(
+        spec.budget,
+        _concurrency(clients, requests, len(spec.channels), choice),
+        members=len(spec.channels),
+        hedging=Hedging(spec.hedge),
+        unit=1 if splice else BUFFER_SIZE,
+    )
+    memory_budget.bandwidth.change(spec.bandwidth, time.monotonic())
+    engines: Engines | None = None
+    source: RangeSource = AiobotocoreSource(clients.data, clients.credentials)
+    async with contextlib.AsyncExitStack() as stack:
+        pipes = None
+        if splice:
+            pipes = PipePool(pipe_budget, most=most_pipes)
+            stack.callback(pipes.close)
+        if choice.processes:
+            certificates = certificate_file(clients.ca_bundle) if clients.over_tls else None
+            engines = await stack.enter_async_context(
+                running_engines(
+                    choice.processes,
+                    settings_of(clients, spec.retry),
+                    certificates,
+                    silent_after=clients.stall_timeout,
+                )
+            )
+            signer = RangeSigner.of(clients.data, clients)
+            source = stack.enter_context(
+                contextlib.closing(
+                    EngineSource(engines, signer, source, count=choice.processes, limit=clients.stall_timeout)
+                )
+            )
+        elif choice.name != "aiobotocore":
+            source = stack.enter_context(contextlib.closing(_http_source(clients, source)))
+        yield Transport(
+            source, choice.name, choice.reason, memory_budget, pipes, BufferPool(), engines, requests.bounded
+        )
+
+
+class _Choice(NamedTuple):
+    """The transport that suits."""
+
+    name: Literal["splice", "buffered", "aiobotocore"]
+    reason: str
+    processes: int
+    """Engine processes that send the requests; 0: this process sends them."""
+
+
+def _choose(clients: Clients, spec: TransportSpec, pipe_budget: int) -> _Choice:
+    """Choose a transport. Raises ConfigError if the one that `spec.wish` names is impossible."""
+    wish = spec.wish
     no_client = why_not(clients, spec.buckets)
     processes = _processes(clients, spec, "aiobotocore is asked for" if wish == "aiobotocore" else no_client)
-    first_why = next((why for why in spec.channels if why is not None), None)
+    spliced = sum(why is None for why in spec.channels)
     no_splice = (
         no_client
-        or (first_why if not spliced or wish == "splice" else None)
+        or (next(filter(None, spec.channels), None) if not spliced or wish == "splice" else None)
         or _no_splice(
             clients,
-            min(budget, pipe_budget),
+            min(spec.budget, pipe_budget),
             spliced,
             to_pipes=spec.to_pipes,
             engines=processes > 0,
@@ -156,49 +207,13 @@ async def open_transport(clients: Clients, spec: TransportSpec) -> AsyncIterator
     if obstacle:
         others = "auto or aiobotocore" if no_client else "auto, buffered or aiobotocore"
         raise ConfigError(f"the {wish} transport is asked for, but {obstacle}; use {others}")
-    splice = wish not in ("buffered", "aiobotocore") and no_splice is None
-    concurrency = _concurrency(
-        clients,
-        requests,
-        count,
-        http=wish != "aiobotocore" and not no_client,
-        splice=splice,
-        processes=processes,
-    )
-    memory_budget = MemoryBudget(
-        budget, concurrency, members=count, hedging=hedging, unit=1 if splice else BUFFER_SIZE
-    )
-    engines: Engines | None = None
-    async with contextlib.AsyncExitStack() as stack:
-        pipes = None
-        if splice:
-            pipes = PipePool(pipe_budget, most=most_pipes)
-            stack.callback(pipes.close)
-        if wish == "aiobotocore" or no_client:
-            source: RangeSource = fallback
-            name, reason = fallback.name, no_client or "asked for"
-        else:
-            name = "splice" if splice else "buffered"
-            reason = "plain HTTP to pipes" if splice else no_splice or "asked for"
-            if processes:
-                certificates = certificate_file(clients.ca_bundle) if clients.over_tls else None
-                engines = await stack.enter_async_context(
-                    running_engines(
-                        processes,
-                        settings_of(clients, spec.retry),
-                        certificates,
-                        silent_after=clients.stall_timeout,
-                    )
-                )
-                reason = f"fetched by {processes} engine process{'es' if processes > 1 else ''}"
-                signer = RangeSigner.of(clients.data, clients)
-                own: EngineSource | HttpSource = EngineSource(
-                    engines, signer, fallback, count=processes, limit=clients.stall_timeout
-                )
-            else:
-                own = _http_source(clients, fallback)
-            source = stack.enter_context(contextlib.closing(own))
-        yield Transport(source, name, reason, memory_budget, pipes, BufferPool(), engines, requests.bounded)
+    if wish == "aiobotocore" or no_client:
+        return _Choice("aiobotocore", no_client or "asked for", 0)
+    splice = wish != "buffered" and no_splice is None
+    reason = "plain HTTP to pipes" if splice else no_splice or "asked for"
+    if processes:
+        reason = f"fetched by {processes} engine process{'es' if processes > 1 else ''}"
+    return _Choice("splice" if splice else "buffered", reason, processes)
 
 
 def _processes(clients: Clients, spec: TransportSpec, obstacle: str | None) -> int:
@@ -214,20 +229,20 @@ def _processes(clients: Clients, spec: TransportSpec, obstacle: str | None) -> i
 
 
 def _concurrency(
-    clients: Clients, requests: _RequestLimits, channels: int, *, http: bool, splice: bool, processes: int
+    clients: Clients, requests: _RequestLimits, channels: int, choice: _Choice
 ) -> ConcurrencyController:
-    if not http:
+    if choice.name == "aiobotocore":
         return requests.concurrency(16, 8 * MIB)
     absorbed = _absorbed(tls=clients.over_tls)
-    if processes:
-        return requests.concurrency(max(16 * processes, 2 * channels), absorbed, largest_part=absorbed)
-    if splice:
+    if choice.processes:
+        return requests.concurrency(max(16 * choice.processes, 2 * channels), absorbed, largest_part=absorbed)
+    if choice.name == "splice":
         return requests.concurrency(max(64, 4 * channels), absorbed, largest_part=absorbed)
     # One thread reads all bodies: start with few requests, and let only a clear gain raise the limit.
     return requests.concurrency(max(8, channels), absorbed, largest_part=absorbed, worth=0.4)
 
 
-def _http_source(clients: Clients, fallback: AiobotocoreSource) -> HttpSource:
+def _http_source(clients: Clients, fallback: RangeSource) -> HttpSource:
     return HttpSource(
         RangeSigner.of(clients.data, clients),
         fallback,

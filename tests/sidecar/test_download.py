@@ -59,8 +59,10 @@ async def fetch(
             budget=16 * MIB,
             part_size=1 * MIB,
             requests_in_flight=4,
+            bandwidth=bandwidth,
+            retry=EAGER,
         )
-        downloading = Download("c", plan, str(directory), policy=EAGER, bandwidth=bandwidth)
+        downloading = Download("c", plan, str(directory))
         return await downloading.run(clients, spec)
 
 
