@@ -28,10 +28,11 @@ from typing import TYPE_CHECKING, Any
 from streamer.errors import ChannelError, CorruptRecord
 from streamer.formats.recordio import MAX_PAYLOAD, RecordIOReader
 from streamer.readers.core.channel_reader import ChannelReader
+from streamer.readers.core.config import directories
 from streamer.readers.core.epochs import TIMEOUT
+from streamer.readers.core.keys_and_skips import KeysAndSkips
 from streamer.readers.core.position import reach_start
-from streamer.readers.core.record_keys import RecordKeys
-from streamer.readers.core.skipping import EpochSkips, SkipCounts, SkippedRecord, check_skip
+from streamer.readers.core.skipping import EpochSkips, SkippedRecord
 from streamer.readers.table_decoder import BATCH_ROWS, TableDecoder
 from streamer.step_state import is_step_state
 
@@ -89,22 +90,14 @@ class TableReader(ChannelReader):
                 f"skip has records {skip.records}, and TableReader leaves out whole objects: "
                 "give objects only"
             )
-        check_skip(skip, "RecordIO")
+        self._objects = KeysAndSkips("RecordIO", skip=skip, placed=True)
+        self.skipped = self._objects.skipped
+        """What `skip` has left out so far."""
         self._decoder = TableDecoder(columns=columns, batch_rows=batch_rows)
         self._max_object_bytes = max_object_bytes
-        super().__init__(
-            channel,
-            epoch=epoch,
-            pipe_dir=pipe_dir,
-            state_dir=state_dir,
-            config_dir=config_dir,
-            timeout=timeout,
-        )
+        super().__init__(channel, directories(pipe_dir, config_dir, state_dir), epoch=epoch, timeout=timeout)
         self._rows = 0
         """Rows that have been returned of the object at the position, which is not returned whole."""
-        self._skip = skip
-        self.skipped = SkipCounts()
-        """What `skip` has left out so far."""
 
     @property
     def schema(self) -> pa.Schema | None:
@@ -116,14 +109,9 @@ class TableReader(ChannelReader):
             stream = stack.enter_context(self._next_stream())
             position = reach_start(stream, self.channel, self._start)
             self._rows = rows = self._rows if self._resumes(position) else 0
-            keys = RecordKeys.wanted(
-                stream, offset=position.offset, number=position.number, key=False, skip=self._skip is not None
+            keys, skips = stack.enter_context(
+                self._objects.epoch(stream, self.channel, offset=position.offset, number=position.number)
             )
-            if keys is not None:
-                stack.enter_context(contextlib.closing(keys))
-            skips = None
-            if self._skip is not None:
-                skips = EpochSkips(self._skip, self.channel, stream.epoch, self.skipped, placed=True)
             self._begin_epoch(position)
             objects = RecordIOReader(stream, max_payload=self._max_object_bytes)
             for block in position.follow(objects, stream, keys, skips):

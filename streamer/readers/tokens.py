@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from streamer.errors import ChannelError
 from streamer.readers.core.channel_reader import ChannelReader
+from streamer.readers.core.config import directories
 from streamer.readers.core.epochs import TIMEOUT
+from streamer.readers.core.keys_and_skips import KeysAndSkips
 from streamer.readers.core.position import drop_bytes, reach_start
-from streamer.readers.core.record_keys import RecordKeys
-from streamer.readers.core.skipping import EpochSkips, SkipCounts, check_skip
 from streamer.readers.token_blocks import BlockLayout, TokenBlocks
 from streamer.step_state import is_step_state
 
@@ -74,19 +74,11 @@ class TokenReader(ChannelReader):
                 "skip of TokenReader replaces blocks with a token beyond the vocabulary: give vocabulary, "
                 "and a SkipPolicy with records only"
             )
-        check_skip(skip, "fixed")
-        self._layout = BlockLayout(dtype, length, batch_size, overlap, drop_remainder, vocabulary)
-        super().__init__(
-            channel,
-            epoch=epoch,
-            pipe_dir=pipe_dir,
-            state_dir=state_dir,
-            config_dir=config_dir,
-            timeout=timeout,
-        )
-        self._skip = skip
-        self.skipped = SkipCounts()
+        self._blocks = KeysAndSkips("fixed", skip=skip)
+        self.skipped = self._blocks.skipped
         """The blocks that `skip` has replaced so far."""
+        self._layout = BlockLayout(dtype, length, batch_size, overlap, drop_remainder, vocabulary)
+        super().__init__(channel, directories(pipe_dir, config_dir, state_dir), epoch=epoch, timeout=timeout)
 
     @property
     def record_format(self) -> str:
@@ -111,12 +103,9 @@ class TokenReader(ChannelReader):
                 pass
             position.offset, position.skip = position.offset + left, 0
             self._begin_epoch(position)
-            skips = keys = None
-            if self._skip is not None:
-                skips = EpochSkips(self._skip, self.channel, stream.epoch, self.skipped)
-                keys = RecordKeys.wanted(stream, offset=position.offset, key=False, skip=True)
-                if keys is not None:
-                    stack.enter_context(contextlib.closing(keys))
+            keys, skips = stack.enter_context(
+                self._blocks.epoch(stream, self.channel, offset=position.offset)
+            )
             blocks = TokenBlocks(stream, self._layout, origin=position.offset, skips=skips, keys=keys)
             # `follow` takes an array of blocks as a list of records.
             arrays: Iterator[Any] = position.follow(blocks, stream)  # type: ignore[arg-type]

@@ -10,31 +10,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from streamer.readers.core.config import check_if_configured, directories
+from streamer.readers.core.config import check_if_configured
 from streamer.readers.core.epochs import ChannelEpochs
 from streamer.readers.core.position import ReaderPosition, StartPosition
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from streamer.readers.core.config import Directories
     from streamer.readers.core.stream import PipeStream
 
 
 class ChannelReader:
     """A channel with a position. Arguments are those of `PipeReader`."""
 
-    def __init__(
-        self,
-        channel: str,
-        *,
-        epoch: int | None,
-        pipe_dir: str | None,
-        state_dir: str | None,
-        config_dir: str | None,
-        timeout: float,
-    ) -> None:
+    def __init__(self, channel: str, paths: Directories, *, epoch: int | None, timeout: float) -> None:
         self.channel = channel
-        paths = directories(pipe_dir, config_dir, state_dir)
         check_if_configured(channel, paths.config)
         self._epochs = ChannelEpochs(channel, paths, epoch=epoch, timeout=timeout)
         self._position: ReaderPosition | None = None

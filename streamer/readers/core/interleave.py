@@ -32,10 +32,10 @@ from typing import TYPE_CHECKING, Any
 from streamer.errors import ChannelError
 from streamer.readers.core.config import PipeModeDatasetException, channels_in, check_channel, directories
 from streamer.readers.core.epochs import TIMEOUT, ChannelEpochs
+from streamer.readers.core.keys_and_skips import KeysAndSkips
 from streamer.readers.core.plain import check_format, record_reader
 from streamer.readers.core.position import approach_start
-from streamer.readers.core.record_keys import RecordKeys
-from streamer.readers.core.skipping import EpochSkips, SkipCounts, check_skip, without_skipped
+from streamer.readers.core.skipping import without_skipped
 from streamer.trailer import rank_channel_name
 
 if TYPE_CHECKING:
@@ -100,7 +100,9 @@ class InterleavedReader:
         key: bool = False,
     ) -> None:
         check_format(record_format)
-        check_skip(skip, record_format)
+        self._records = KeysAndSkips(record_format, key=key, skip=skip)
+        self.skipped = self._records.skipped
+        """What `skip` has left out of all FIFOs so far."""
         if block is not None and block < 1:
             raise ValueError(f"block is {block}: it must be 1 or more, or None for records as they arrive")
         paths = directories(pipe_dir, config_dir, state_dir)
@@ -121,10 +123,6 @@ class InterleavedReader:
             ChannelEpochs(name, paths, epoch=epoch, timeout=timeout, patience=patience)
             for name in self.channels
         ]
-        self._skip = skip
-        self.skipped = SkipCounts()
-        """What `skip` has left out of all FIFOs so far."""
-        self._key = key
 
     def __iter__(self) -> Iterator[Any]:
         for batch in self.batches():
@@ -151,15 +149,11 @@ class InterleavedReader:
     def _lists(self, channel: str, stream: PipeStream) -> Generator[list[Any], None, None]:
         """Yield the lists of one FIFO's records; empty lists while no bytes come."""
         reader = record_reader(stream, self.record_format)
-        if self._skip is None and not self._key:
+        if self._records.skip is None and not self._records.key:
             yield from reader.batches()
             return
         position = yield from approach_start(stream, channel, None)
-        keys = RecordKeys.wanted(stream, offset=position.offset, key=self._key, skip=self._skip is not None)
-        with contextlib.closing(keys) if keys else contextlib.nullcontext():
-            skips = None
-            if self._skip is not None:
-                skips = EpochSkips(self._skip, channel, stream.epoch, self.skipped, keyed=self._key)
+        with self._records.epoch(stream, channel, offset=position.offset) as (keys, skips):
             for batch in position.follow(reader, stream, keys, skips):
                 yield without_skipped(batch) if skips else batch
 

@@ -31,9 +31,9 @@ from streamer.formats.tfrecord import TFRecordReader
 from streamer.readers.core.channel_reader import ChannelReader
 from streamer.readers.core.config import PipeModeDatasetException, check_if_configured, directories
 from streamer.readers.core.epochs import TIMEOUT, ChannelEpochs
+from streamer.readers.core.keys_and_skips import KeysAndSkips
 from streamer.readers.core.position import reach_start
-from streamer.readers.core.record_keys import RecordKeys
-from streamer.readers.core.skipping import EpochSkips, SkipCounts, SkippedRecord, check_skip, without_skipped
+from streamer.readers.core.skipping import SkippedRecord, without_skipped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -99,24 +99,16 @@ class PipeReader(ChannelReader):
         key: bool = False,
     ) -> None:
         check_format(record_format)
-        check_skip(skip, record_format)
-        super().__init__(
-            channel,
-            epoch=epoch,
-            pipe_dir=pipe_dir,
-            state_dir=state_dir,
-            config_dir=config_dir,
-            timeout=timeout,
-        )
-        self._key = key
-        self.record_format = record_format
-        self._skip = skip
-        self.skipped = SkipCounts()
+        self._records = KeysAndSkips(record_format, key=key, skip=skip)
+        self.skipped = self._records.skipped
         """What `skip` has left out so far."""
+        super().__init__(channel, directories(pipe_dir, config_dir, state_dir), epoch=epoch, timeout=timeout)
+        self.record_format = record_format
 
     def __repr__(self) -> str:
         skipped = f": skipped {self.skipped.records} records, {self.skipped.objects} objects"
-        return f"<{type(self).__name__} {self.channel} [{self.record_format}{skipped if self._skip else ''}]>"
+        shown = self.record_format + (skipped if self._records.skip else "")
+        return f"<{type(self).__name__} {self.channel} [{shown}]>"
 
     def __iter__(self) -> Iterator[Any]:
         for batch in self._lists():
@@ -135,7 +127,7 @@ class PipeReader(ChannelReader):
 
     def batches(self) -> Iterator[list[Any]]:
         """Yield the next epoch as lists of records, one list per block that arrived; cheaper than `iter`."""
-        if self._skip is None:
+        if self._records.skip is None:
             yield from self._lists()
         else:
             for batch in self._lists():
@@ -146,15 +138,9 @@ class PipeReader(ChannelReader):
         with contextlib.ExitStack() as stack:
             stream = stack.enter_context(self._next_stream())
             position = reach_start(stream, self.channel, self._start)
-            skip = self._skip is not None
-            keys = RecordKeys.wanted(
-                stream, offset=position.offset, number=position.number, key=self._key, skip=skip
+            keys, skips = stack.enter_context(
+                self._records.epoch(stream, self.channel, offset=position.offset, number=position.number)
             )
-            if keys is not None:
-                stack.enter_context(contextlib.closing(keys))
-            skips = None
-            if self._skip is not None:
-                skips = EpochSkips(self._skip, self.channel, stream.epoch, self.skipped, keyed=self._key)
             self._begin_epoch(position)
             yield from position.follow(record_reader(stream, self.record_format), stream, keys, skips)
 

@@ -15,11 +15,12 @@ from torch.utils.data import get_worker_info
 
 from streamer.formats.tar import TarReader, sample
 from streamer.readers.core.epochs import ChannelEpochs
+from streamer.readers.core.keys_and_skips import KeysAndSkips
 from streamer.readers.core.plain import check_format, record_reader
 from streamer.readers.core.position import StartPosition, reach_start
 from streamer.readers.core.rank_steps import RankSteps
-from streamer.readers.core.record_keys import NO_BATCH, RecordKeys, with_keys
-from streamer.readers.core.skipping import EpochSkips, Replacements, SkipCounts, check_skip, without_skipped
+from streamer.readers.core.record_keys import NO_BATCH, with_keys
+from streamer.readers.core.skipping import Replacements, without_skipped
 from streamer.readers.samples import check_attributes, cut_sample
 from streamer.readers.torch.progress import (
     ElementOrigin,
@@ -75,7 +76,6 @@ class ElementSpec:
                 "skip cannot be used with attributes, because the records of a sample are counted, and one "
                 "that is left out would mix two samples"
             )
-        check_skip(self.skip, self.record_format)
         if self.batch_size is not None and self.batch_size < 1:
             raise ValueError(f"batch_size is {self.batch_size}; it must be 1 or more")
         if self.drop_remainder and self.batch_size is None:
@@ -114,9 +114,10 @@ class ElementSource:
 
     def __init__(self, spec: ElementSpec, paths: Directories, *, timeout: float) -> None:
         """`timeout`: seconds to wait for a FIFO, and then for its writer."""
-        self.skipped = SkipCounts()
-        """What `skip` has left out in this process so far."""
         self._spec = spec
+        self._keys_and_skips = KeysAndSkips(spec.record_format, key=spec.key, skip=spec.skip)
+        self.skipped = self._keys_and_skips.skipped
+        """What `skip` has left out in this process so far."""
         self._paths = paths
         self._timeout = timeout
 
@@ -170,13 +171,9 @@ class ElementSource:
             remaining = RemainingRecords(StartPosition(position), ahead)
             base, number = position.offset, position.records - position.skip
             reader = spec.reader(stream)
-            skip = spec.skip is not None
-            keys = RecordKeys.wanted(stream, offset=base, number=position.number, key=spec.key, skip=skip)
-            if keys is not None:
-                stack.enter_context(contextlib.closing(keys))
-            skips = None
-            if spec.skip is not None:
-                skips = EpochSkips(spec.skip, channel, stream.epoch, self.skipped, keyed=spec.key)
+            keys, skips = stack.enter_context(
+                self._keys_and_skips.epoch(stream, channel, offset=base, number=position.number)
+            )
             batches = (
                 with_keys(reader, keys, base)
                 if skips is None

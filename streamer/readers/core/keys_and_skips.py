@@ -1,0 +1,53 @@
+"""`KeysAndSkips`: the options `key` and `skip` of a reader, and what they need in each epoch.
+
+A reader with `key` names the object of each record, so it needs the epoch's key list. A reader with `skip`
+leaves out corrupt records within a budget, and uses a key list if the FIFO has one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from streamer.readers.core.record_keys import RecordKeys
+from streamer.readers.core.skipping import EpochSkips, SkipCounts, check_skip
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from streamer.readers.core.skipping import SkipPolicy
+    from streamer.readers.core.stream import PipeStream
+
+
+class KeysAndSkips:
+    """The options of one reader, and what it has skipped so far."""
+
+    def __init__(
+        self, record_format: str, *, key: bool = False, skip: SkipPolicy | None = None, placed: bool = False
+    ) -> None:
+        """`placed`: as for `EpochSkips`. Raises as `check_skip`."""
+        check_skip(skip, record_format)
+        self.key = key
+        self.skip = skip
+        self.skipped = SkipCounts()
+        """What `skip` has left out so far."""
+        self._placed = placed
+
+    @contextlib.contextmanager
+    def epoch(
+        self, stream: PipeStream, channel: str, *, offset: int, number: int | None = None
+    ) -> Iterator[tuple[RecordKeys | None, EpochSkips | None]]:
+        """Yield the keys and the skips of an epoch's records, each None if it is not needed.
+
+        `offset`, `number`: as for `RecordKeys`. Raises ChannelError.
+        """
+        keys = RecordKeys.wanted(
+            stream, offset=offset, number=number, key=self.key, skip=self.skip is not None
+        )
+        skips = None
+        if self.skip is not None:
+            skips = EpochSkips(
+                self.skip, channel, stream.epoch, self.skipped, keyed=self.key, placed=self._placed
+            )
+        with contextlib.closing(keys) if keys is not None else contextlib.nullcontext():
+            yield keys, skips
