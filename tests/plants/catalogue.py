@@ -294,8 +294,8 @@ PLANTS = (
     Plant(
         "mark told before the schema is compared",
         "streamer/relay/deliver/delivery.py",
-        "if self._next_mark is not None and transformer.anchored:",
-        "if self._next_mark is not None:",
+        "if points is not None and points.pending and transformer.anchored:",
+        "if points is not None and points.pending:",
         ("tests/relay/test_joined.py",),
     ),
     Plant(

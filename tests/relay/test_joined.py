@@ -15,7 +15,7 @@ from backports import zstd
 
 from streamer.formats.arrow_joiner import ArrowJoiner
 from streamer.plan import Arrangement, Join, Position, ResumePoint, S3Uri, Shard
-from streamer.relay.deliver import delivery
+from streamer.relay.deliver import resume_points
 from streamer.s3.catalog.pages import AiobotocorePages
 from tests.kit.harness import RunChannel, Running, clients_of, fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all, read_some
@@ -156,7 +156,7 @@ async def test_an_epoch_goes_on_at_the_exact_byte(
     run: RunChannel, stub: S3Stub, tmp_path: Path, join: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From every mark that an epoch tells, at any byte after it: within an object, in the end mark."""
-    monkeypatch.setattr(delivery, "MARK_EVERY", 100_000)
+    monkeypatch.setattr(resume_points, "MARK_EVERY", 100_000)
     objects = (tars if join == "tar" else streams)(stub, 5)
     due = (one_tar if join == "tar" else one_stream)(objects)
     async with run(stub, tmp_path, join) as running:
@@ -182,7 +182,7 @@ async def test_a_mark_waits_for_the_schema(
     run: RunChannel, stub: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of an object whose schema has not been compared no mark is told: a restart would take it for right."""
-    monkeypatch.setattr(delivery, "MARK_EVERY", 1)
+    monkeypatch.setattr(resume_points, "MARK_EVERY", 1)
     objects = streams(stub, 2, rows=3)
     stub.objects["b/data/0001.arrows"] = arrow(table(0, 3).drop(["price"]))
     async with run(stub, tmp_path, "arrow", part_size=300) as running:  # some parts for each schema

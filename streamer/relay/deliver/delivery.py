@@ -18,15 +18,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from streamer.errors import ReaderGone, SourceError
-from streamer.plan import NOWHERE, Position, ResumePoint
+from streamer.plan import Position, ResumePoint
 from streamer.relay.deliver.failure_policy import HOLD, FailurePolicy
 from streamer.relay.deliver.key_list import KeyList, KeyLists
 from streamer.relay.deliver.object_changes import MOST_TRIES, Change, Changes, is_change
 from streamer.relay.deliver.object_ends import ObjectEnds
+from streamer.relay.deliver.resume_points import ResumePoints
 from streamer.relay.deliver.transform import LESS_TAKEN, MOST_TAKEN, BodyTransformer, joiner_of
 from streamer.relay.staging.buffers import BufferStage
 from streamer.relay.staging.stage import LEAST, TURN
-from streamer.units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,14 +35,10 @@ if TYPE_CHECKING:
     from streamer.relay.fetch.part_fetch import PartFetch
     from streamer.relay.fetch.prefetcher import Prefetcher
     from streamer.relay.staging.stage import Stage
-    from streamer.schedule.window import Slot
     from streamer.sink.outlet import Outlet
 
 LONGEST_PAUSE = 0.5
 """Maximum seconds between two checks of a bandwidth limit, since it may change."""
-
-MARK_EVERY = 8 * MIB
-"""Minimum bytes of a stream between two resume points: a restart inflates or joins about so many again."""
 
 
 @dataclass(slots=True)
@@ -72,8 +68,8 @@ class Delivery:
     ) -> None:
         """`when_failed` decides whether only whole records are delivered, which needs bytes in memory.
 
-        `on_resume_point` is called with the start of an inflated or joined object, about every `MARK_EVERY`
-        bytes, and with `NOWHERE` when an object is replaced or skipped. `key_lists` begins the key list of
+        `on_resume_point` is called with the start of an inflated or joined object, and with
+        `NOWHERE` when an object is replaced or skipped (`ResumePoints`). `key_lists` begins the key list of
         each epoch; None: there are none.
         """
         self.prefetcher = prefetcher
@@ -99,14 +95,10 @@ class Delivery:
         self._when_failed = when_failed
         self._transformer: BodyTransformer | None = None
         """Transformer of the current or last epoch; None if bytes are not transformed."""
-        self._on_mark = on_resume_point
-        self._marked = (self._first.epoch, self._first.offset)
-        """Epoch and offset of the last resume point reported."""
+        self._points = None if on_resume_point is None else ResumePoints(self._first, on_resume_point)
         self._key_lists = key_lists
         self._keys: KeyList | None = None
         """Key list of the current epoch."""
-        self._next_mark: ResumePoint | None = None
-        """Resume point at the current object's first byte, until it may be reported."""
 
     def allow(self, epoch: int) -> None:
         """As `EpochDelivery`."""
@@ -133,7 +125,8 @@ class Delivery:
         start = self._first if epoch == self._first.epoch else Position(epoch)
         self.delivered = start.offset
         self.consumed = start.mark.fetched if self._plan.rewrites else start.offset
-        self._next_mark = None
+        if self._points is not None:
+            self._points.begin()
         self.ends.clear()
 
     async def deliver(self, epoch: int, outlet: Outlet) -> None:
@@ -281,8 +274,8 @@ class Delivery:
                 raise error
             self._counters.timer.starve("first_byte")
             now = await changes.policy.stat(listed.bucket, listed.key, listed.version)
-        if self._on_mark is not None:
-            self._on_mark(ResumePoint(NOWHERE, self.delivered))
+        if self._points is not None:
+            self._points.forbid(self.delivered)
         replaced = self.prefetcher.replace_head(part, now)
         planned = detour.planned if detour else replaced
         changes.note(Change(part.epoch, listed, "refetched" if now else "skipped", now))
@@ -296,15 +289,16 @@ class Delivery:
         slot = self._window.head_of_line
         if slot is None or not isinstance(stage, BufferStage):
             raise RuntimeError("bytes that are transformed must be in memory: give `stages` the reason")
+        points = self._points
         if (
-            self._on_mark
+            points is not None
             and self._plan.rewrites
             and not transformer.held
             and slot.delivered == len(slot.part.leading)
             and slot.part.start == 0
             and slot.part.body
         ):
-            self._note_begin(slot)
+            points.note(slot.part.epoch, ResumePoint(self.consumed, self.delivered))
         limited = self._quota.limited
         if not (data := stage.take(LESS_TAKEN if limited or self._plan.inflate else MOST_TAKEN)):
             return 0  # the socket is empty
@@ -313,8 +307,8 @@ class Delivery:
         await transformer.pass_on(slot.part, slot.delivered, data)
         if limited:
             await transformer.settle()  # the limit is of delivered bytes
-        if self._next_mark is not None and transformer.anchored:
-            self._report_mark(slot.part.epoch, self._next_mark)
+        if points is not None and points.pending and transformer.anchored:
+            points.report(slot.part.epoch)
         self._consumed(len(data))
         return len(data)
 
@@ -322,19 +316,6 @@ class Delivery:
         """List the objects that begin in the next `count` bytes. Raises Shortage."""
         # The bytes of a replacement stand for the first byte of the planned object.
         keys.reach(self.consumed, count if self._detour is None else 1, delivered)
-
-    def _note_begin(self, slot: Slot) -> None:
-        """Note the start of an object as a resume point, at least `MARK_EVERY` bytes after the last one."""
-        epoch = slot.part.epoch
-        last = self._marked if self._marked[0] == epoch else (epoch, 0)
-        due = self.delivered - last[1] >= MARK_EVERY
-        self._next_mark = ResumePoint(self.consumed, self.delivered) if due else None
-
-    def _report_mark(self, epoch: int, mark: ResumePoint) -> None:
-        self._next_mark = None
-        self._marked = (epoch, mark.streamed)
-        if self._on_mark is not None:
-            self._on_mark(mark)
 
     async def _pause(self, seconds: float) -> None:
         """Wait at most `seconds` or LONGEST_PAUSE for a bandwidth limit, less if `changed` is set."""

@@ -1,0 +1,55 @@
+"""Resume points of a stream whose objects are inflated or joined: the first bytes of objects.
+
+A restart goes on at the last point that was reported, and inflates or joins again from there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from streamer.plan import NOWHERE, ResumePoint
+from streamer.units import MIB
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from streamer.plan import Position
+
+MARK_EVERY = 8 * MIB
+"""Minimum bytes of a stream between two resume points: a restart inflates or joins about so many again."""
+
+
+class ResumePoints:
+    """Reports the resume points of one channel, at least `MARK_EVERY` bytes of its stream apart."""
+
+    def __init__(self, first: Position, report: Callable[[ResumePoint], None]) -> None:
+        """`first`: where the channel begins. `report` also gets `NOWHERE`; see `forbid`."""
+        self._report = report
+        self._last = (first.epoch, first.offset)
+        """Epoch and offset of the last point reported."""
+        self._next: ResumePoint | None = None
+
+    @property
+    def pending(self) -> bool:
+        """Whether a point is noted and not reported."""
+        return self._next is not None
+
+    def begin(self) -> None:
+        """Begin an epoch: forget a point that is not reported."""
+        self._next = None
+
+    def note(self, epoch: int, point: ResumePoint) -> None:
+        """Note the start of an object as the next point, if enough bytes lie between it and the last one."""
+        last = self._last[1] if self._last[0] == epoch else 0
+        self._next = point if point.streamed - last >= MARK_EVERY else None
+
+    def report(self, epoch: int) -> None:
+        """Report the point that is noted."""
+        point, self._next = self._next, None
+        if point is not None:
+            self._last = (epoch, point.streamed)
+            self._report(point)
+
+    def forbid(self, delivered: int) -> None:
+        """Report that no restart can go on: offset `delivered` is at no place of the plan."""
+        self._report(ResumePoint(NOWHERE, delivered))
