@@ -201,6 +201,27 @@ async def test_without_permission_to_list_heads_find_all(
     assert len(stub.listings) == 2  # of the folders' common prefix, and of one folder
 
 
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("listed", [True, False])
+async def test_rows_that_name_an_object_again_cost_nothing(
+    stub: S3Stub, monkeypatch: pytest.MonkeyPatch, *, listed: bool
+) -> None:
+    """As in a manifest that repeats the examples of rare classes."""
+    names = store(stub, 1, 30)
+    rows = names * 40
+    random.Random(1).shuffle(rows)
+    write(stub, rows)
+    if not listed:
+        fault_listings(monkeypatch, lambda _: error(403, "AccessDenied"))
+    counts: list[int] = []
+    async with opened(stub) as (clients, object_clients, _):
+        plan = await plan_manifest(clients, MANIFEST, object_clients=object_clients, progress=counts.append)
+    assert refs(plan) == [(name, len(name)) for name in rows]
+    assert counts[-1] == len(rows)
+    assert stub.head_count == (1 if listed else len(names))
+    assert len(stub.listings) <= 2
+
+
 async def test_permission_for_some_folders_is_used(stub: S3Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     """A policy with `s3:prefix` may allow the folders, and not what is above them."""
     names = store(stub, 10, 100)
@@ -339,6 +360,24 @@ async def test_rows_are_entries_before_the_manifest_is_read(stub: S3Stub) -> Non
                 break
     assert first == names[: len(first)]
     assert len(stub.listings) < 400 / 30
+
+
+@pytest.mark.parametrize("listed", [True, False])
+async def test_rows_come_before_every_head_is_answered(stub: S3Stub, *, listed: bool) -> None:
+    """One block, whose objects are few among those of the bucket; the HEAD of the last is never answered."""
+    names = store(stub, 1, 12_000)[:: 12_000 // 200]
+    write(stub, names)
+    stub.together = {f"head {names[-1]}", "head never"}
+    found: list[str] = []
+    async with opened(stub) as (clients, object_clients, _):
+        finding = object_clients if listed else ObjectClients(object_clients.inspector)
+        manifest = Manifest(clients, MANIFEST, Arrangement(), object_clients=finding)
+        async with contextlib.aclosing(manifest.runs()) as runs:
+            async for entries in runs:
+                found += [name for name, _ in refs(Plan(entries))]
+                if len(found) == len(names) - 1:
+                    break
+    assert found == names[:-1]
 
 
 @pytest.mark.usefixtures("small_blocks")

@@ -119,14 +119,14 @@ def test_a_later_row_without_an_object_fails_the_epoch(
 
 
 @pytest.mark.parametrize("document", ["ManifestFile"], indirect=True)
-def test_a_mistake_in_a_small_manifest_fails_the_start(
+def test_a_mistake_in_a_short_manifest_fails_the_start(
     stub: S3Stub, document: dict[str, Any], tmp_path: Path
 ) -> None:
-    """All objects of up to 7,950 rows are found before the first one is streamed."""
-    stub.objects |= {f"b/{key(number)}": b"x" for number in range(2000)}
-    keys = [key(number) for number in range(2001)]
+    """Up to 128 objects are looked for at once, and all are found before the first one is streamed."""
+    stub.objects |= {f"b/{key(number)}": b"x" for number in range(100)}
+    keys = [key(number) for number in range(101)]
     stub.objects["b/manifest"] = json.dumps([{"prefix": "s3://b/"}, *keys]).encode()
     done = penstock("run", "-c", write_job(tmp_path / "job.yaml", document))
     assert done.returncode == Exit.MISSING
-    assert "entry 2002: no such object" in done.stderr
+    assert "entry 102: no such object" in done.stderr
     assert '"ready"' not in done.stderr

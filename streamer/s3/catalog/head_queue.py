@@ -13,11 +13,12 @@ from streamer.s3.catalog.object_info import HEADS
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from streamer.plan import ObjectRef
     from streamer.s3.catalog.object_info import ObjectInspector
     from streamer.s3.catalog.row_block import RowBlock
+    from streamer.s3.catalog.wanted_ranges import NumberedItem
 
 
 class HeadQueue:
@@ -30,11 +31,11 @@ class HeadQueue:
         row_name: Callable[[int], str],
         *,
         tasks: asyncio.TaskGroup,
-        on_found: Callable[[], None],
+        on_found: Callable[[int], None],
     ) -> None:
         """`blocks`: those with rows that wait, in order; they change. `row_name`: names a row in errors.
 
-        `on_found` is called after each answer.
+        `on_found` is called after each answer, with the number of items that it describes.
         """
         self._inspector = inspector
         self._blocks = blocks
@@ -42,6 +43,15 @@ class HeadQueue:
         self._tasks = tasks
         self._on_found = on_found
         self._running = 0
+        self._same: dict[NumberedItem, Sequence[NumberedItem]] = {}
+        """By object whose HEAD is due, the items of other rows that name the same object."""
+
+    def leave(self, same: Sequence[NumberedItem]) -> None:
+        """Note that these items, of which all name one object, need its HEAD. `start` sends it."""
+        (block, item), *others = same
+        if others:
+            self._same[block, item] = others
+        block.leave_to_head((item,))
 
     def start(self) -> None:
         """Start tasks for the HEADs that are due."""
@@ -53,7 +63,7 @@ class HeadQueue:
     async def _send_due(self) -> None:
         try:
             while (due := self._next_due()) is not None:
-                await self.send(*due)
+                await self.send((due, *self._same.pop(due, ())))
         finally:
             self._running -= 1
 
@@ -63,11 +73,12 @@ class HeadQueue:
                 return block, item
         return None
 
-    async def send(self, block: RowBlock, item: int) -> None:
-        """Find one object by a HEAD. Raises SourceError with the row's name."""
-        ref = await self.stat(block, item)
-        block.answer(item, ref.size, ref.etag.encode())
-        self._on_found()
+    async def send(self, same: Sequence[NumberedItem]) -> None:
+        """Find the object of these items by a HEAD. Raises SourceError with the row's name."""
+        ref = await self.stat(*same[0])
+        for block, item in same:
+            block.answer(item, ref.size, ref.etag.encode())
+        self._on_found(len(same))
 
     async def stat(self, block: RowBlock, item: int) -> ObjectRef:
         """Return what a HEAD says of one object. Raises SourceError with the row's name."""

@@ -125,9 +125,8 @@ class Manifest:
     ) -> AsyncGenerator[Entries, None]:
         """Yield the entries in runs, in the manifest's order, as their objects are found.
 
-        The first run comes when all objects of a manifest of one block are found, so that its mistakes are
-        known before a byte is streamed. While storage is unavailable, reading the manifest goes on as
-        `policy` allows; `on_wait` is called with each error.
+        If the manifest has at most `HEADS` objects, the first run comes when all are found. While storage is
+        unavailable, reading the manifest goes on as `policy` allows; `on_wait` is called with each error.
 
         Raises ConfigError naming the row for a manifest that breaks a rule or an entry that cannot be
         wrapped, ConfigError if the plans need more than the memory, SourceError for a failed request. The

@@ -29,12 +29,13 @@ from streamer.errors import BadAnswer, ConfigError, Denied, ErrorContext, Source
 from streamer.plan.validators import described
 from streamer.s3.catalog.head_queue import HeadQueue
 from streamer.s3.catalog.key_lookup import KeyLookup
+from streamer.s3.catalog.object_info import HEADS
 from streamer.s3.catalog.validation import short
 from streamer.s3.catalog.wanted_ranges import SortedBlock, WantedRange, cut, grouped, is_mixed, pivots
 from streamer.s3.client.faults import first_error
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterable
+    from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 
     from streamer.plan import Entries
     from streamer.s3.catalog.object_info import ObjectInspector
@@ -96,8 +97,8 @@ class ObjectFinder:
         """Blocks with rows that are not in a run yet."""
         self._held: list[SortedBlock] = []
         """Blocks not looked for yet: the latest, or those that wait for the end of the manifest."""
-        self._many = False
-        """Whether there are several blocks."""
+        self._early = False
+        """Whether rows come before all objects are found: there are too many for one turn of HEADs."""
         self._mixed = False
         self._ranges: deque[WantedRange] = deque()
         self._lookups = 0
@@ -116,7 +117,9 @@ class ObjectFinder:
     ) -> AsyncGenerator[Entries, None]:
         """Yield the rows of `blocks` as runs of entries, in order. `entries` makes an empty run.
 
-        Rows of a single block come when all of its objects are known, and other rows as they are known.
+        Rows come as their objects are known. At most `HEADS` objects are looked for all at once. Their rows
+        come when all are known, so a mistake in a short manifest precedes its first row.
+
         Raises SourceError for a failed HEAD, ConfigError for an entry that cannot be, both with the row's
         name; and what `blocks` raises. The caller closes the generator.
         """
@@ -125,7 +128,7 @@ class ObjectFinder:
         try:
             while not finding.done():
                 self._changed.clear()
-                while self._many and len(run := self._next_run(entries())):
+                while self._early and len(run := self._next_run(entries())):
                     yield run
                     await asyncio.sleep(0)  # other tasks' turn
                 if not finding.done():
@@ -172,7 +175,7 @@ class ObjectFinder:
         self._claim.count(block.objects, block.memory)
         items = block.close()
         await asyncio.sleep(0)  # other tasks' turn
-        self._many = self._many or block.first_row > 0
+        self._early = self._early or block.first_row > 0 or block.objects > HEADS
         self._blocks.append(block)
         self._changed.set()  # its rows may have literals alone
         if self._pages is None:
@@ -239,8 +242,7 @@ class ObjectFinder:
             except SourceError as error:
                 if error.retryable:
                     failures += 1
-                    for block, item in groups[lookup.skip()]:
-                        await self._heads.send(block, item)
+                    await self._heads.send(groups[lookup.skip()])
                     if failures < (THROTTLED_PAGES if isinstance(error, Throttled) else FAILED_PAGES):
                         continue  # storage answers again
                 elif isinstance(error, Denied) and lookup.narrow():
@@ -258,8 +260,8 @@ class ObjectFinder:
                     block.answer(item, page.sizes[position], page.etags[position])
             self._changed.set()
             self._on_progress(sum(len(groups[index]) for index, _ in found))
-            self._leave_to_heads(each for index in heads for each in groups[index])
-        self._leave_to_heads(each for index in lookup.rest() for each in groups[index])
+            self._leave_to_heads(groups[index] for index in heads)
+        self._leave_to_heads(groups[index] for index in lookup.rest())
 
     async def _agrees(self, bucket: str, found: list[tuple[NumberedItem, int]], page: Page) -> bool:
         """Return whether HEADs describe the bucket's objects as its listings do, by one object or two.
@@ -291,14 +293,14 @@ class ObjectFinder:
             self._unlisted.add(bucket)
             self._on_unlisted(bucket, error)
 
-    def _leave_to_heads(self, items: Iterable[NumberedItem]) -> None:
-        for block, item in items:
-            block.leave_to_head((item,))
+    def _leave_to_heads(self, groups: Iterable[Sequence[NumberedItem]]) -> None:
+        for same in groups:
+            self._heads.leave(same)
         self._heads.start()
 
-    def _note_head(self) -> None:
+    def _note_head(self, items: int) -> None:
         self._changed.set()
-        self._on_progress(1)
+        self._on_progress(items)
 
 
 def _of_parts(validator: bytes) -> bool:

@@ -91,9 +91,14 @@ def is_mixed(block: SortedBlock, following: SortedBlock) -> bool:
 
 
 def pivots(blocks: Sequence[SortedBlock]) -> list[bytes]:
-    """Return the first name of each range but the first, in ascending order."""
-    count = min(round(sum(len(block.items) for block in blocks) / ITEMS), MOST_RANGES)
-    sample = sorted(block.block.name(item) for block in blocks for item in block.items[::SAMPLE])
+    """Return the first name of each range but the first, in ascending order.
+
+    Rows that name the same objects again do not make more ranges.
+    """
+    names = [block.block.name(item) for block in blocks for item in block.items[::SAMPLE]]
+    sample = sorted(set(names))
+    items = sum(len(block.items) for block in blocks)
+    count = min(round(items * len(sample) / max(len(names), 1) / ITEMS), MOST_RANGES)
     return sorted({sample[number * len(sample) // count] for number in range(1, count)})
 
 
