@@ -1,8 +1,8 @@
 """Checks of `penstock doctor` on the storage, with as few requests as possible.
 
-For each channel the doctor lists the first page and reads one byte of the first object, with a right and with
-a wrong If-Match (`object_checks`). Of a manifest it reads the size. It writes nothing. The speed check reads
-those first objects over the job's transport into a pipe, for at most `PROBE` seconds.
+For each channel the doctor lists the first page, or finds the objects of a manifest's first rows, and reads
+one byte of the first object, with a right and with a wrong If-Match (`object_checks`). It writes nothing. The
+speed check reads those first objects over the job's transport into a pipe, for at most `PROBE` seconds.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import socket
 import threading
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -25,12 +26,15 @@ from sidecar.job.listings import job_pages
 from sidecar.job.strays import channel_advice
 from sidecar.process.exits import Exit
 from streamer.errors import ErrorContext, PenstockError
-from streamer.plan import ObjectRef, Plan
+from streamer.plan import Arrangement, ObjectRef, Plan
+from streamer.plan.selection import Limit
 from streamer.relay.once import stream_once
 from streamer.relay.statistics import ChannelCounters
 from streamer.relay.transport import open_transport, why_read
 from streamer.retry import RetryPolicy
 from streamer.s3.catalog.listing import first_page, nothing_below
+from streamer.s3.catalog.manifests import Manifest
+from streamer.s3.catalog.object_finder import ObjectClients
 from streamer.s3.catalog.object_info import open_inspector
 from streamer.s3.catalog.pages import PAGE_PATIENCE
 from streamer.s3.client.faults import map_errors
@@ -41,13 +45,14 @@ if TYPE_CHECKING:
 
     from sidecar.config.job import Job
     from sidecar.config.request import ChannelConfig
-    from streamer.plan import S3Uri
     from streamer.plan.strays import Strays
     from streamer.s3.catalog.pages import PageSource
     from streamer.s3.client.session import Clients
 
 PROBE = 5.0
 """Most seconds of the speed check."""
+ROWS = 8
+"""Rows of a manifest whose objects are looked at."""
 SLOW = 20e6
 """Bytes per second below which storage is slower than most trainers."""
 
@@ -67,7 +72,11 @@ async def storage(job: Job, clients: Clients) -> AsyncIterator[Finding]:
                 refs, summary = await _first_objects(job, clients, pages, channel, strays)
             except PenstockError as error:
                 prefix = channel.source.s3_data_type == "S3Prefix"
-                action = "s3:ListBucket on the bucket" if prefix else "s3:GetObject on the manifest"
+                action = (
+                    "s3:ListBucket on the bucket"
+                    if prefix
+                    else "s3:GetObject on the manifest and its objects"
+                )
                 yield failed(f"list {channel.channel_name}", error, action)
                 continue
             yield Finding(f"list {channel.channel_name}", "ok", summary)
@@ -131,12 +140,11 @@ async def _first_objects(
 
     `strays` collects objects that are probably no data.
     """
-    uri, kind = channel.source.uri, channel.source.s3_data_type
+    kind = channel.source.s3_data_type
     if kind != "S3Prefix":
-        size = await _manifest_size(job, clients, uri)
-        return [], f"{kind} of {size} bytes; its objects are not looked at"
-    found: list[ObjectRef] = []
-    more = False
+        found = await _first_rows(job, clients, channel)
+        return [ref for ref in found if ref.size], f"{kind}; objects of its first rows: {len(found)}"
+    found, more = [], False
     for uri in channel.sources:
         keys = job.selection(channel).keys(uri.key, strays, bucket=uri.bucket)
         refs, truncated = await first_page(pages, uri, keys)
@@ -147,11 +155,20 @@ async def _first_objects(
     return [ref for ref in found if ref.size], f"objects: {len(found)}{' or more' if more else ''}"
 
 
-async def _manifest_size(job: Job, clients: Clients, uri: S3Uri) -> int:
+async def _first_rows(job: Job, clients: Clients, channel: ChannelConfig) -> list[ObjectRef]:
+    """Return the objects of the first selected rows of a manifest, found by HEADs."""
     by_aiobotocore = job.penstock.transport == "aiobotocore"
     opened = open_inspector(clients, give_up_after=PAGE_PATIENCE, by_aiobotocore=by_aiobotocore)
     async with opened as inspector:
-        return (await inspector.stat(uri.bucket, uri.key)).size
+        manifest = Manifest(
+            clients.control if by_aiobotocore else clients,
+            channel.source.uri,
+            Arrangement(),
+            channel.source.attribute_names if channel.source.s3_data_type != "ManifestFile" else None,
+            selection=replace(job.selection(channel), limit=Limit(objects=ROWS)),
+            object_clients=ObjectClients(inspector),
+        )
+        return list((await manifest.plan()).refs(0))
 
 
 async def speed(job: Job, clients: Clients, samples: list[ObjectRef]) -> Finding:

@@ -58,6 +58,27 @@ def examined(
     return found, done.returncode
 
 
+def test_objects_of_a_manifest_are_looked_at(stub: S3Stub, tmp_path: Path) -> None:
+    fill(stub, [100])
+    document = job(stub.url, tmp_path / "ml", "b/train/")
+    source = document["InputDataConfig"][0]["DataSource"]["S3DataSource"]
+    source |= {"S3DataType": "ManifestFile", "S3Uri": "s3://b/manifest"}
+    path = write_job(tmp_path / "job.yaml", document)
+    key = next(iter(stub.objects)).removeprefix("b/")
+
+    def found(*keys: str) -> dict[str, Any]:
+        stub.objects["b/manifest"] = json.dumps([{"prefix": "s3://b/"}, *keys]).encode()
+        done = penstock("doctor", "--json", "-c", path)
+        return {each["check"]: each for each in json.loads(done.stdout)["findings"]}
+
+    stub.if_match_refused = (501, "NotImplemented")
+    assert found(*[key] * 100)["list train"]["text"] == "ManifestFile; objects of its first rows: 8"
+    assert "IfMatch: omit" in found(key)["If-Match train"]["fix"]
+    absent = found(key, "absent")["list train"]
+    assert absent["state"] == "failure"
+    assert "s3://b/manifest: entry 3: no such object" in absent["text"]
+
+
 def test_a_good_set_up(stub: S3Stub, tmp_path: Path) -> None:
     """In words too, one line each; nothing is read but a byte and the probe."""
     fill(stub, [3_000_000, 0], prefix="b/train/")
