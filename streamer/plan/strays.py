@@ -28,21 +28,25 @@ STRAYS = (
 """Globs of keys that are probably no data."""
 MOST_NAMED = 3
 """Most keys that a warning names."""
+MOST_FOUND = 1000
+"""Most keys after which the search ends, so that a million of them cost no more."""
 _SUFFIXES = (".crc", ".idx", ".index", "index.json", "manifest.json")
 _FRAGMENTS = (b"/_", b"/.", *(suffix.encode() for suffix in _SUFFIXES))
 """Parts of a page's keys, joined by slashes, without which none of them is a stray."""
 
 
 class Strays:
-    """The first few keys of one listing that are probably no data."""
+    """Keys of one listing that are probably no data: the first few, and what excludes all."""
 
     def __init__(self, *, empty_too: bool) -> None:
         """`empty_too`: empty objects count, because each becomes a record."""
         self.keys: list[str] = []
         """At most `MOST_NAMED` keys."""
         self.globs: list[str] = []
-        """Globs that exclude those keys."""
+        """Globs that exclude those keys, and others of which none is named."""
         self._empty_too = empty_too
+        self._found = 0
+        """Number of keys that are probably no data."""
 
     def look(self, keys: Sequence[bytes], sizes: Sequence[int], prefix: str) -> None:
         """Look at objects below a prefix. `keys`: in UTF-8.
@@ -50,7 +54,7 @@ class Strays:
         An object whose key is the prefix is data: the URI names it.
         """
         names = b"/" + b"/".join(keys)
-        if len(self.keys) == MOST_NAMED or not any(fragment in names for fragment in _FRAGMENTS):
+        if self._found >= MOST_FOUND or not any(fragment in names for fragment in _FRAGMENTS):
             return
         start = prefix.rfind("/") + 1
         for name, size in zip(keys, sizes, strict=True):
@@ -68,10 +72,12 @@ class Strays:
                 self._compare(key, start)
 
     def _compare(self, key: str, start: int) -> None:
-        globs = [glob for glob, expression in _expressions() if expression.fullmatch(key, start)]
-        if globs and key not in self.keys and len(self.keys) < MOST_NAMED:
-            self.keys.append(key)
-            self.globs += [glob for glob in globs[:1] if glob not in self.globs]
+        matching = (glob for glob, expression in _expressions() if expression.fullmatch(key, start))
+        if (glob := next(matching, None)) is None or key in self.keys:
+            return
+        self._found += 1
+        self.keys += [key] if len(self.keys) < MOST_NAMED else []
+        self.globs += [glob] if glob not in self.globs else []
 
 
 @cache

@@ -180,7 +180,7 @@ async def test_objects_that_may_not_be_data_are_found_anywhere(stub: S3Stub, pag
         exact = await Sources(pages, [S3Uri("b", "d/z.idx")]).plan()
     assert plan.strays is not None
     assert plan.strays.keys == ["d/.cache/x", "d/y/.part-0.crc", "d/z.idx"]
-    assert plan.strays.globs == [".*/", "*.crc", "*.idx"]
+    assert plan.strays.globs == [".*/", "*.crc", "*.idx", "*.index"]
     assert wrapped.strays is not None
     assert wrapped.strays.keys == ["d/.cache/x", "d/_SUCCESS", "d/y/.part-0.crc"]
     assert excluded.strays is not None
