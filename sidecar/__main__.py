@@ -30,6 +30,8 @@ def main() -> None:
             "Install penstock-sidecar again, with all that it depends on\n"
         )
         sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
     cli.main()
 
 

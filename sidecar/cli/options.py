@@ -139,8 +139,10 @@ class Limit(click.ParamType[dict[str, int]]):
         text = str(value)
         if text.isascii() and text.isdigit():
             limit = {"Objects": int(text)}
+        elif (size := _size(value)) is not None:
+            limit = {"Bytes": size}
         else:
-            limit = {"Bytes": Size().convert(value, param, ctx)}
+            self.fail(f"{value!r} is no limit; write 1000 for objects, or a size, such as 10GB", param, ctx)
         if not any(limit.values()):
             self.fail("a limit of 0 selects nothing", param, ctx)
         return limit
@@ -222,12 +224,19 @@ class Size(click.ParamType[int]):
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        from pydantic import ByteSize, TypeAdapter, ValidationError
-
-        try:
-            return int(TypeAdapter(ByteSize).validate_python(value))
-        except ValidationError:
+        if (size := _size(value)) is None:
             self.fail(f"{value!r} is not a size; write 8MiB or a number of bytes", param, ctx)
+        return size
+
+
+def _size(value: Any) -> int | None:
+    """Return a number of bytes; None if the value is no size."""
+    from pydantic import ByteSize, TypeAdapter, ValidationError
+
+    try:
+        return int(TypeAdapter(ByteSize).validate_python(value))
+    except ValidationError:
+        return None
 
 
 def job_path(path: str | None) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sidecar.config.job import Job
+from sidecar.process.exits import Exit
 from streamer.plan import S3Uri
 from tests.kit.processes import job, penstock, sidecar, write_job
 from tests.kit.stub import S3Stub
@@ -112,6 +113,10 @@ def test_cat_streams_what_its_options_select(stub: S3Stub) -> None:
     assert cat("--exclude", "*.crc", "--limit", "2") == "a1\na2\n"
     assert cat("--exclude", "*.crc", "--limit", "8B") == "a1\na2\n"
     assert len(cat("--limit", "2", "--sample", "1")) == 6
+    refused = penstock("cat", "s3://b/train/", *endpoint, "--limit", "1B")
+    assert refused.returncode == Exit.CONFIG
+    assert refused.stderr.startswith("penstock: the limit of 1 B selects nothing")
+    assert "is no limit; write" in penstock("cat", "s3://b/train/", *endpoint, "--limit", "many").stderr
     done = penstock("cat", "s3://b/train/", *endpoint)
     assert "add --exclude '*.crc' to leave them out" in done.stderr
 

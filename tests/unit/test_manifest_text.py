@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import json
 from collections.abc import Callable
@@ -128,10 +129,18 @@ def test_a_prefix_may_be_the_bucket_alone_and_a_suffix_may_ask_for_a_version() -
     assert array(text) == ["s3://b/{x}],", "s3://b/k?versionId=7"]
 
 
+def test_a_byte_order_mark_is_no_part_of_a_manifest() -> None:
+    text = codecs.BOM_UTF8 + b'[{"prefix": "s3://b/"}, "k"]'
+    assert [array(text, piece=piece) for piece in (1, 99)] == [["s3://b/k"]] * 2
+    rows = codecs.BOM_UTF8 + b'{"a-ref": "s3://b/k"}'
+    assert [*LineScanner("s3://b/m", ["a-ref"]).feed(rows, last=True)] == [["s3://b/k"]]
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (b"", "entry 1: expected an entry"),
+        (b"", "entry 1: the manifest is empty"),
+        (b" \n", "entry 1: the manifest is empty"),
         (b'{"prefix": "s3://b/"}', "entry 1: a manifest is a JSON array"),
         (b"[]", "entry 1: expected an entry"),
         (b'["k"]', 'entry 1: the first entry must be {"prefix"'),

@@ -9,6 +9,7 @@ line and attribute, counted from 1.
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -84,6 +85,8 @@ class LineScanner:
             self._rest.clear()
             self._rest_bytes = 0
         whole_lines = lines if last else lines[:-1]
+        if whole_lines and not self._line:
+            whole_lines[0] = whole_lines[0].removeprefix(codecs.BOM_UTF8)
         for line in whole_lines:
             self._line += 1
             if len(line) > MAX_LINE:

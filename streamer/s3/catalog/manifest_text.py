@@ -81,7 +81,7 @@ class ArrayScanner:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._decoder = codecs.getincrementaldecoder("utf-8")()
+        self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
         self._text = ""
         self.prefix: str | None = None
         """The URI before every suffix; None until its entry has been read."""
@@ -123,6 +123,8 @@ class ArrayScanner:
         self._text = text[position:]
         if self._closed and self._text:
             raise ConfigError(f"{self._name}: there is text after the array's closing bracket")
+        if last and not self._opened and not self._text:
+            self._refuse("the manifest is empty")
         if len(self._text) > MAX_TOKEN or (last and not self._closed):
             self._refuse("expected an entry in quotes, then a comma or the closing bracket")
         if last and self._entry < 2:

@@ -95,6 +95,8 @@ class OpenPlan:
         known, base = self.growth.known, self._sources.base
         kind: type[SourceError] = PlanRefused
         text, context = str(error), ErrorContext() if base is None else ErrorContext(*base)
+        if not known and not isinstance(error, SourceError):
+            return kind(text, context)
         if isinstance(error, SourceError):
             if isinstance(error, Missing) or not known:
                 return error
