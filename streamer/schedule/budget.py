@@ -114,14 +114,15 @@ class MemoryBudget:
     def _requests_each(self) -> tuple[int, int]:
         """Request limits of a channel with a reader, and of one without."""
         requests = self.concurrency.limit
-        return max(1, requests // max(1, self.active)), max(1, requests // self.members)
+        return requests // (self.active or 1) or 1, requests // self.members or 1
 
     def refuse(self, quota: ChannelQuota, count: int | None) -> None:
         """Note that `quota` was refused `count` bytes; None: a request."""
         if count is None:
             self._without_request[quota] = None
-            read, unread = self._requests_each
-            self._least_requests = min(self._least_requests[0], read), min(self._least_requests[1], unread)
+            (read, unread), least = self._requests_each, self._least_requests
+            if read < least[0] or unread < least[1]:
+                self._least_requests = min(least[0], read), min(least[1], unread)
         elif quota.reserved_bytes + count > quota.byte_limit:
             self._without_quota[quota] = count
         else:
@@ -139,7 +140,7 @@ class MemoryBudget:
     def offer_requests(self, giver: ChannelQuota | None) -> None:
         """Call back channels that were refused a request, if request limits have grown."""
         least, self._least_requests = self._least_requests, self._requests_each
-        if any(now > before for now, before in zip(self._least_requests, least, strict=True)):
+        if self._least_requests[0] > least[0] or self._least_requests[1] > least[1]:
             for quota in [
                 quota for quota in self._without_request if quota.requests_in_flight < quota.requests_limit
             ]:
@@ -227,7 +228,7 @@ class ChannelQuota:
     def requests_limit(self) -> int:
         """Requests that this channel may have in flight now."""
         whole = self._whole
-        return max(1, whole.concurrency.limit // (whole.active if self.active else whole.members))
+        return whole.concurrency.limit // (whole.active if self.active else whole.members) or 1
 
     def activate(self, *, active: bool) -> None:
         """Note that the channel's reader has come or gone."""

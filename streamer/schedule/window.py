@@ -94,7 +94,7 @@ class Window:
         while (part := self._peek()) is not None:
             if part.epoch > self.last_epoch or not self.quota.may_request():
                 break
-            if self.quota.requests_in_flight >= self._requests_limit:
+            if self._delaying and self.quota.requests_in_flight >= FIRST_REQUESTS:
                 break
             reserved_bytes = self._reserve(part)
             if self._too_far_ahead(part, reserved_bytes):
@@ -113,16 +113,16 @@ class Window:
         return admitted
 
     @property
-    def _requests_limit(self) -> int:
-        """Maximum requests in flight; fewer while others would delay the first byte of the stream."""
-        limit = self.quota.requests_limit
-        return limit if self.begun or not self.quota.active else min(limit, FIRST_REQUESTS)
+    def _delaying(self) -> bool:
+        """Whether many requests would delay the first byte, for which a reader waits."""
+        return not self.begun and self.quota.active
 
     def _requests_for(self, part: Part) -> int:
         """Return how many requests a part that is admitted now may have in flight."""
         if part.requests == 1:
             return 1
-        free = self._requests_limit - self.quota.requests_in_flight
+        limit = self.quota.requests_limit
+        free = (min(limit, FIRST_REQUESTS) if self._delaying else limit) - self.quota.requests_in_flight
         return max(1, min(part.requests, MOST_REQUESTS_EACH, free))
 
     def _peek(self) -> Part | None:

@@ -138,18 +138,20 @@ class PipeStages:
     def reserved_bytes(self, part: Part) -> int:
         """As `Stages.reserved_bytes`."""
         held = self._held(part)
-        if part.body:
+        if self.quota.budget > self._pool.budget and part.body:
             held = max(held, self._cost(self.pipe_size(part)))
         return at_most_the_floor(held, part.body, self.quota)
 
     def _held(self, part: Part) -> int:
         """Return the memory that the part takes, wherever its bytes wait."""
-        literals, pipe = len(part) - part.body, PIPE_COST if part.body else 0
+        body = part.body
+        pipe = PIPE_COST if body else 0
         if self._engines:
-            return sum(map(held_in_buffers, part.pieces)) + (pipe if part.body <= OWN_BUFFER else 0)
-        if part.body <= OWN_BUFFER:
+            return sum(map(held_in_buffers, part.pieces)) + (pipe if body <= OWN_BUFFER else 0)
+        if body <= OWN_BUFFER:
             return len(part) + PART_COST + pipe
-        return part.body + (literals if literals > PART_COST else 0)
+        literals = len(part) - body
+        return body + (literals if literals > PART_COST else 0)
 
     def _cost(self, size: int) -> int:
         """Return the bytes that a pipe reserves because pipes are scarcer than memory; 0 if they are not."""
