@@ -11,8 +11,9 @@ import pytest
 
 from streamer.errors import ChannelError
 from tests.kit.late import LATE
+from tests.readers import test_torch
 from tests.readers.feeder import Feeder
-from tests.readers.test_torch import ENCODE, FOUR, RECORDS, encoded
+from tests.readers.test_torch import ENCODE, FOUR
 from tests.unit.test_tar import archive
 
 if LATE:
@@ -29,6 +30,13 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),  # torchdata calls it
 ]
+
+RECORDS = [b"record %d " % number * (number % 50) for number in range(8000)]
+"""Two megabytes, and enough batches for a state in each of several loops."""
+
+
+def encoded(record_format: str, records: list[bytes] = RECORDS) -> bytes:
+    return test_torch.encoded(record_format, records)
 
 
 def resumable(dataset: PipeIterableDataset, workers: int, **options: Any) -> ResumableLoader:

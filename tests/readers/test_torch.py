@@ -29,8 +29,8 @@ if LATE:
     from streamer.readers.torch import PipeIterableDataset, PipeModeDatasetException
     from tests.readers import decoders
 
-RECORDS = [b"record %d " % number * (number % 50) for number in range(8000)]
-"""Two megabytes: several blocks, so that every worker gets some."""
+RECORDS = [b"record %d " % number * (number % 50 * 4) for number in range(2000)]
+"""Two megabytes: several blocks, so that every worker gets some. Each record is a message of its own."""
 ENCODE = {"TFRecord": tfrecord.encode, "RecordIO": recordio.encode, "TextLine": lambda line: line + b"\n"}
 
 pytestmark = [
@@ -312,7 +312,7 @@ def test_two_loops_at_once_read_an_epoch_each(feeder: Feeder) -> None:
 
 def test_a_worker_that_dies_ends_the_loop(feeder: Feeder) -> None:
     """PyTorch notices it; nothing hangs."""
-    feeder.feed(0, encoded("TextLine", [b"%d" % number for number in range(10_000)] + [b"die"] + RECORDS))
+    feeder.feed(0, encoded("TextLine", [b"%d" % number for number in range(1000)] + [b"die"] + RECORDS))
     with pytest.raises(RuntimeError, match="exited unexpectedly|killed by signal"):
         list(load(PipeIterableDataset("train", "TextLine", decode=decoders.die), 2))
 

@@ -88,8 +88,14 @@ def test_each_bad_record_is_listed_once_and_batches_are_full(
     assert {("k0", 0), ("k0", 3500), ("k1", 2000), ("k1", 7000), ("k2", 2999)} <= numbers
 
 
-@pytest.mark.parametrize(("workers", "later"), [(0, 0), (1, 1), (1, 0)])
-@pytest.mark.parametrize("count", [0, 1, 900, 1500, 2000])
+@pytest.mark.parametrize(
+    ("workers", "later", "count"),
+    [
+        *[(0, 0, count) for count in (0, 1, 900, 1500, 2000)],
+        *[(1, 1, count) for count in (0, 900, 2000)],
+        *[(1, 0, count) for count in (1, 1500)],
+    ],
+)
 def test_a_resumed_loader_returns_exactly_the_rest(
     feeder: Feeder, workers: int, later: int, count: int
 ) -> None:
