@@ -95,6 +95,20 @@ class Prometheus:
         pairs = [(one["metric"], float(one["value"][1])) for one in series]
         return [(labels, value) for labels, value in pairs if math.isfinite(value)]
 
+    def wait_for(self, expression: str, answer: list[tuple[dict[str, str], float]]) -> None:
+        """Ask until this is the answer. On a busy machine a scrape fails at times, and its series end."""
+        given: list[tuple[dict[str, str], float]] = []
+
+        def answered() -> bool:
+            given[:] = self.ask(expression)
+            return given == answer
+
+        answered.__doc__ = f"{expression} is {answer}"
+        try:
+            eventually(answered)
+        except AssertionError as error:
+            raise AssertionError(f"{error}, last {given}") from error
+
 
 @contextmanager
 def scraping(work: Path, *targets: str, **changes: Any) -> Iterator[Prometheus]:

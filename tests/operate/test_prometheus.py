@@ -182,11 +182,12 @@ def test_what_the_overview_says_is_true(scraped: Scraped) -> None:
         return {labels["channel"] for labels, _ in moving} == {"train", "train-0", "train-1"}
 
     eventually(delivering)
-    assert server.ask(queries["Ready A"]) == [({}, 1)]
-    assert server.ask(queries["Failed channels A"]) == [({}, 0)]
-    assert server.ask(queries["Request errors A"]) == [({}, 0)]
-    ((labels, count),) = server.ask(queries["Version and transport A"])
-    assert (labels, count) == ({"version": __version__, "transport": "splice"}, 2)
+    server.wait_for(queries["Ready A"], [({}, 1)])
+    server.wait_for(queries["Failed channels A"], [({}, 0)])
+    server.wait_for(queries["Request errors A"], [({}, 0)])
+    server.wait_for(
+        queries["Version and transport A"], [({"version": __version__, "transport": "splice"}, 2)]
+    )
     shares = server.ask(queries["Where the time goes A"])
     assert {labels["state"] for labels, _ in shares} == {
         "idle", "blocked", "held_back", "starved", "limited", "moving",
@@ -221,9 +222,13 @@ def test_what_the_fleet_says_is_true(scraped: Scraped) -> None:
     server, queries = scraped.server, concrete("penstock-fleet")
     (table,) = [panel for panel in panels("penstock-fleet") if panel["title"] == "Every sidecar"]
     for target in table["targets"]:
-        rows = server.ask(queries[f"Every sidecar {target['refId']}"])
-        assert sorted(labels["instance"] for labels, _ in rows) == sorted(scraped.targets), target["expr"]
-        assert {labels["job"] for labels, _ in rows} == {"penstock"}
+
+        def found(query: str = queries[f"Every sidecar {target['refId']}"]) -> bool:
+            """The column has a row for each sidecar."""
+            rows = sorted((labels["instance"], labels["job"]) for labels, _ in server.ask(query))
+            return rows == [(instance, "penstock") for instance in sorted(scraped.targets)]
+
+        eventually(found)
     target = next(each["refId"] for each in table["targets"] if each["expr"] == PROGRESS_BY)
 
     def progressing() -> bool:
@@ -232,15 +237,14 @@ def test_what_the_fleet_says_is_true(scraped: Scraped) -> None:
         return all(progress > 0 for _, progress in rows)
 
     eventually(progressing)
-    assert server.ask(queries["Scraped A"]) == [({}, 2)]
-    assert server.ask(queries["Not ready A"]) == [({}, 0)]
-    assert server.ask(queries["Channels failed for good A"]) == [({}, 0)]
-    assert server.ask(queries["Versions A"]) == [({"version": __version__, "transport": "splice"}, 2)]
-    ((settings, count),) = server.ask(queries["Settings A"])
-    assert settings == {
+    server.wait_for(queries["Scraped A"], [({}, 2)])
+    server.wait_for(queries["Not ready A"], [({}, 0)])
+    server.wait_for(queries["Channels failed for good A"], [({}, 0)])
+    server.wait_for(queries["Versions A"], [({"version": __version__, "transport": "splice"}, 2)])
+    settings = {
         "memory_budget": "16 MiB", "part_size": "1 MiB", "requests_in_flight": "auto", "bandwidth": "none",
     }  # fmt: skip
-    assert count == 2
+    server.wait_for(queries["Settings A"], [(settings, 2)])
 
 
 def test_every_panel_is_drawn_with_its_answers(scraped: Scraped) -> None:
