@@ -308,7 +308,7 @@ def test_an_index_in_s3_is_stored_when_the_job_ends(stub: S3Stub, tmp_path: Path
     """Also that of an epoch that is not over."""
     stub.objects["b/train/0"] = first = made("TFRecord", [bytes(1000)] * 60)
     stub.objects["b/train/1"] = made("TFRecord", [bytes(90_000)] * 600)
-    path = written(stub, tmp_path, {"To": place})
+    path = written(stub, tmp_path, {"To": place}, DrainFor=0)
     with sidecar(path) as started:
         started.wait_for("ready")
         with open(fifo(tmp_path, 0), "rb") as file:

@@ -25,7 +25,8 @@ SIZES = [(60, 20), (80, 24), (140, 40)]
 def running(stub: S3Stub, tmp_path: Path) -> Iterator[Sidecar]:
     """A sidecar in the middle of an epoch of 40 MB, of which its reader has taken one."""
     fill(stub, [MORE_THAN_A_FIFO], prefix="b/train/")
-    path = write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/", MemoryBudget="4MiB"))
+    document = job(stub.url, tmp_path / "ml", "b/train/", MemoryBudget="4MiB", DrainFor=0)
+    path = write_job(tmp_path / "job.yaml", document)
     with sidecar(path) as serving:
         serving.wait_for("ready")
         with open(tmp_path / "ml/input/data/train_0", "rb") as fifo:
