@@ -1,6 +1,6 @@
 # make demo        the main job end to end: S3 server, sidecar, trainer (flags: make demo DEMO="--megabytes 50");
 #                  make demo FRAMEWORK=torch has a trainer in PyTorch and installs no TensorFlow
-# make test        system tools, lint, then every test
+# make test        system tools, then every test, and lint beside them
 # make test-versions  tests on other Pythons and the oldest TensorFlow that this machine can have, two minutes
 # make night       every machine that looks for what breaks Penstock, some eight hours (flags: make night NIGHT="--hours 1")
 # make lint        ruff, mypy, and codespell and scripts/prose.py over the pages; changes nothing
@@ -21,7 +21,7 @@ BENCH ?=
 NIGHT ?=
 VERSIONS ?=
 # Test processes: each is on a processor for a third of its time, and waits for other processes in the rest.
-WORKERS ?= $(shell expr $$(nproc) + 3)
+WORKERS ?= $(shell expr $$(nproc) + 4)
 # The distributions penstock-sidecar and penstock-readers. They are installed together, so that no index is asked for one.
 PROJECTS = pyproject.toml streamer/pyproject.toml
 PIP = .venv/bin/python -m pip install --quiet --disable-pip-version-check
@@ -35,13 +35,20 @@ unexport PYTHONDONTWRITEBYTECODE
 # TensorFlow's C++ log: errors only, unless somebody wants to hear more.
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: demo test test-versions night lint format bench dashboards pictures docs images system-tools clean
+.PHONY: demo test tests test-versions night lint format bench dashboards pictures docs images system-tools clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.stamp-demo-$(FRAMEWORK)
 	@.venv/bin/python -m examples.demo --framework $(FRAMEWORK) $(DEMO)
 
-test: system-tools lint
+# The linters use one processor, so they run beside the tests. Their output comes last.
+test: system-tools .venv/.stamp-dev
+	@mkdir -p build
+	@$(MAKE) --no-print-directory lint >build/lint.log 2>&1 & lint=$$!; \
+	$(MAKE) --no-print-directory tests; tests=$$?; \
+	wait $$lint; lint=$$?; cat build/lint.log; exit $$((tests | lint))
+
+tests:
 	.venv/bin/python -m pytest --durations=10 --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder \
 		tests
 

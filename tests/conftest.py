@@ -24,7 +24,8 @@ from blockbuster import blockbuster_ctx
 
 from tests.kit import proxy as proxy_server
 from tests.kit import stub as stub_server
-from tests.kit.late import framework_of, group_of, late_imports  # noqa: F401 - a fixture of every module
+from tests.kit.late import group_of, late_imports  # noqa: F401 - a fixture of every module
+from tests.kit.order import order_of
 from tests.kit.patience import Patience, progress_timeout
 from tests.kit.proxy import TcpProxy, standing_before
 from tests.kit.stub import S3Stub, StubThread
@@ -94,12 +95,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> None:
-    """Bound tests on uvloop, and run the files of a framework first: they are most of a process's work.
+    """Bound tests on uvloop, and put the files into the order of `tests.kit.order`.
 
     What waits on uvloop is not ended by pytest-timeout's signal; a timeout of asyncio does it, before.
     """
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: framework_of(item.path) is None)
+        order = order_of(item.path for item in items)
+        items.sort(key=lambda item: order[item.path])
     asked = config.getoption("timeout")
     usual = float(config.getini("timeout")) if asked is None else asked
     for item in items:
