@@ -105,7 +105,7 @@ class _JobPlanner:
     async def begin(self, channel: ChannelConfig) -> None:
         """Make an open plan: list the channel's first objects now, and the others in a task of `Listings`."""
         name, notes = channel.channel_name, PlanningLog(self._state, channel)
-        arrangement = _arrangement(self._state.job, channel, self._state.hosts)
+        arrangement = _entry_arrangement(self._state.job, channel, self._state.hosts)
         source = _source(
             self._clients,
             self._state.job,
@@ -198,6 +198,19 @@ def _arrangement(job: Job, channel: ChannelConfig, hosts: Hosts) -> Arrangement:
     )
 
 
+def _entry_arrangement(job: Job, channel: ChannelConfig, hosts: Hosts) -> Arrangement:
+    """Return the arrangement of a channel's plan, which has this host's rows of a manifest alone.
+
+    A shuffle, a balance by bytes, a limit of bytes and an order of records need all rows.
+    """
+    arrangement, extras = _arrangement(job, channel, hosts), channel.penstock
+    limit, shard = extras.selection.limit, arrangement.shard
+    needs_all = not arrangement.may_grow or extras.by_record is not None or (limit and limit.bytes)
+    if channel.source.s3_data_type == "S3Prefix" or needs_all:
+        return arrangement
+    return replace(arrangement, rows=shard, shard=replace(shard, index=0, count=1))
+
+
 async def plan_channel(
     clients: Clients,
     job: Job,
@@ -217,7 +230,7 @@ async def plan_channel(
         clients,
         job,
         channel,
-        _arrangement(job, channel, hosts),
+        _entry_arrangement(job, channel, hosts),
         pages=pages,
         inspector=inspector,
         progress=progress,

@@ -50,6 +50,8 @@ class Arrangement:
     """Objects are compressed, and delivery inflates them (CompressionType)."""
     join: Join | None = None
     """Format of the objects that delivery joins into one; None: objects are not joined."""
+    rows: Shard = field(default_factory=Shard)
+    """Rows of a manifest that become entries, by count; the others cost no request. `shard` divides these."""
 
     @property
     def may_grow(self) -> bool:

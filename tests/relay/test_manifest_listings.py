@@ -15,7 +15,8 @@ import pytest
 from aiohttp import web
 
 from streamer.errors import ConfigError, Denied, Missing, SourceError
-from streamer.plan import Arrangement, Plan, S3Uri
+from streamer.plan import Arrangement, Plan, S3Uri, Shard
+from streamer.plan.selection import Limit, Selection
 from streamer.s3.catalog import row_block
 from streamer.s3.catalog.manifests import Manifest
 from streamer.s3.catalog.object_finder import ObjectClients
@@ -220,6 +221,41 @@ async def test_rows_that_name_an_object_again_cost_nothing(
     assert counts[-1] == len(rows)
     assert stub.head_count == (1 if listed else len(names))
     assert len(stub.listings) <= 2
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize(
+    "selection",
+    [
+        None,
+        Selection(exclude=("*7.jpg",)),
+        Selection(limit=Limit(objects=50)),
+        Selection(limit=Limit(objects=50, seed=3)),
+    ],
+)
+async def test_a_host_looks_for_the_objects_of_its_own_rows_alone(
+    stub: S3Stub, selection: Selection | None
+) -> None:
+    names = store(stub, 1, 6000)[::59]
+    write(stub, names)
+    async with opened(stub) as (clients, object_clients, _):
+
+        async def planned_rows(rows: Shard) -> list[tuple[str, int]]:
+            stub.head_count = 0
+            arrangement = Arrangement(rows=rows)
+            options: dict[str, Any] = {"selection": selection, "object_clients": object_clients}
+            return refs(await plan_manifest(clients, MANIFEST, arrangement, **options))
+
+        whole = await planned_rows(Shard())
+        for index in range(3):
+            assert await planned_rows(Shard(index, 3)) == whole[index::3]
+            assert stub.head_count <= len(whole[index::3]) + 1
+        assert await planned_rows(Shard(199, 200)) == []
+        if selection is None:
+            write(stub, [*names[:10], "b/absent.jpg", *names[10:]])
+            assert len(await planned_rows(Shard(0, 3))) == len(names) // 3 + 1
+            with pytest.raises(Missing, match=r"entry 12: .*s3://b/absent\.jpg"):
+                await planned_rows(Shard(1, 3))
 
 
 async def test_permission_for_some_folders_is_used(stub: S3Stub, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,8 +90,11 @@ class Manifest:
         if selection is not None and (selection.by_key or selection.limit is not None):
             width = len(self._pattern)
             self._selected = RowSelection(selection, width=width, augmented=self._augmented)
+        self._part = arrangement.rows
         self._rows = 0
-        """Number of rows read and selected."""
+        """Number of rows read and planned."""
+        self._dealt = 0
+        """Number of rows read and selected, of all parts."""
         self._found = 0
         """Number of objects found."""
 
@@ -147,16 +150,17 @@ class Manifest:
                         break
             if len(sample := selector.finish()):
                 yield sample
-        if not self._rows and self._selected is not None and (keys := self._selected.keys) is not None:
+        if not self._dealt and self._selected is not None and (keys := self._selected.keys) is not None:
             raise Missing(keys.nothing_left, ErrorContext(*self._uri))
-        if not self._rows:
+        if not self._dealt:
             raise ConfigError(f"{self._uri} names no object; a manifest needs at least one entry")
 
     def _new_entries(self) -> Entries:
         return self._arrangement.entries(objects_each=self.objects_each)
 
     def _row_name(self, row: int) -> str:
-        """Return manifest and entry of a selected row, for errors. `row`: from 0."""
+        """Return manifest and entry of a planned row, for errors. `row`: from 0."""
+        row = self._part.index + self._part.count * row
         return self._scanner.row_name(row if self._selected is None else self._selected.number(row))
 
     def _report_progress(self, objects: int) -> None:
@@ -169,7 +173,7 @@ class Manifest:
     async def _blocks(self, body: AsyncGenerator[bytes, None]) -> AsyncGenerator[RowBlock, None]:
         """Yield the manifest's rows in blocks, as they are read."""
         block = RowBlock(0, self._pattern)
-        async with aclosing(self._selected_items(body)) as all_items:
+        async with aclosing(self._own_items(body)) as all_items:
             async for left in all_items:
                 items = left
                 while items:
@@ -181,6 +185,20 @@ class Manifest:
                         block = RowBlock(block.first_row + block.rows, self._pattern)
         if block.rows:
             yield block
+
+    async def _own_items(self, body: AsyncGenerator[bytes, None]) -> AsyncGenerator[list[bytes | str], None]:
+        """Yield the items of the rows to plan, of whole rows at a time."""
+        part, width = self._part, len(self._pattern)
+        async with aclosing(self._selected_items(body)) as all_items:
+            async for items in all_items:
+                own, rows = items, len(items) // width
+                if part.count > 1:
+                    first = (part.index - self._dealt) % part.count
+                    numbers = range(first, rows, part.count)
+                    own = [item for row in numbers for item in items[row * width : (row + 1) * width]]
+                self._dealt += rows
+                if own:
+                    yield own
 
     async def _selected_items(
         self, body: AsyncGenerator[bytes, None]
