@@ -3,7 +3,7 @@
     parent   plan, window, budgets, retries of a lost engine, FIFOs, trailers, metrics
       │  open: the parts of a span, their order, requests at once        ▲ opened, phase, failed, ended
       ▼  pipe: a pipe's write end                (a stream socket)       │
-    engine   requests, retries, TLS ─ buffers ─ bytes of the span, in order ─▶ pipe ─ splice ─▶ FIFO (parent)
+    engine   requests, retries, TLS ─ bytes of the span, in order ─▶ pipe ─ splice ─▶ FIFO (parent)
 
 One interpreter runs on one core. For the relay an engine process is one more transport: `EngineSource` opens
 a `Body` whose bytes come from a pipe. A `Span` has many small objects, so the parent's cost is per span.

@@ -30,7 +30,7 @@ class BodyPipes:
     """Pipes between engines and this process. At most `most` are in use for bodies that are not awaited."""
 
     def __init__(self, most: int, *, ahead: bool, size: int = PIPE_SIZE) -> None:
-        """`ahead`: whether an engine with a pipe reads further bytes than the pipe takes."""
+        """`ahead`: whether an engine with a pipe reads, and decrypts, further bytes than the pipe takes."""
         self.ahead = ahead
         self._most = most
         self._size = size

@@ -3,12 +3,15 @@
     part ─ PartFetch (request, retry) ─▶ BufferStage ─┐
     part ─ PartFetch ─▶ BufferStage ──────────────────┴─ in order ─▶ pipe ─▶ parent
 
-At most `requests` parts are fetched at once. The body of a large part stays in its socket, encrypted, until
-the span has a pipe. Then, with `ahead`, it is read as it arrives, so that several engines decrypt the next
-parts of one FIFO at the same time; without, it is read as the pipe takes it, while its bytes are in the
-processor's cache. The parent has reserved memory for all of them, and the pool of buffers may keep as much as
-is reserved for bytes that are not written yet. A part that fails for good ends the span,
-after the bytes before it: so the parent learns of an error at the exact byte.
+At most `requests` parts are fetched at once. The body of a large part stays in its socket until the span has
+a pipe. Without TLS it is then spliced from the socket into the pipe, so the engine reads no byte of it. With
+TLS it is read as the pipe takes it, while its bytes are in the processor's cache; with `ahead` as it arrives,
+so that several engines decrypt the next parts of one FIFO at the same time. Small parts are read as they
+arrive, to free their connections.
+
+The parent has reserved memory for all of them, and the pool of buffers may keep as much as is reserved for
+bytes that are not written yet. A part that fails for good ends the span, after the bytes before it: so the
+parent learns of an error at the exact byte.
 """
 
 from __future__ import annotations
@@ -100,7 +103,7 @@ class ServedSpan:
         self._throttled += 1
 
     def attach(self, fd: int, *, ahead: bool) -> None:
-        """Write into this pipe, which the span then owns. `ahead`: read all bytes as they arrive.
+        """Write into this pipe, which the span then owns. `ahead`: read all bytes as they arrive, for TLS.
 
         Called once.
         """
@@ -160,7 +163,12 @@ class ServedSpan:
         while self._running < self._at_once and len(self._fetches) < len(self._parts):
             part = self._parts[len(self._fetches)]
             stage = BufferStage(
-                part, self._pool, on_change=self._changed.set, counters=self._counters, eager=self._ahead
+                part,
+                self._pool,
+                on_change=self._changed.set,
+                counters=self._counters,
+                eager=self._ahead,
+                splices=True,
             )
             fetch = PartFetch(stage, self._source, policy=self._policy, counters=self._counters, quota=self)
             self._stages.append(stage)

@@ -39,14 +39,21 @@ class EngineSource:
     span_size = SPAN_SIZE
 
     def __init__(
-        self, engines: Engines, signer: RangeSigner, fallback: RangeSource, *, count: int, limit: float
+        self,
+        engines: Engines,
+        signer: RangeSigner,
+        fallback: RangeSource,
+        *,
+        count: int,
+        tls: bool,
+        limit: float,
     ) -> None:
-        """`limit`: seconds to wait for a process while none serves."""
+        """`tls`: whether bodies are decrypted. `limit`: seconds to wait for a process while none serves."""
         self.engines = engines
         self._signer = signer
         self._fallback = fallback
         self._limit = limit
-        self._pipes = BodyPipes(PIPES_EACH * count, ahead=count > 1)
+        self._pipes = BodyPipes(PIPES_EACH * count, ahead=tls and count > 1)
         self._poller = FairPoller()
         self._poller.open()
         self._numbers = itertools.count(1)

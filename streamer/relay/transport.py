@@ -167,7 +167,14 @@ async def open_transport(clients: Clients, spec: TransportSpec) -> AsyncIterator
             signer = RangeSigner.of(clients.data, clients)
             source = stack.enter_context(
                 contextlib.closing(
-                    EngineSource(engines, signer, source, count=choice.processes, limit=clients.stall_timeout)
+                    EngineSource(
+                        engines,
+                        signer,
+                        source,
+                        count=choice.processes,
+                        tls=clients.over_tls,
+                        limit=clients.stall_timeout,
+                    )
                 )
             )
         elif choice.name != "aiobotocore":

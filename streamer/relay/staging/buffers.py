@@ -3,6 +3,8 @@
     socket ─read─→ buffers ─writev─→ FIFO       part of more than 1 MiB: read when it is the head of line
     socket ─read─→ buffers ... ─writev─→ FIFO   smaller part, or more than the socket holds: read on arrival
 
+An engine process splices the bytes of a plain body that are in no buffer into its pipe to the parent.
+
 A stage reads into buffers from a pool, and returns each buffer once its bytes are delivered. The last buffer
 returned is the next one used, so its memory is still in the processor's cache.
 
@@ -100,11 +102,16 @@ class BufferStage(Stage):
         on_change: Callable[[], None],
         counters: ChannelCounters,
         eager: bool = False,
+        splices: bool = False,
     ) -> None:
-        """`eager`: read all bytes as they arrive, even those of a large part before its delivery."""
+        """`eager`: read all bytes as they arrive, even those of a large part before its delivery.
+
+        `splices`: splice the bytes that are in no buffer, if the body can, when they are delivered.
+        """
         super().__init__(part, on_change=on_change, counters=counters)
         self._parks = self._parks and not eager
         self._pool = pool
+        self._splices = splices
         self._observers: tuple[Callable[[memoryview], None], ...] = ()
 
     def observe(self, on_leave: Callable[[memoryview], None]) -> None:
@@ -123,6 +130,9 @@ class BufferStage(Stage):
         return len(self._before) + self._in_memory
 
     def _fill(self, body: Body) -> None:
+        self._read(body)
+
+    def _read(self, body: Body) -> None:
         # At most READ_AT_ONCE, so that the loop serves other connections in between.
         taken = 0
         try:
@@ -172,6 +182,9 @@ class BufferStage(Stage):
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _drain_rest(self, fd: int, most: int) -> int:
+        body = self._body
+        if self._splices and not self._in_memory and body is not None and body.left and body.spliceable:
+            return self._move_on(fd, body, most)
         self._pull()
         return self._write_memory(fd, most) if self._in_memory else 0
 

@@ -16,7 +16,7 @@ abandoned part is closed, never reused.
 
 A part reserves its whole length, since bytes outside its pipes are in its socket, whose pages are charged to
 the container too; a small part reserves the kernel's memory for its pipe as well. With engine processes a
-part reserves the engine's buffers, from which the bytes come.
+part reserves the engine's buffers, where its bytes may wait.
 
 Pipes are scarce: an unprivileged user may have 64 MiB of them (/proc/sys/fs/pipe-user-pages-soft), FIFOs
 included, and each takes two open files. If that is less than the memory budget, a pipe reserves
@@ -27,11 +27,9 @@ If the kernel refuses a pipe, the part's bytes go through user memory, within th
 from __future__ import annotations
 
 import os
-import select
 from collections.abc import Callable
 
-from streamer.errors import SourceError
-from streamer.linux import PIPE_SIZE, SPLICE_FLAGS, Pipe, is_ready
+from streamer.linux import PIPE_SIZE, SPLICE_FLAGS, Pipe
 from streamer.plan import Part
 from streamer.relay.staging.buffers import OWN_BUFFER, held_in_buffers
 from streamer.relay.staging.stage import PART_COST, Stage, StageFull, at_most_the_floor, bytes_per_request
@@ -272,27 +270,6 @@ class PipeStage(Stage):
         else:
             return 0
         self._note_freed()
-        return count
-
-    def _move_on(self, fd: int, body: Body, most: int) -> int:
-        """Move bytes from the socket into `fd`; the stage itself must be empty."""
-        try:
-            if not body.spliceable:
-                self._read(body)
-                return self._write_memory(fd, most)
-            count = body.splice_into(fd, min(body.left, most))
-        except BlockingIOError:
-            if is_ready(fd, select.POLLOUT):  # the FIFO is not full, or has no reader: the socket is empty
-                self._dry = True
-                body.notify(self._on_bytes)
-                return 0
-            if not self._parks:
-                body.notify(self._on_bytes)  # move a small part into a pipe, to free its connection
-            raise
-        except SourceError:
-            self._dry = True
-            return 0  # `Body.taken` raises it too
-        self._arrived(count)
         return count
 
     def discard(self) -> None:

@@ -21,6 +21,7 @@ that the stream's next byte is missing. To delay a part, delay delivery, as a ba
 from __future__ import annotations
 
 import os
+import select
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from mmap import mmap
 from typing import Protocol
 
 from streamer.errors import SourceError
-from streamer.linux import ALL
+from streamer.linux import ALL, is_ready
 from streamer.plan import Part
 from streamer.relay.statistics import ChannelCounters
 from streamer.s3.ranges import Body
@@ -202,6 +203,31 @@ class Stage(ABC):
     @abstractmethod
     def _drain_rest(self, fd: int, most: int) -> int:
         """Move at most `most` bytes after the leading literals into `fd`; return how many."""
+
+    @abstractmethod
+    def _read(self, body: Body) -> None:
+        """Read some bytes from the body into memory. Raises as `_fill`."""
+
+    def _move_on(self, fd: int, body: Body, most: int) -> int:
+        """Move bytes from the socket into `fd`; the stage itself must be empty."""
+        try:
+            if not body.spliceable:
+                self._read(body)
+                return self._write_memory(fd, most)
+            count = body.splice_into(fd, min(body.left, most))
+        except BlockingIOError:
+            if is_ready(fd, select.POLLOUT):  # the pipe is not full, or has no reader: the socket is empty
+                self._dry = True
+                body.notify(self._on_bytes)
+                return 0
+            if not self._parks:
+                body.notify(self._on_bytes)  # take a small part into the stage, to free its connection
+            raise
+        except SourceError:
+            self._dry = True
+            return 0  # `Body.taken` raises it too
+        self._arrived(count)
+        return count
 
     def _note_freed(self) -> None:
         """Watch the body again if the stage was full. Called when bytes have left the stage."""
