@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from streamer.aio import task_group
 from streamer.errors import ReaderGone, SourceError
+from streamer.linux import PIPE_SIZE
 from streamer.relay.fetch.part_fetch import PartFetch
 from streamer.relay.staging.buffers import BufferPool, BufferStage, buffer_bytes
 from streamer.relay.staging.stage import LEAST, TURN
@@ -169,6 +170,7 @@ class ServedSpan:
                 counters=self._counters,
                 eager=self._ahead,
                 splices=True,
+                at_once=PIPE_SIZE,  # the parent is woken once for what fills the pipe
             )
             fetch = PartFetch(stage, self._source, policy=self._policy, counters=self._counters, quota=self)
             self._stages.append(stage)

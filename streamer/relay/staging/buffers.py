@@ -103,15 +103,18 @@ class BufferStage(Stage):
         counters: ChannelCounters,
         eager: bool = False,
         splices: bool = False,
+        at_once: int = READ_AT_ONCE,
     ) -> None:
         """`eager`: read all bytes as they arrive, even those of a large part before its delivery.
 
         `splices`: splice the bytes that are in no buffer, if the body can, when they are delivered.
+        `at_once`: most bytes read per event or delivery.
         """
         super().__init__(part, on_change=on_change, counters=counters)
         self._parks = self._parks and not eager
         self._pool = pool
         self._splices = splices
+        self._at_once = at_once
         self._observers: tuple[Callable[[memoryview], None], ...] = ()
 
     def observe(self, on_leave: Callable[[memoryview], None]) -> None:
@@ -133,10 +136,10 @@ class BufferStage(Stage):
         self._read(body)
 
     def _read(self, body: Body) -> None:
-        # At most READ_AT_ONCE, so that the loop serves other connections in between.
+        # At most `at_once`, so that the loop serves other connections in between.
         taken = 0
         try:
-            while body.left and taken < READ_AT_ONCE:
+            while body.left and taken < self._at_once:
                 memory = self._unfilled()[: body.left]
                 count = body.read_into(memory)
                 taken += count
