@@ -96,9 +96,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--accelerators", type=int, default=1, metavar="N", help="at a time (1)")
     made.add_argument("--server", default="fast", choices=SERVERS, help="of the origin (fast)")
-    made.add_argument("--rounds", type=int, default=3, help="counted runs of each (3)")
+    made.add_argument("--rounds", type=int, default=3, help="counted runs of each (3); 0: try settings only")
     made.add_argument("--seconds", type=float, default=10.0, help="of a run, after its first step (10)")
     made.add_argument("--defaults", action="store_true", help="each client's first setting; try no other")
+    made.add_argument(
+        "--settings-of",
+        metavar="LOAD",
+        help="the settings that the earlier results of this load chose; try no others",
+    )
     made.add_argument("--gigabytes", type=float, default=DISTINCT_BYTES / 1e9, help="of distinct objects (2)")
     made.add_argument(
         "--out",
@@ -118,17 +123,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for names, known in ((loads, LOADS), (feeds, FEEDS)):
         if unknown := set(names) - set(known):
             parser.error(f"no {min(unknown)!r}; there are {', '.join(known)}")
-    if chosen.rounds < 1 or chosen.accelerators < 1 or chosen.seconds <= 0 or chosen.gigabytes <= 0:
-        parser.error("--rounds and --accelerators must be at least 1, --seconds and --gigabytes above 0")
+    if chosen.rounds < 0 or chosen.accelerators < 1 or chosen.seconds <= 0 or chosen.gigabytes <= 0:
+        parser.error("--rounds must not be negative, --accelerators at least 1, the others above 0")
     results: Document = {"loads": {}}
     with contextlib.suppress(FileNotFoundError), open(chosen.out, encoding="utf-8") as file:
         results = json.load(file)
+    earlier: Document = {}
+    if chosen.settings_of is not None:
+        if chosen.settings_of not in results["loads"]:
+            parser.error(f"{chosen.out} has no results of {chosen.settings_of}")
+        earlier = results["loads"][chosen.settings_of]["feeds"]
     if loads and (reason := missing()):
         print(f"bench: {reason}", file=sys.stderr)
         return 2
     try:
         for name in loads:
-            entries = _of_load(name, feeds, chosen)
+            entries = _of_load(name, feeds, chosen, earlier)
             results["loads"][name] = {
                 "server": chosen.server,
                 "accelerators": chosen.accelerators,
@@ -153,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if failed else 0
 
 
-def _of_load(name: str, feeds: Sequence[str], chosen: argparse.Namespace) -> Document:
+def _of_load(name: str, feeds: Sequence[str], chosen: argparse.Namespace, earlier: Document) -> Document:
     load = LOADS[name]
     ahead = max(AHEAD, load.loaders)
     steps = math.ceil(chosen.seconds / load.computation) + ahead + 1
@@ -169,7 +179,7 @@ def _of_load(name: str, feeds: Sequence[str], chosen: argparse.Namespace) -> Doc
         data.create()
         with running_origin(data, os.path.join(made, "origin")) as origin:
             bench = Bench(load, origin, chosen.server, data, chosen.seconds, _say)
-            return measure(bench, feeds, chosen.rounds, defaults=chosen.defaults)
+            return measure(bench, feeds, chosen.rounds, defaults=chosen.defaults, earlier=earlier)
 
 
 def _versions(feeds: Sequence[str]) -> dict[str, str]:

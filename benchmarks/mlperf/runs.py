@@ -178,8 +178,13 @@ class Bench:
         }
 
 
-def measure(bench: Bench, feeds: Sequence[str], rounds: int, *, defaults: bool) -> Document:
-    """Measure all feeds of a load in turns; return their entries of the results document."""
+def measure(
+    bench: Bench, feeds: Sequence[str], rounds: int, *, defaults: bool, earlier: Document
+) -> Document:
+    """Measure all feeds of a load in turns; return their entries of the results document.
+
+    `earlier`: entries of earlier results, whose settings are used without trying others.
+    """
     entries: Document = {}
     for feed in feeds:
         choices = settings(feed, bench.load)
@@ -190,6 +195,9 @@ def measure(bench: Bench, feeds: Sequence[str], rounds: int, *, defaults: bool) 
             "problem": unavailable(feed),
         }
         entries[feed] = entry
+        if not entry["problem"] and (known := earlier.get(feed)) and known["setting"] in choices:
+            entry |= {"setting": known["setting"], "tried": known["tried"]}
+            continue
         if entry["problem"] or defaults or len(choices) == 1:
             continue
         for name, setting in choices.items():
