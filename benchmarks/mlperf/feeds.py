@@ -185,8 +185,8 @@ def _boto3(order: Order) -> Feed:
 
     def get(span: Span) -> Any:
         key, start, length = span
-        asked = {} if order.whole and length <= RANGE else {"Range": f"bytes={start}-{start + length - 1}"}
-        return client.get_object(Bucket=order.bucket, Key=key, **asked)["Body"].read()
+        asked = f"bytes={start}-{start + length - 1}"
+        return client.get_object(Bucket=order.bucket, Key=key, Range=asked)["Body"].read()
 
     return _Threaded(order, get)
 

@@ -150,7 +150,11 @@ def test_a_batch_of_other_bytes_is_no_result(brought: int, tmp_path: Path) -> No
     [
         (["--loads", "unet3d-z80"], "no 'unet3d-z80'; there are unet3d-a100"),
         (["--clients", "carrier-pigeon"], "no 'carrier-pigeon'; there are penstock"),
-        (["--rounds", "0"], "--rounds and --accelerators must be at least 1"),
+        (["--rounds", "-1"], "--rounds must not be negative"),
+        (
+            ["--out", "/no/results", "--settings-of", "unet3d-a100"],
+            "/no/results has no results of unet3d-a100",
+        ),
     ],
 )
 def test_mistakes_are_named(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
