@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
+import json
 import os
 import statistics
 import sys
@@ -234,9 +235,25 @@ def _parser(cores: int) -> argparse.ArgumentParser:
     made.add_argument("--fifos", type=_numbers, default=list(FIFOS), metavar="LIST", help="numbers (1,8,64)")
     made.add_argument("--rounds", type=int, default=3, help="counted runs of each (3)")
     made.add_argument("--gigabytes", type=float, default=2.0, help="of a run (2)")
-    made.add_argument("--out", default="build/benchmarks/scale.json", metavar="FILE", help="results")
-    made.add_argument("--into", metavar="FILE", help="put the tables into this Markdown file")
+    made.add_argument(
+        "--out",
+        default="build/benchmarks/scale.json",
+        metavar="FILE",
+        help="results; loads of an earlier run with the same rounds and size stay",
+    )
+    made.add_argument("--into", metavar="FILE", help="put the tables of all results into this Markdown file")
     return made
+
+
+def _earlier(path: str, rounds: int, gigabytes: float) -> Document:
+    """Return the loads of the results at `path`, if they have as many runs of the same size."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            results: Document = json.load(file)
+    except FileNotFoundError:
+        return {}
+    loads: Document = results["loads"]
+    return loads if (results["rounds"], results["gigabytes"]) == (rounds, gigabytes) else {}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -256,7 +273,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "version": Scaled.by(0).version(),
         "rounds": chosen.rounds,
         "gigabytes": chosen.gigabytes,
-        "loads": {},
+        "loads": _earlier(chosen.out, chosen.rounds, chosen.gigabytes),
     }
     results["machine"] |= {"origin": len(cores_of_origin()), "load": os.getloadavg()[0]}
     try:

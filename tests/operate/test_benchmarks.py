@@ -621,6 +621,12 @@ def test_engine_processes_are_measured_by_load_and_fifos(tmp_path: Path) -> None
     assert "old" not in text
     assert "| 2 | 0 |" in text
     assert "| 2 | 1 |" in text
+    same = ["--loads", "", "--rounds", "1", "--gigabytes", "0.01", "--out", str(out), "--into", str(page)]
+    assert scale.main(same) == 0
+    assert "| 2 | 1 |" in page.read_text()  # results of parts of a run are kept
+    other = ["--loads", "", "--rounds", "2", "--gigabytes", "0.01", "--out", str(out), "--into", str(page)]
+    assert scale.main(other) == 0
+    assert "| 2 | 1 |" not in page.read_text()
 
 
 @pytest.mark.parametrize(
