@@ -85,6 +85,12 @@ def test_exec_forwards_signals_and_reports_a_killed_child(stub: S3Stub, tmp_path
     assert run_exec(path, "sh", "-c", "kill -9 $$").returncode == 128 + 9
 
 
+def test_ctrl_c_while_the_commands_are_imported_is_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "click.py").write_text("raise KeyboardInterrupt\n")
+    done = penstock("--version", env=os.environ | {"PYTHONPATH": str(tmp_path)}, cwd=os.getcwd())
+    assert (done.returncode, done.stderr) == (Exit.INTERRUPTED, "")
+
+
 def test_exec_of_no_such_command(stub: S3Stub, tmp_path: Path) -> None:
     fill(stub, SIZES, prefix="b/train/")
     done = run_exec(write_job(tmp_path / "j.yaml", job(stub.url, None, "b/train/")), "no-such-trainer")
