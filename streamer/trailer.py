@@ -123,7 +123,7 @@ def channel_of_rank(name: str) -> str:
     return name.rpartition("-")[0]
 
 
-def write_trailer(directory: str, trailer: Trailer, *, mode: int = 0o644) -> None:
+def write_trailer(directory: str, trailer: Trailer) -> None:
     """Publish `trailer`; it replaces the epoch's trailer atomically. Raises OSError."""
     path = trailer_path(directory, trailer.channel, trailer.epoch)
     document = asdict(trailer)
@@ -142,7 +142,7 @@ def write_trailer(directory: str, trailer: Trailer, *, mode: int = 0o644) -> Non
         del document["poison"]
     if not trailer.resumed:
         del document["resumed"]
-    replace_file(path, (json.dumps(document) + "\n").encode(), mode=mode)
+    replace_file(path, (json.dumps(document) + "\n").encode())
 
 
 def replace_file(path: str, data: bytes | bytearray, *, mode: int = 0o644, sync: bool = False) -> None:

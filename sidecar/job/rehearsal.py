@@ -116,11 +116,11 @@ def _write(path: str) -> None:
         file.write(bytes(4096))
 
 
-async def port(job: Job, *, default: int = ADMIN_PORT) -> str:
+async def port(job: Job) -> str:
     """Listen once on the admin address and return it. Raises SinkError; ConfigError for the token."""
     admin = job.penstock.admin
     admin.token()
-    number = default if admin.port is None else admin.port
+    number = ADMIN_PORT if admin.port is None else admin.port
     async with listening(admin.host, number):
         return f"{admin.host}:{number}" if number else f"{admin.host}, any free port"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import os
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from streamer.errors import SinkError, SourceError
 from streamer.linux import PIPE_SIZE
 from streamer.plan import START, Arrangement, Part, Plan, Position, ResumePoint, S3Uri
 from streamer.relay.channel import Channel
@@ -33,6 +35,7 @@ from streamer.s3.ranges import RangeSource
 from streamer.schedule.budget import ChannelQuota
 from streamer.sink.write_ends import LocalWriteEnds
 from streamer.trailer import Trailer
+from tests.kit.pipes import eventually, off_loop
 from tests.kit.planning import plan_prefix
 from tests.kit.stub import S3Stub
 
@@ -257,3 +260,16 @@ async def running_channel(  # noqa: PLR0913 - a test names only what it is about
             with contextlib.suppress(asyncio.CancelledError):
                 await task
             channel.close()
+
+
+async def failure(running: Running) -> SourceError | SinkError:
+    """Read until the channel fails; return its error."""
+    reader = await off_loop(os.open, running.fifo(0), os.O_RDONLY)
+    try:
+        await eventually(lambda: running.channel.error)
+        running.channel.drain()
+        await running.task
+    finally:
+        os.close(reader)
+    assert running.channel.error is not None
+    return running.channel.error

@@ -104,8 +104,9 @@ async def test_a_second_request_that_is_refused_leaves_the_first_alone(
         stub.release()
         assert await reading == truth
         statistics = running.channel.statistics()
-        assert statistics.hedges["lost"] >= 1
+        assert statistics.hedges["lost"] >= 1  # a third may win
         assert not statistics.retries
+        assert [note.kind for note in statistics.errors] == ["transient"]
 
 
 async def test_a_reader_that_goes_ends_both(run: RunChannel, stub: S3Stub, tmp_path: Path) -> None:
@@ -161,18 +162,3 @@ async def test_what_is_waited_for_is_the_second_once_it_has_won(
         found = now()
         assert found.hedges["won"] >= 1
         assert found.seconds["starved"] == pytest.approx(sum(found.starved.values()))
-
-
-async def test_a_second_request_that_fails_is_among_the_last_errors(
-    run: RunChannel, stub: S3Stub, tmp_path: Path
-) -> None:
-    truth = fill(stub, SIZES)
-    stub.script(stalls(stub), fails(500, "InternalError"), key=LAST)
-    async with run(stub, tmp_path, hedge=0.05, part_size=PART, parts=12, requests_in_flight=1) as running:
-        reading = asyncio.create_task(off_loop(read_all, running.fifo(0)))
-        await eventually(lambda: running.channel.statistics().hedges.get("lost"))
-        stub.release()
-        assert await reading == truth
-        found = running.channel.statistics()
-        assert found.hedges["lost"] >= 1  # a third may win
-        assert [note.kind for note in found.errors] == ["transient"]

@@ -8,27 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from streamer.errors import SinkError, SourceChanged, SourceError
+from streamer.errors import SourceChanged
 from streamer.plan import S3Uri
-from tests.kit.harness import RunChannel, Running, clients_of, fill
-from tests.kit.pipes import eventually, off_loop, read_all
+from tests.kit.harness import RunChannel, clients_of, failure, fill
+from tests.kit.pipes import off_loop, read_all
 from tests.kit.planning import plan_manifest
 from tests.kit.stub import S3Stub, cut_after, with_headers
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
-
-
-async def failure(running: Running) -> SourceError | SinkError:
-    """Read until the channel fails; return its error."""
-    reader = await off_loop(os.open, running.fifo(0), os.O_RDONLY)
-    try:
-        await eventually(lambda: running.channel.error)
-        running.channel.drain()
-        await running.task
-    finally:
-        os.close(reader)
-    assert running.channel.error is not None
-    return running.channel.error
 
 
 REFUSALS = [(501, "NotImplemented"), (400, "InvalidArgument"), (412, "PreconditionFailed")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,8 @@ import pytest
 from streamer.errors import BadAnswer, SourceChanged, SourceError
 from streamer.plan import S3Uri
 from streamer.plan.plan import Plan
-from tests.kit.harness import PagesFrom, RunChannel, clients_of, fill
-from tests.kit.pipes import eventually, off_loop, read_all
+from tests.kit.harness import PagesFrom, RunChannel, clients_of, failure, fill
+from tests.kit.pipes import off_loop, read_all
 from tests.kit.planning import plan_manifest, plan_prefix
 from tests.kit.stub import S3Stub, cut_after, with_headers
 
@@ -44,14 +43,7 @@ async def test_a_replaced_object_is_found_by_its_time(
 ) -> None:
     async with run(stub, tmp_path) as running:
         stub.times["b/data/0002"] = time
-        reader = await off_loop(os.open, running.fifo(0), os.O_RDONLY)
-        try:
-            await eventually(lambda: running.channel.error)
-            running.channel.drain()
-            await running.task
-        finally:
-            os.close(reader)
-    error = running.channel.error
+        error = await failure(running)
     assert isinstance(error, SourceChanged)
     assert "replaced after it was listed (Last-Modified 2026-11-03T21:56:26Z then" in str(error)
     assert "s3://b/data/0002" in str(error)
@@ -78,15 +70,7 @@ async def test_a_response_without_a_valid_time_is_refused(
     time, words = sent
     stub.script(*[with_headers(Last_Modified=time)] * 9)
     async with run(stub, tmp_path) as running:
-        reader = await off_loop(os.open, running.fifo(0), os.O_RDONLY)
-        try:
-            await eventually(lambda: running.channel.error)
-            running.channel.drain()
-            await running.task
-        finally:
-            os.close(reader)
-    error: BaseException | None = running.channel.error
-    assert error is not None
+        error: BaseException | None = await failure(running)
     while not isinstance(error, BadAnswer):
         assert isinstance(error, SourceError)
         assert not isinstance(error, SourceChanged)

@@ -15,7 +15,8 @@ stage. When bytes have arrived, the stage clears `awaited` and calls `on_change`
 it too.
 
 A stage that has bytes must be `ready`: if a stage is not ready and its fetch has failed, delivery concludes
-that the stream's next byte is missing. To delay a part, delay delivery, as a bandwidth limit does.
+that the stream's next byte is missing. To delay a part, delay `attach`, or delivery, as a bandwidth limit
+does.
 """
 
 from __future__ import annotations
