@@ -29,10 +29,11 @@ from streamer.errors import ChannelError, CorruptRecord
 from streamer.formats.recordio import MAX_PAYLOAD, RecordIOReader
 from streamer.readers.core.channel_reader import ChannelReader
 from streamer.readers.core.config import directories
+from streamer.readers.core.epoch_skips import EpochSkips
 from streamer.readers.core.epochs import TIMEOUT
 from streamer.readers.core.keys_and_skips import KeysAndSkips
 from streamer.readers.core.position import reach_start
-from streamer.readers.core.skipping import EpochSkips, SkippedRecord
+from streamer.readers.core.skipping import SkippedRecord
 from streamer.readers.table_decoder import BATCH_ROWS, TableDecoder
 from streamer.step_state import is_step_state
 

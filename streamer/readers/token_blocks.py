@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from streamer.formats.window import Source
+    from streamer.readers.core.epoch_skips import EpochSkips
     from streamer.readers.core.record_keys import RecordKeys
-    from streamer.readers.core.skipping import EpochSkips
 
 ARRAY_BYTES = 1 << 20
 """Bytes of an array, if a batch is not larger: small reads cost more CPU time than the bytes do."""

@@ -16,8 +16,9 @@ import pytest
 from streamer.errors import ChannelError, CorruptRecord, CutRecord
 from streamer.formats import recordio, tfrecord
 from streamer.readers import InterleavedReader, MixedReader, PipeReader, ShuffledReader, SkipPolicy
+from streamer.readers.core.epoch_skips import EpochSkips
 from streamer.readers.core.record_keys import RecordKeys
-from streamer.readers.core.skipping import EpochSkips, SkipCounts, SkippedRecord
+from streamer.readers.core.skipping import SkipCounts, SkippedRecord
 from streamer.readers.core.stream import PipeStream
 from streamer.step_state import StepState
 from tests.readers.test_record_keys import damaged, objects

@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
+from streamer.readers.core.epoch_skips import EpochSkips
 from streamer.readers.core.record_keys import RecordKeys
-from streamer.readers.core.skipping import EpochSkips, SkipCounts, check_skip
+from streamer.readers.core.skipping import SkipCounts, check_skip
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

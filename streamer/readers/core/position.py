@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 
     from streamer.formats.window import RecordReader
+    from streamer.readers.core.epoch_skips import EpochSkips
     from streamer.readers.core.record_keys import RecordKeys
-    from streamer.readers.core.skipping import EpochSkips
     from streamer.readers.core.stream import PipeStream
 
 FORMAT = 1

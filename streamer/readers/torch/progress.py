@@ -34,8 +34,8 @@ from streamer.trailer import channel_of_rank
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from streamer.readers.core.epoch_skips import EpochSkips
     from streamer.readers.core.rank_steps import RankSteps
-    from streamer.readers.core.skipping import EpochSkips
 
 FORMAT = 1
 
