@@ -62,6 +62,8 @@ class StoredOffsets(Sequence[int]):
         self._first_pages, self._sums = array("Q"), array("I")
         """For each block, the number of its first page; for each page, its checksum."""
         self._pages: dict[int, array[int]] = {}
+        self._last: tuple[int, array[int]] = 0, array("Q")
+        """The page that was looked up last, with the number of its first offset."""
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -84,10 +86,14 @@ class StoredOffsets(Sequence[int]):
             if step != 1:
                 raise ValueError(f"a step of {step}")
             return self._between(start, stop)
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        page, within = self._page_of(index)
-        return page[within]
+        first, page = self._last
+        if not first <= index < first + len(page):
+            if not 0 <= index < len(self):
+                raise IndexError(index)
+            page, within = self._page_of(index)
+            first = index - within
+            self._last = first, page
+        return page[index - first]
 
     def _between(self, start: int, stop: int) -> array[int]:
         numbers = array("Q")

@@ -209,9 +209,9 @@ class _StreamWalk(Walk):
         super().__init__(host_ranks.order, epoch, position)
         self._host_ranks = host_ranks
 
-    def cut(self, start: int, end: int) -> Iterator[Run]:
+    def cut(self, start: int, size: int, ranks: range) -> Iterator[tuple[int, Run]]:
         """See `Walk.cut`."""
         order = self._host_ranks.come_to(self.epoch, start // self._host_ranks.deal.global_batch)
         if order is not self.order:
             self.follow(order)
-        return super().cut(start, end)
+        return super().cut(start, size, ranks)

@@ -222,12 +222,8 @@ class Deal:
 
     def step(self, walk: Walk, step: int) -> Iterator[tuple[int, Run]]:
         """Yield the same for one step. Steps must not decrease."""
-        size = self.slice
-        batch_start = step * self.global_batch
-        for rank in range(self.first, self.end):
-            start = batch_start + rank * size
-            for run in walk.cut(start, start + size):
-                yield rank, run
+        start = step * self.global_batch
+        return walk.cut(start, self.slice, range(self.first, self.end))
 
 
 class WalkPosition(NamedTuple):
@@ -273,20 +269,25 @@ class Walk:
         """Position of the current run. A walk may start there until the order starts again."""
         return WalkPosition(self.taken - (self._run.end > self._run.first), self._start)
 
-    def cut(self, start: int, end: int) -> Iterator[Run]:
-        """Yield the runs of the positions from `start` up to `end`. Positions must not decrease."""
+    def cut(self, start: int, size: int, ranks: range) -> Iterator[tuple[int, Run]]:
+        """Yield the runs of each of these ranks, with the rank. Positions must not decrease.
+
+        Rank r has the `size` positions from `start + r * size` on.
+        """
         entry, first, last = self._run
         at = self._start
-        while start < end:
-            while at + last - first <= start:
-                at += last - first
-                entry, first, last = self._run = next(self._runs)
-                self.taken += 1
-            self._start = at
-            skip = start - at
-            take = min(end - start, last - first - skip)
-            yield Run(entry, first + skip, first + skip + take)
-            start += take
+        start += ranks.start * size
+        for rank in ranks:
+            end = start + size
+            while start < end:
+                while at + last - first <= start:
+                    at += last - first
+                    entry, first, last = self._run = next(self._runs)
+                    self.taken += 1
+                self._start = at
+                record = first + start - at
+                start = min(end, at + last - first)
+                yield rank, Run(entry, record, first + start - at)
 
 
 def joined(runs: Iterable[Run]) -> Iterator[Run]:
