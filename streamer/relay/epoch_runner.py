@@ -15,7 +15,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from streamer.aio import first_of
+from streamer.aio import first_of, task_group
 from streamer.errors import KeeperLost, ReaderGone, Shortage, SinkError, SourceError
 from streamer.relay.channel_state import ChannelFailure
 from streamer.relay.failed_epoch import FailedEpoch
@@ -58,6 +58,8 @@ class EpochRunner:
         self._counters = report.counters
         self._draining = draining
         self._keeper = keeper
+        self._next_known = True
+        """Whether the next epoch's trailer needs no computation."""
 
     async def run(self, delivery: EpochDelivery) -> bool:
         """Run one epoch from open to retire; return whether another may follow."""
@@ -67,8 +69,8 @@ class EpochRunner:
         state: TrailerState = "abandoned"
         try:
             if self._plan.varies:
-                # Takes seconds for millions of entries; this epoch's trailers and the next one's use it.
-                await asyncio.to_thread(self._plan.total_bytes, epoch + 1)
+                # Takes seconds for millions of records, but no time if it was known before (`_offer`).
+                await asyncio.to_thread(self._plan.total_bytes, epoch)
             try:
                 outlet = await self._open(delivery)
                 if outlet is None:
@@ -126,13 +128,15 @@ class EpochRunner:
         """Deliver the epoch until its last byte or until the reader leaves; return the trailer state."""
         epoch = self._state.epoch
         delivery.activate(active=True)
+        self._next_known = not self._plan.varies
         try:
-            self._fifos.prepare(epoch + 1)
-        except Shortage as error:
-            self._report.shortage(error)  # this epoch goes on: the next FIFO is made again at its end
-        delivery.allow(epoch + 1)
-        try:
-            await delivery.deliver(epoch, outlet)
+            async with task_group() as tasks:
+                if self._next_known:
+                    self._prepare(epoch + 1)
+                else:
+                    tasks.create_task(self._offer(epoch + 1))
+                delivery.allow(epoch + 1)
+                await delivery.deliver(epoch, outlet)
             self._counters.timer.enter("blocked")
             accepted = await self._fifos.settle()
         except ReaderGone:
@@ -145,6 +149,23 @@ class EpochRunner:
         if accepted not in (None, due):
             raise RuntimeError(f"the FIFO of epoch {epoch} accepted {accepted} bytes of {due}")
         return "complete"
+
+    async def _offer(self, epoch: int) -> None:
+        """Make the FIFO of an epoch whose length must be computed, while the epoch before is delivered.
+
+        If the length cannot be computed, the epoch before fails at its end, when it is needed.
+        """
+        with contextlib.suppress(SourceError, SinkError):
+            await asyncio.to_thread(self._plan.total_bytes, epoch)
+            self._next_known = True
+            self._prepare(epoch)
+
+    def _prepare(self, epoch: int) -> None:
+        """Make the FIFO of the next epoch; if the machine refuses, it is made at the end of this one."""
+        try:
+            self._fifos.prepare(epoch)
+        except Shortage as error:
+            self._report.shortage(error)
 
     async def _conclude(
         self, delivery: EpochDelivery, outlet: PipeOutlet | None, state: TrailerState
@@ -184,7 +205,8 @@ class EpochRunner:
         self._counters.timer.enter("idle")
         poison = policy.poison if fate == "poisoned" else b""
         trailer = self._trailer("failed", poison)
-        successor = None if outlet is None else self._trailers.successor(trailer)
+        known = outlet is not None and self._next_known
+        successor = self._trailers.successor(trailer) if known else None
         epoch = FailedEpoch(self._fifos, trailer, successor, self._spec.retry)
         try:
             epoch.publish()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
+import threading
 from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
@@ -14,9 +15,11 @@ import pytest
 
 from streamer.errors import SinkError
 from streamer.key_list import key_list_path, parsed
+from streamer.plan import ObjectRef, Plan
 from streamer.trailer import trailer_path
 from tests.kit.harness import MORE_THAN_A_FIFO, RunChannel, fill
 from tests.kit.pipes import eventually, off_loop, probe, read_all, read_some
+from tests.kit.raw import etag
 from tests.kit.stub import S3Stub, stalls
 from tests.kit.trailers import published_trailer
 
@@ -64,6 +67,46 @@ async def test_next_fifo_is_there_and_this_one_gone_before_the_end_of_file(
         await off_loop(read_and_look, running.fifo(0))
         await off_loop(read_and_look, running.fifo(1))
     assert seen == [["train_1"], ["train_2"]]
+
+
+class _SlowPlan(Plan):
+    """A plan whose second epoch has no known length before the first byte of the first one is read."""
+
+    varies = True
+    begun: threading.Event
+
+    def total_bytes(self, epoch: int) -> int:
+        if epoch and not self.begun.wait(60):
+            raise TimeoutError(f"epoch {epoch} was needed before the first byte")
+        return super().total_bytes(epoch)
+
+
+async def test_an_epoch_begins_before_the_length_of_the_next_is_known(
+    server: S3Stub, run_own: RunChannel, tmp_path: Path
+) -> None:
+    """To sum up 100 million records takes many seconds, in which the trainer has its first batches."""
+    truth = fill(server, SIZES)
+
+    begun = threading.Event()
+
+    async def make(_: Any) -> Plan:
+        objects = sorted(server.objects.items())
+        plan = _SlowPlan.of(ObjectRef("b", key[2:], len(data), etag(data)) for key, data in objects)
+        assert isinstance(plan, _SlowPlan)
+        plan.begun = begun
+        return plan
+
+    def read(path: Path) -> tuple[bytes, list[str]]:
+        with open(path, "rb", buffering=0) as file:
+            first = file.read(1)
+            assert not (tmp_path / "train_1").exists()
+            begun.set()
+            rest = b"".join(iter(lambda: file.read(1 << 20), b""))
+            return first + rest, [name for name in os.listdir(tmp_path) if name[:6] == "train_"]
+
+    async with run_own(make_plan=make) as running:
+        assert await off_loop(read, running.fifo(0)) == (truth, ["train_1"])
+        assert await off_loop(read_all, running.fifo(1)) == truth
 
 
 async def test_next_epoch_opens_while_the_reader_still_holds_the_last(
