@@ -18,6 +18,7 @@ from pydantic import (
     model_validator,
 )
 
+from sidecar.config.launcher import FROM_LAUNCHER, count_of
 from sidecar.config.learning import IndexPlace, LearnIndexConfig
 from sidecar.config.mixing import MixConfig
 from sidecar.config.model import Model
@@ -69,11 +70,17 @@ def _no_padding(value: Any) -> Any:
     return value
 
 
+_Fifos = Annotated[StrictInt, Field(ge=1, le=MOST_RANKS)]
+"""A number of rank FIFOs."""
+
+
 class RanksConfig(Model):
     """Rank FIFOs of a channel. With a batch they share it by record, else by object."""
 
-    count: Annotated[StrictInt, Field(ge=1, le=MOST_RANKS)]
-    """Rank FIFOs on each host."""
+    count: Annotated[
+        _Fifos, BeforeValidator(count_of, json_schema_input_type=_Fifos | Literal["from launcher"])
+    ]
+    """Rank FIFOs on each host. `from launcher`: as many as the launcher starts processes."""
     batch: Annotated[StrictInt, Field(ge=1, le=LARGEST_BATCH)] | None = None
     """Records of one rank in one global batch."""
     global_batch: Annotated[StrictInt, Field(ge=1, le=MOST_RANKS * LARGEST_BATCH)] | None = None
@@ -145,7 +152,7 @@ class RanksConfig(Model):
 
 def _counted(value: Any) -> Any:
     """Return the section that a number of rank FIFOs stands for."""
-    if isinstance(value, int):
+    if isinstance(value, int) or value == FROM_LAUNCHER:
         return {"Count": value}
     if isinstance(value, (dict, RanksConfig)):
         return value
@@ -159,7 +166,7 @@ Ranks = Annotated[
     RanksConfig,
     BeforeValidator(
         _counted,
-        json_schema_input_type=Annotated[StrictInt, Field(ge=1, le=MOST_RANKS)] | RanksConfig,
+        json_schema_input_type=_Fifos | Literal["from launcher"] | RanksConfig,
     ),
 ]
 """`Ranks: 4` is short for `Ranks: {Count: 4}`."""

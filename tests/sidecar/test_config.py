@@ -160,8 +160,10 @@ def test_what_sagemaker_prints_for_unset_fields_is_accepted(tmp_path: Path) -> N
                 ({"Batch": 1, "Index": "i", "Remainder": "pad"}, "Ranks.Remainder: must not be pad"),
                 ({"Batch": 0, "Index": "i"}, "Ranks.Batch: must be greater than or equal to 1"),
                 ({"Batch": 1, "Index": "i", "Block": "1MiB"}, "Block has no meaning without ShuffleConfig"),
+                ({"Count": "from launcher"}, "none of LOCAL_WORLD_SIZE"),
             )
         ),
+        ("InputDataConfig__0__Penstock__Ranks", "from launcher", "none of LOCAL_WORLD_SIZE"),
         ("InputDataConfig__0__Penstock__Bandwidth", 0, "greater than 0"),
         ("TrainingInputMode", "Pipe", "it belongs in AlgorithmSpecification"),
         ("InputDataConfig", [], "must have at least 1 item"),
@@ -470,3 +472,29 @@ def test_lines_of_attributes_cannot_lose_one(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match="would lose an attribute"):
         load(tmp_path, job)
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"LOCAL_WORLD_SIZE": "4"}, None),
+        ({"PET_NPROC_PER_NODE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "04"}, None),
+        ({"PET_NPROC_PER_NODE": "auto"}, "PET_NPROC_PER_NODE is 'auto', no number"),
+        ({"LOCAL_WORLD_SIZE": "4", "PET_NPROC_PER_NODE": "2"}, "PET_NPROC_PER_NODE=2 differ"),
+        ({"LOCAL_WORLD_SIZE": "65"}, "less than or equal to 64"),
+        ({"LOCAL_WORLD_SIZE": "3"}, "cannot be divided over 3 ranks"),
+    ],
+)
+def test_ranks_may_be_as_many_as_the_launchers_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], words: str | None
+) -> None:
+    for name, text in environment.items():
+        monkeypatch.setenv(name, text)
+    ranks = {"Count": "from launcher", "GlobalBatch": 8, "RecordSize": 10}
+    job = document(InputDataConfig__0__Penstock={"Ranks": ranks})
+    if words is None:
+        assert load(tmp_path, job).ranks == {"train": 4}
+        return
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, job)
+    assert words in str(caught.value)
