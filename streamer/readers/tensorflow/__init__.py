@@ -44,6 +44,7 @@ from streamer.formats.tfrecord import Skipped
 from streamer.readers.core.config import PipeModeDatasetException, check_channel, directories
 from streamer.readers.core.epochs import TIMEOUT, ChannelEpochs, path_streams
 from streamer.readers.core.interleave import rank_channel
+from streamer.readers.core.keys_and_skips import KeysAndSkips
 from streamer.readers.core.plain import check_format, record_reader
 from streamer.readers.core.position import StartPosition
 from streamer.readers.core.state import EpochState
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
 
     from streamer.formats.window import RecordReader
     from streamer.readers.core.epochs import EpochCounts
+    from streamer.readers.core.skipping import SkipPolicy
     from streamer.readers.core.stream import PipeStream
     from streamer.readers.tensorflow.steps import Steps
 
@@ -98,7 +100,8 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
     `dataset.cardinality()` and Keras then know it. An epoch whose trailer has another number raises
     `tf.errors.NotFoundError`. `key`: a record is a `KeyedRecord` of tensors: the record, the key of its
     object, its number there (int64), and the bucket; with `batch_size` each field is a vector. Errors name
-    them too. The sidecar must keep key lists (`RecordKeys`).
+    them too. The sidecar must keep key lists (`RecordKeys`). `skip`: corrupt records and objects that may be
+    left out of each epoch (`SkipPolicy`); `skipped` counts them. Records are then parsed as by PipeReader.
 
     Raises PipeModeDatasetException (a ChannelError) if the channel is unknown or is not a Pipe channel, if
     arguments exclude each other, or if the trailer has no number of records for `cardinality`;
@@ -133,6 +136,7 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
         rank: int | None = None,
         cardinality: bool = False,
         key: bool = False,
+        skip: SkipPolicy | None = None,
     ) -> None:
         if rank is not None:
             channel = rank_channel(channel, rank)
@@ -166,6 +170,7 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
             positions=positions,
             records=records,
             key=key,
+            skip=skip,
         )
         check_channel(channel, paths.config)
         if saved is not None:
@@ -236,7 +241,7 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
         """
         if self._epochs is None:
             raise PipeModeDatasetException("a path has no state of steps; read a channel")
-        if self.skipped.records:
+        if isinstance(self.skipped, Skipped) and self.skipped.records:
             raise ChannelError(
                 f"{self.channel} has no state, because {self.skipped.records} corrupt records were left out "
                 "and its steps cannot be counted; mend or leave out the objects, or do not skip corrupt "
@@ -268,6 +273,7 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
         positions: bool = False,
         records: Sequence[int] = (),
         key: bool = False,
+        skip: SkipPolicy | None = None,
     ) -> tf.data.Dataset:
         """Check the options and return the dataset of elements.
 
@@ -285,16 +291,20 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
             raise PipeModeDatasetException(f"batch_size is {batch_size}; it must be 1 or more")
         if drop_remainder and batch_size is None:
             raise PipeModeDatasetException("drop_remainder has no meaning without batch_size")
+        if skip is not None and max_corrupted_records_to_skip:
+            raise PipeModeDatasetException("skip and max_corrupted_records_to_skip exclude each other")
+        skipping = None if skip is None else KeysAndSkips(record_format, key=key, skip=skip)
         self.record_format = record_format
         self.benchmark = benchmark
         self.benchmark_records_interval = benchmark_records_interval
         self.max_corrupted_records_to_skip = max_corrupted_records_to_skip
-        self.skipped = Skipped()
-        """Corrupt records that all iterators of this dataset have left out: `records`, and `positions`."""
+        skipped = Skipped()
+        self.skipped: Any = skipped if skipping is None else skipping.skipped
+        """What all iterators of this dataset have left out: `Skipped`, or `SkipCounts` with `skip`."""
         keep_memory()
         interrupts.watch(*_CALLED)
         # The closure must not refer to `self`, or the dataset would keep itself alive.
-        skipped, channel = self.skipped, self.channel
+        channel = self.channel
         starts = [] if start is None else [start]
         self._starts = starts
 
@@ -303,11 +313,16 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
             if benchmark or benchmark_records_interval:
                 meter = Meter(benchmark=benchmark, interval=benchmark_records_interval)
             cursor = None
-            if channel is not None and (positions or starts or key):
-                cursor = EpochCursor(channel, starts, KeyColumns() if key else None)
+            if channel is not None and (positions or starts or key or skipping):
+                columns = KeyColumns() if key else None
+                cursor = EpochCursor(channel, starts, columns, skipping=skipping)
             return _epoch(
                 streams,
-                lambda stream: _reader(stream, record_format, max_corrupted_records_to_skip, skipped),
+                lambda stream: (
+                    _reader(stream, record_format, max_corrupted_records_to_skip, skipped)
+                    if skipping is None
+                    else record_reader(stream, record_format)
+                ),
                 meter,
                 batch_size,
                 drop_remainder=drop_remainder,

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from streamer.readers.core.record_keys import KeyedRecord, keyed_runs
+from streamer.readers.core.record_keys import KeyedRecord, KeyRun, keyed_runs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from streamer.formats.window import RecordReader
-    from streamer.readers.core.record_keys import KeyRun, RecordKeys
+    from streamer.readers.core.record_keys import RecordKeys
 
 TYPES = (tf.string, tf.int64, tf.string)
 """Types of the columns: those of the fields of `KeyedRecord` after the record."""
@@ -49,6 +49,16 @@ class KeyColumns:
                 if dropped < run.records:
                     self._runs.append(_without(run, dropped))
             yield batch, number
+
+    def noted(self, records: Sequence[KeyedRecord]) -> list[bytes]:
+        """Return the records without their keys, which the next steps take."""
+        for _, key, number, bucket in records:
+            last = self._runs[-1] if self._runs else None
+            if last is not None and last == (last.records, key, number - last.records, bucket):
+                self._runs[-1] = last._replace(records=last.records + 1)
+            else:
+                self._runs.append(KeyRun(1, key, number, bucket))
+        return [record for record, *_ in records]
 
     def take(self, count: int, size: int | None = None) -> tuple[Any, Any, Any]:
         """Return the columns of the next `count` records: keys and buckets as bytes, and numbers as int64.

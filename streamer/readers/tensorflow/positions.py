@@ -22,11 +22,13 @@ from typing import TYPE_CHECKING
 
 from streamer.readers.core.position import ReaderPosition, approach_start
 from streamer.readers.core.record_keys import RecordKeys
+from streamer.readers.core.skipping import SkippedRecord, without_skipped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
 
     from streamer.formats.window import RecordReader
+    from streamer.readers.core.keys_and_skips import KeysAndSkips
     from streamer.readers.core.position import StartPosition
     from streamer.readers.core.stream import PipeStream
     from streamer.readers.tensorflow.keys import KeyColumns
@@ -53,15 +55,27 @@ class EpochCursor:
     """The position of one iterator in its epoch.
 
     `starts` holds the saved position until an iterator of the dataset has opened that epoch's FIFO. `columns`
-    get the keys of the records, if the sidecar keeps key lists.
+    get the keys of the records, if the sidecar keeps key lists. `skipping`: leaves out corrupt records.
     """
 
-    def __init__(self, channel: str, starts: list[StartPosition], columns: KeyColumns | None = None) -> None:
+    def __init__(
+        self,
+        channel: str,
+        starts: list[StartPosition],
+        columns: KeyColumns | None = None,
+        *,
+        skipping: KeysAndSkips | None = None,
+    ) -> None:
         self._channel = channel
         self._starts = starts
         self.columns = columns
         """Where the steps take the keys from; None without keys."""
+        self._skipping = skipping
         self._position: ReaderPosition | None = None
+        self._lefts: list[int] | None = None
+        """Of the last list, by the number of records that are left: the number of places, which corrupt
+        records have too. None if it has none of these.
+        """
 
     def batches(
         self, stream: PipeStream, reader: Callable[[PipeStream], RecordReader]
@@ -73,6 +87,9 @@ class EpochCursor:
             self._starts.clear()
         self._position = position
         records, columns, base = reader(stream), self.columns, position.offset
+        if self._skipping is not None:
+            yield from self._good(stream, position, records, self._skipping)
+            return
         if columns is None:
             yield from position.follow(records, stream)
             return
@@ -80,6 +97,25 @@ class EpochCursor:
             batches = columns.batches(records, keys, base, drop=position.skip)
             yield from position.follow(records, stream, batches=batches)
 
+    def _good(
+        self, stream: PipeStream, position: ReaderPosition, reader: RecordReader, skipping: KeysAndSkips
+    ) -> Generator[list[bytes], None, None]:
+        """Yield the lists of good records."""
+        columns, offset = self.columns, position.offset
+        opened = skipping.epoch(stream, self._channel, offset=offset, number=position.number)
+        with opened as (keys, skips):
+            for batch in position.follow(reader, stream, keys, skips):
+                good = without_skipped(batch)
+                self._lefts = None
+                if len(good) < len(batch):
+                    ends = [n for n, each in enumerate(batch) if not isinstance(each, SkippedRecord)]
+                    self._lefts = [0, *(len(batch) - ends[-left - 1] - 1 for left in range(1, len(good)))]
+                    self._lefts.append(len(batch))
+                yield good if columns is None else columns.noted(good)
+
     def positions(self, lefts: Iterable[int]) -> list[bytes]:
         """Return, for each of `lefts`, the position before the last so many records of the last list."""
-        return [] if self._position is None else self._position.texts(lefts)
+        if self._position is None:
+            return []
+        places = self._lefts
+        return self._position.texts(lefts if places is None else [places[left] for left in lefts])
