@@ -398,3 +398,21 @@ def shown(run: Run) -> str:
 def numbered(order: RecordOrder, run: Run) -> int:
     """The number of a block in the example: its position among all, sorted."""
     return sorted(order.runs(0)).index(run)
+
+
+@given(objects, seeds, st.integers(0, 2), st.tuples(*[st.integers(1, 3)] * 3))
+def test_the_workers_of_a_loader_are_ranks_whose_batches_come_in_turn(
+    sizes: list[list[int]], seed: int | None, epoch: int, shape: tuple[int, ...]
+) -> None:
+    """Process r of n has ranks r, r + n, ... of n * w; its loader takes a batch of each in turn."""
+    table, (processes, workers, size) = Table(sizes), shape
+    order = RecordOrder(table.counts, table.sizes, seed=seed, block=500)
+
+    def slices(ranks: int, rank: int) -> list[list[Run]]:
+        deal, walk = Deal(size * ranks, ranks, rank, rank + 1), Walk(order, epoch)
+        return [[run for _, run in deal.step(walk, step)] for step in range(deal.steps(order.records))]
+
+    for process in range(processes):
+        of_workers = [slices(processes * workers, process + worker * processes) for worker in range(workers)]
+        in_turn = [each for step in zip(*of_workers, strict=True) for each in step]
+        assert in_turn == slices(processes, process)[: len(in_turn)]
