@@ -219,7 +219,7 @@ def no_leaks(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     assert not early, f"take no_leaks by pytest.mark.usefixtures, so that it comes before: {early}"
     yield
     for thread in set(threading.enumerate()) - threads:
-        if thread.name.startswith(("open ", "off loop: ", "inflate_")):
+        if thread.name.startswith(("open ", "off loop: ", "inflate")):
             thread.join()  # released, and on its way out
     gc.collect()
     after = _descriptors()

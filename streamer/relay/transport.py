@@ -46,6 +46,9 @@ ENOUGH_FILES = 65_536
 HEDGED = 0.05
 """Default fraction of all bytes that hedges may fetch a second time."""
 
+INFLATED = "compressed objects are inflated in memory"
+"""Reason of a channel to read its bytes into memory."""
+
 Wish = Literal["auto", "aiobotocore", "buffered", "splice"]
 
 
@@ -88,7 +91,7 @@ def why_read(plan: Plan, *, check: bool = False, separate: bool = False) -> str 
     (`FailurePolicy.needs_records`).
     """
     if plan.inflate:
-        return "compressed objects are inflated in memory"
+        return INFLATED
     if plan.join:
         return "archives are joined in memory"
     if check:
@@ -121,7 +124,7 @@ class TransportSpec:
     processes: int | Literal["auto"] = 0
     """Engine processes that send the requests; 0: this process sends them."""
     cores: int = 1
-    """Cores that this process may use, which `auto` processes depend on."""
+    """Cores that this process may use; `auto` processes and inflating ahead depend on it."""
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     """Policy for failed requests; engine processes need it at their start."""
 
@@ -145,6 +148,7 @@ async def open_transport(clients: Clients, spec: TransportSpec) -> AsyncIterator
         members=len(spec.channels),
         hedging=Hedging(spec.hedge),
         unit=1 if splice else BUFFER_SIZE,
+        inflating=spec.channels.count(INFLATED) if spec.cores > 1 else 0,
     )
     memory_budget.bandwidth.change(spec.bandwidth, time.monotonic())
     engines: Engines | None = None

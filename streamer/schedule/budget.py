@@ -9,6 +9,8 @@ its equal part as soon as other channels have delivered.
 Requests. The concurrency limit is divided equally among the channels with a reader, without a floor. Requests
 of a channel whose reader pauses put no load on the server, so they do not count against the other channels.
 
+Inflating. A part of the budget is set aside in which channels inflate objects ahead of delivery.
+
 Refusals. A refused channel is called back only when it can succeed: its own limit has grown, or other
 channels have returned the bytes that it lacks. Calling back a thousand channels after every request cost more
 than the requests.
@@ -25,11 +27,16 @@ from typing import TYPE_CHECKING
 
 from streamer.schedule.bandwidth import Bandwidth
 from streamer.schedule.hedging import Hedging
+from streamer.units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from streamer.schedule.concurrency import ConcurrencyController
+
+
+LEAST_AHEAD, MOST_AHEAD = 4 * MIB, 16 * MIB
+"""Bounds of the memory in which a channel inflates objects ahead of delivery: an eighth of its budget."""
 
 
 class MemoryBudget:
@@ -43,14 +50,21 @@ class MemoryBudget:
         members: int = 1,
         hedging: Hedging | None = None,
         unit: int = 1,
+        inflating: int = 0,
     ) -> None:
-        """`unit`: bytes of one buffer; a part that is read into buffers reserves whole ones."""
+        """`unit`: bytes of one buffer; a part that is read into buffers reserves whole ones.
+
+        `inflating`: number of channels that inflate objects ahead of delivery, in a part of the budget.
+        """
         if budget <= 0 or members <= 0:
             raise ValueError("a memory budget needs bytes and a member")
         self.concurrency = concurrency
         self.hedging = hedging or Hedging(0)
         self.members = members
         self._unit = unit
+        self._inflating = 0
+        self.ahead = 0
+        """Bytes in which each channel that inflates may do so ahead of delivery; parts never have them."""
         self.bandwidth = Bandwidth()
         """Bandwidth limit of all channels together."""
         self.active = 0
@@ -64,6 +78,9 @@ class MemoryBudget:
         """By channel that was refused because others had reserved the bytes, the bytes refused."""
         self._least_requests = (0, 0)
         """Lowest `_requests_each` since channels were last called back."""
+        ahead = min(MOST_AHEAD, budget // 8 // inflating) if inflating else 0
+        if ahead >= LEAST_AHEAD and budget - inflating * ahead >= self.least_budget:
+            self._inflating, self.ahead = inflating, ahead
         self._set_budget(budget)
 
     def __repr__(self) -> str:
@@ -81,7 +98,9 @@ class MemoryBudget:
 
     def _set_budget(self, budget: int) -> None:
         self.budget = budget
-        self.floor = budget if self.members == 1 else budget // (2 * self.members)
+        self.of_parts = budget - self._inflating * self.ahead
+        """Of the budget, the bytes that parts may reserve."""
+        self.floor = self.of_parts if self.members == 1 else self.of_parts // (2 * self.members)
         self.committed = sum(max(quota.reserved_bytes, self.floor) for quota in self._quotas)
         """Bytes reserved by channels, or kept free for channels below their floor."""
         self.committed += (self.members - len(self._quotas)) * self.floor
@@ -90,7 +109,8 @@ class MemoryBudget:
     def least_budget(self) -> int:
         """Minimum budget, in bytes, under which every part that is already cut still fits."""
         largest = -(-self.concurrency.largest_part // self._unit) * self._unit
-        return largest * (1 if self.members == 1 else 2 * self.members)
+        parts = largest * (1 if self.members == 1 else 2 * self.members)
+        return parts + self._inflating * self.ahead
 
     def change_budget(self, budget: int) -> None:
         """Change the budget. Raises ValueError below `least_budget`."""
@@ -158,7 +178,7 @@ class MemoryBudget:
 
     def returned(self, giver: ChannelQuota) -> None:
         """Call back channels that can reserve the bytes that `giver` has returned."""
-        if self._without_bytes and self.committed < self.budget:
+        if self._without_bytes and self.committed < self.of_parts:
             self._offer_bytes(giver)
 
     def _offer_bytes(self, giver: ChannelQuota | None) -> None:
@@ -202,8 +222,13 @@ class ChannelQuota:
 
     @property
     def budget(self) -> int:
-        """Memory budget of all channels together, in bytes."""
-        return self._whole.budget
+        """Memory budget of the parts of all channels together, in bytes."""
+        return self._whole.of_parts
+
+    @property
+    def ahead(self) -> int:
+        """Bytes in which the channel may inflate objects ahead of delivery, if it inflates."""
+        return self._whole.ahead
 
     @property
     def floor(self) -> int:
@@ -222,7 +247,7 @@ class ChannelQuota:
         if not self.active:
             return whole.floor
         waiting = whole.members - whole.active
-        return max(whole.floor, (whole.budget - waiting * whole.floor) // whole.active)
+        return max(whole.floor, (whole.of_parts - waiting * whole.floor) // whole.active)
 
     @property
     def requests_limit(self) -> int:
@@ -297,7 +322,7 @@ class ChannelQuota:
             return True
         return (
             after <= self.byte_limit
-            and whole.committed + after - max(self.reserved_bytes, whole.floor) <= whole.budget
+            and whole.committed + after - max(self.reserved_bytes, whole.floor) <= whole.of_parts
         )
 
     def take(self, count: int) -> None:

@@ -85,6 +85,10 @@ class Window:
         """Slot of the part to deliver next; None if it is not admitted."""
         return self._slots[0] if self._slots else None
 
+    def slot(self, index: int) -> Slot | None:
+        """Return the slot of the part to deliver after `index` others; None if it is not admitted."""
+        return self._slots[index] if index < len(self._slots) else None
+
     def admit(self) -> list[Slot]:
         """Admit and return the parts to request now; reserve the bytes and a request for each.
 

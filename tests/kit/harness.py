@@ -175,6 +175,7 @@ async def running_channel(  # noqa: PLR0913 - a test names only what it is about
     arrangement: Arrangement | None = None,
     make_plan: Callable[[Any], Awaitable[Plan]] | None = None,
     inflate: bool = False,
+    ahead: int = 0,
     join: bool = False,
     hedge: float = 0.0,
     processes: int = 0,
@@ -191,7 +192,8 @@ async def running_channel(  # noqa: PLR0913 - a test names only what it is about
 
     `arrangement`: of the objects under the prefix.
     `parts`: how many parts the budget has room for. `make_plan`: from a client, instead of the prefix.
-    `inflate`, `join`: whether that plan does. `hedge`: as of `open_transport`; none, as faults are scripted.
+    `inflate`, `join`: whether that plan does. `ahead`: bytes in which it inflates ahead of delivery.
+    `hedge`: as of `open_transport`; none, as faults are scripted.
     `processes`: engine processes.
     `endpoint`: as of `clients_of`.
     """
@@ -221,6 +223,7 @@ async def running_channel(  # noqa: PLR0913 - a test names only what it is about
         else:
             plan = await make_plan(clients.control)
         states: list[Trailer] = []
+        chosen.memory_budget.ahead = ahead
         stages = KeptStages(chosen.stages(why))
         spec = ChannelSpec(
             name="train",

@@ -25,6 +25,7 @@ from streamer.plan import Arrangement, Plan, S3Uri, Shard
 from streamer.relay.deliver import transform as unpack
 from streamer.relay.transport import TransportSpec, open_transport, why_read
 from streamer.s3.catalog.pages import AiobotocorePages
+from streamer.units import MIB
 from tests.kit.harness import MORE_THAN_A_FIFO, RunChannel, Running, clients_of, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all, read_some
 from tests.kit.planning import plan_augmented, plan_prefix
@@ -38,13 +39,19 @@ pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
 
 @pytest.fixture(params=["aiobotocore", "buffered"])
 def run(request: pytest.FixtureRequest) -> RunChannel:
-    """A channel whose plan is to inflate, over a transport that can."""
+    """A channel whose plan is to inflate, over a transport that can: over one of them, ahead of delivery."""
 
     def running(
         stub: S3Stub, directory: Path, *, wrap: bool = False, **others: Any
     ) -> AbstractAsyncContextManager[Running]:
         arrangement = Arrangement(wrap=wrap, inflate=True)
-        arguments = {"arrangement": arrangement, "inflate": True, "transport": request.param} | others
+        ahead = 4 * MIB if request.param == "buffered" else 0
+        arguments = {
+            "arrangement": arrangement,
+            "inflate": True,
+            "ahead": ahead,
+            "transport": request.param,
+        } | others
         return running_channel(stub, directory, **arguments)
 
     return running
@@ -209,7 +216,13 @@ async def test_cancelled_while_inflating_leaves_nothing(
     assert published_trailer(tmp_path, "train", 0).state == "stopped"
 
 
-@pytest.mark.parametrize("compress", [partial(gzip.compress, compresslevel=1), zstd.compress])
+def in_members(content: bytes) -> bytes:
+    """Several members, which two threads inflate."""
+    parts = [content[at : at + 2 * MIB] for at in range(0, len(content), 2 * MIB)]
+    return b"".join(gzip.compress(part, 1) for part in parts)
+
+
+@pytest.mark.parametrize("compress", [partial(gzip.compress, compresslevel=1), in_members, zstd.compress])
 async def test_a_cancelled_epoch_counts_every_byte_that_the_fifo_has(
     run: RunChannel, stub: S3Stub, tmp_path: Path, compress: Callable[..., bytes]
 ) -> None:

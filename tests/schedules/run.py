@@ -24,6 +24,7 @@ from streamer.plan import Arrangement, Growth, ObjectRef, Plan
 from streamer.readers.core.stream import PipeStream
 from streamer.relay.channel import Channel
 from streamer.relay.channel_spec import ChannelSpec, NoEvents
+from streamer.relay.deliver import inflation, taking
 from streamer.relay.deliver.failure_policy import FailurePolicy
 from streamer.relay.deliver.frame_aligner import Framing
 from streamer.relay.deliver.object_changes import ChangePolicy
@@ -161,6 +162,7 @@ class SeedRun:
             hedging=Hedging(trial.hedge),
             unit=1 if trial.splice else BUFFER_SIZE,
         )
+        memory_budget.ahead = trial.ahead
         pipes, buffers = PipePool(64 * PIPE_SIZE, most=64), BufferPool()
         channels: list[Channel] = []
         for each in trial.channels:
@@ -476,6 +478,8 @@ def run_seed(seed: int, *, lines: list[str] | None = None) -> Found:
             tempfile.TemporaryDirectory(dir=SHARED_MEMORY, prefix="schedules-") as directory,
             warnings.catch_warnings(),
             patch.object(stages, "SMALL_PART", trial.small_part),
+            patch.object(inflation, "LEAST_AHEAD", 1000),
+            patch.object(taking, "LEAST_AHEAD", 1000),
             virtual(seed) as loop,
         ):
             warnings.simplefilter("error")

@@ -79,6 +79,8 @@ class SeedTrial:
     """What an operator does, and when."""
     small_part: int
     """Bytes of a part that is not parked in its socket."""
+    ahead: int
+    """Bytes in which a channel inflates ahead of delivery."""
 
     @classmethod
     def draw(cls, seed: int) -> SeedTrial:
@@ -118,6 +120,7 @@ class SeedTrial:
             refused=dice.choice([0.0, 0.0, 0.1]),
             actions=tuple(sorted(actions)),
             small_part=dice.choice([0, 0, MIB]),
+            ahead=dice.choice([0, 16 * KIB, 256 * KIB, 256 * KIB]),
         )
 
 

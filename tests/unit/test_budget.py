@@ -253,6 +253,36 @@ def test_the_least_budget_holds_a_part_in_whole_buffers() -> None:
     assert stages.quota.fits(stages.reserved_bytes(Part(0, ref, 0, 64 * KIB, 0)))
 
 
+@pytest.mark.parametrize(
+    ("budget", "members", "inflating", "ahead"),
+    [
+        (256 * MIB, 1, 1, 16 * MIB),
+        (128 * MIB, 3, 2, 8 * MIB),
+        (128 * MIB, 3, 0, 0),
+        (31 * MIB, 1, 1, 0),  # an eighth is too little to inflate ahead in
+        (64 * MIB, 4, 1, 0),  # and here parts of 8 MiB need it all
+    ],
+)
+def test_parts_never_have_what_is_inflated_ahead(
+    budget: int, members: int, inflating: int, ahead: int
+) -> None:
+    concurrency = ConcurrencyController(64, 8 * MIB, fixed_part=True)
+    whole = MemoryBudget(budget, concurrency, members=members, inflating=inflating)
+    quotas = [whole.quota() for _ in range(members)]
+    assert {quota.ahead for quota in quotas} == {ahead}
+    for quota in quotas:
+        quota.activate(active=True)
+        quota.take(quota.floor)
+    for quota in quotas:
+        while quota.fits(1000):
+            quota.take(1000)
+    reserved = sum(quota.reserved_bytes for quota in quotas)
+    assert budget - members * 1000 < reserved + inflating * ahead <= budget
+    assert min(quota.floor for quota in quotas) >= 8 * MIB
+    with pytest.raises(ValueError, match="at least"):
+        whole.change_budget(inflating * ahead + 8 * MIB - 1)
+
+
 def test_requests_that_change() -> None:
     whole = memory_budget(1, requests=2)
     quota = whole.quota()

@@ -58,10 +58,16 @@ def sink() -> Sink:
 @pytest.fixture
 async def inflation(sink: Sink) -> AsyncIterator[Inflation]:
     thread = WorkerThread("inflate")
-    inflater = Inflater(partial(damaged, REF))
-    yield Inflation(REF, inflater, thread=thread, emit=sink.emit, count=sink.count, timer=StateTimer())
+    make = partial(Inflater, partial(damaged, REF))
+    yield Inflation(REF, make, thread=thread, emit=sink.emit, count=sink.count, timer=StateTimer())
     sink.gate.release(1000)
     thread.close()
+
+
+def feed(inflation: Inflation, data: bytes) -> None:
+    """Feed bytes whose turn has come."""
+    inflation.feed(data)
+    inflation.pass_on(len(data))
 
 
 async def waits(sink: Sink) -> None:
@@ -71,11 +77,11 @@ async def waits(sink: Sink) -> None:
 
 async def test_a_turn_goes_on_to_bytes_that_were_fed_during_it(sink: Sink, inflation: Inflation) -> None:
     """The thread does not wait for the loop between two feeds; the object's end waits for them all."""
-    inflation.feed(FEEDS[0])
+    feed(inflation, FEEDS[0])
     assert await inflation.advance(MOST_QUEUED, in_memory=True) is None
     await waits(sink)
     for data in FEEDS[1:4]:
-        inflation.feed(data)
+        feed(inflation, data)
         assert await inflation.advance(MOST_QUEUED, in_memory=True) is None
     assert inflation.busy
     sink.gate.release(1000)
@@ -91,11 +97,11 @@ async def test_a_turn_goes_on_to_bytes_that_were_fed_during_it(sink: Sink, infla
 async def test_a_full_queue_waits_for_the_thread_until_half_of_it_is_taken(
     sink: Sink, inflation: Inflation
 ) -> None:
-    inflation.feed(FEEDS[0])
+    feed(inflation, FEEDS[0])
     assert await inflation.advance(MOST_QUEUED, in_memory=True) is None
     await waits(sink)
     for data in FEEDS[1:6]:
-        inflation.feed(data)
+        feed(inflation, data)
     advancing = asyncio.create_task(inflation.advance(MOST_QUEUED, in_memory=True))
     await asyncio.sleep(0)
     assert not advancing.done()
@@ -118,7 +124,7 @@ async def test_the_bytes_before_a_damage_are_written_and_counted_first(
     """The damage is in bytes that were queued while the thread inflated those before them."""
     sink.gate.release(1000)
     for data in (*FEEDS, b"no member"):
-        inflation.feed(data)
+        feed(inflation, data)
     with pytest.raises(CorruptObject, match="bytes after member 1"):
         while await inflation.advance(0, in_memory=True) is not None:
             pass
@@ -131,7 +137,7 @@ async def test_closing_waits_for_the_thread_and_counts_what_it_has_written(
 ) -> None:
     """However often the task is cancelled: the FIFO's descriptor is closed next."""
     for data in FEEDS[:3]:
-        inflation.feed(data)
+        feed(inflation, data)
     assert await inflation.advance(MOST_QUEUED, in_memory=True) is None
     await waits(sink)
     closing = asyncio.create_task(inflation.close())

@@ -24,8 +24,8 @@ from streamer.relay.deliver.key_list import KeyList, KeyLists
 from streamer.relay.deliver.object_changes import MOST_TRIES, Change, Changes, is_change
 from streamer.relay.deliver.object_ends import ObjectEnds
 from streamer.relay.deliver.resume_points import ResumePoints
+from streamer.relay.deliver.taking import Taking
 from streamer.relay.deliver.transform import LESS_TAKEN, MOST_TAKEN, BodyTransformer, joiner_of
-from streamer.relay.staging.buffers import BufferStage
 from streamer.relay.staging.stage import LEAST, TURN
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from streamer.plan import ObjectRef
     from streamer.relay.fetch.part_fetch import PartFetch
     from streamer.relay.fetch.prefetcher import Prefetcher
-    from streamer.relay.staging.stage import Stage
     from streamer.sink.outlet import Outlet
 
 LONGEST_PAUSE = 0.5
@@ -96,6 +95,12 @@ class Delivery:
         self._transformer: BodyTransformer | None = None
         """Transformer of the current or last epoch; None if bytes are not transformed."""
         self._points = None if on_resume_point is None else ResumePoints(self._first, on_resume_point)
+        self._taking = Taking(
+            self._window,
+            self._fetches,
+            # Until an object is delivered, it may be replaced, or its checksum may be wrong.
+            across_objects=not self._amends and self._verifier is None,
+        )
         self._key_lists = key_lists
         self._keys: KeyList | None = None
         """Key list of the current epoch."""
@@ -127,6 +132,7 @@ class Delivery:
         self.consumed = start.mark.fetched if self._plan.rewrites else start.offset
         if self._points is not None:
             self._points.begin()
+        self._drop_taken()
         self.ends.clear()
 
     async def deliver(self, epoch: int, outlet: Outlet) -> None:
@@ -156,6 +162,7 @@ class Delivery:
                     # A new FIFO begins with a record; an earlier sidecar may have ended inside a record.
                     aligner=self._when_failed.aligner(at_record=self.delivered == first.skipped),
                     joiner=None if join is None else joiner_of(join, resumed=first.mark.streamed > 0),
+                    ahead=self._quota.ahead if self._plan.inflate else 0,
                 )
                 stack.push_async_callback(transformer.close)
             await self._deliver(epoch, outlet, transformer)
@@ -185,7 +192,7 @@ class Delivery:
             if (error := self._torn()) is not None:
                 await self._amend(error)
                 continue
-            if fetch is None or not fetch.stage.ready:
+            if fetch is None or not (fetch.stage.ready or self._taking):
                 await self._wait(fetch)
                 continue
             if self._quota.limited and (seconds := self._quota.wait(time.monotonic())):
@@ -193,14 +200,13 @@ class Delivery:
                 await self._pause(seconds)
                 continue
             timer.enter("moving")
-            stage = fetch.stage
             if transformer is not None:
-                left -= max(LEAST, await self._transform(stage, transformer))
+                left -= max(LEAST, await self._transform(transformer))
                 continue
             if self._keys is not None and (slot := self._window.head_of_line) is not None:
                 self._note_keys(self._keys, len(slot.part) - slot.delivered, self.delivered)
             try:
-                count = outlet.push(stage)
+                count = outlet.push(fetch.stage)
             except BlockingIOError:
                 timer.enter("blocked")
                 await outlet.writable()
@@ -249,6 +255,7 @@ class Delivery:
     def abandon(self, epoch: int) -> None:
         """Drop the rest of `epoch`: staged bytes, requests in flight, and parts not yet admitted."""
         self._detour = None
+        self._drop_taken()
         self.prefetcher.abandon(epoch)
 
     def _torn(self) -> SourceError | None:
@@ -267,6 +274,9 @@ class Delivery:
         head, detour, changes = self._window.head_of_line, self._detour, self._changes
         if head is None:
             raise error
+        if self._taking and self._transformer is not None:
+            self._drop_taken()  # all of them are of this object
+            await self._transformer.forget()
         part, now = head.part, None
         listed, tries = (detour.listed, detour.tries + 1) if detour else (part.object, 1)
         if changes.policy.when_changed == "refetch":
@@ -284,11 +294,13 @@ class Delivery:
             self.consumed += planned
         self.prefetcher.start()
 
-    async def _transform(self, stage: Stage, transformer: BodyTransformer) -> int:
+    async def _transform(self, transformer: BodyTransformer) -> int:
         """Move some bytes of the head of line through `transformer`; return how many."""
-        slot = self._window.head_of_line
-        if slot is None or not isinstance(stage, BufferStage):
-            raise RuntimeError("bytes that are transformed must be in memory: give `stages` the reason")
+        limited = self._quota.limited
+        most = LESS_TAKEN if limited or (self._plan.inflate and not self._quota.ahead) else MOST_TAKEN
+        if (piece := self._taking.take(transformer, most, ahead=not limited)) is None:
+            return 0  # the socket is empty
+        slot, data = piece.slot, piece.data
         points = self._points
         if (
             points is not None
@@ -299,9 +311,6 @@ class Delivery:
             and slot.part.body
         ):
             points.note(slot.part.epoch, ResumePoint(self.consumed, self.delivered))
-        limited = self._quota.limited
-        if not (data := stage.take(LESS_TAKEN if limited or self._plan.inflate else MOST_TAKEN)):
-            return 0  # the socket is empty
         if self._keys is not None:
             self._note_keys(self._keys, len(data), self.delivered + transformer.pending)
         await transformer.pass_on(slot.part, slot.delivered, data)
@@ -311,6 +320,9 @@ class Delivery:
             points.report(slot.part.epoch)
         self._consumed(len(data))
         return len(data)
+
+    def _drop_taken(self) -> None:
+        self._counters.wasted_bytes += self._taking.drop()
 
     def _note_keys(self, keys: KeyList, count: int, delivered: int) -> None:
         """List the objects that begin in the next `count` bytes. Raises Shortage."""
@@ -367,6 +379,7 @@ class Delivery:
         if done is None and not begun:
             self.prefetcher.start()
         if done is not None:
+            self._taking.part_delivered()
             self._fetches.pop(done).stage.discard()
             for after, size in done.part.ends():
                 self._counters.objects_completed += 1

@@ -11,6 +11,8 @@ channels, and queues the object's next bytes for the thread (`Inflation`). It wr
 did not accept, and only then inflating goes on. So bytes stay in order, and a full FIFO stops inflating too.
 Bytes so few that the hop to the thread would cost more are inflated on the loop. Literals pass unchanged.
 
+With memory for it, `feed` gets bytes before their turn, to be inflated ahead (`Lookahead`).
+
 The bytes of one object overlap, objects do not: `pass_on` returns from an object's last byte when the outlet
 has accepted all of it. So at the border of two objects all counts are exact. Before the owner waits for
 storage it calls `settle`, so that no inflated byte waits with it.
@@ -25,6 +27,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
+from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -37,6 +40,7 @@ from streamer.inflate import Inflater
 from streamer.plan import LONGEST_RECORD, frame
 from streamer.relay.deliver.byte_queue import ByteQueue
 from streamer.relay.deliver.inflation import LITTLE_PIECE, MOST_QUEUED, PIECE, Inflation
+from streamer.relay.deliver.lookahead import Lookahead
 from streamer.sink.outlet import PipeOutlet
 from streamer.units import KIB, MIB
 
@@ -64,9 +68,10 @@ class BodyTransformer:
     stream to drop, because the outlet accepted them before a restart. `inflate`: inflate the objects. `wrap`:
     every object is a RecordIO record; without `inflate` the plan's literals already frame it. `aligner`:
     passes only whole records on. `joiner`: joins the objects into one; not used with `wrap` or `aligner`.
+    `ahead`: memory in which further bytes are inflated before their turn; 0: none are.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that an epoch's bytes may need
         self,
         outlet: Outlet,
         *,
@@ -77,6 +82,7 @@ class BodyTransformer:
         again: int = 0,
         aligner: FrameAligner | None = None,
         joiner: Joiner | None = None,
+        ahead: int = 0,
     ) -> None:
         self._outlet = outlet
         self._inflate = inflate
@@ -93,8 +99,16 @@ class BodyTransformer:
         self._counted = 0
         """Bytes of `_written` that `account` was called with."""
         self._thread = WorkerThread("inflate")
+        self._ahead_thread = WorkerThread("inflate-ahead")
+        self._most_ahead = ahead // 4
+        """Compressed bytes that may be fed ahead; content may have the rest of `ahead`."""
+        self._lookahead = Lookahead(self._ahead_thread, ahead - self._most_ahead) if ahead else None
         self._inflation: Inflation | None = None
         """Inflation of the current object."""
+        self._next: deque[Inflation] = deque()
+        """Inflations of the objects after it, of which bytes were fed."""
+        self._next_bytes = 0
+        """Compressed bytes of `_next`."""
         self._spool: tempfile.SpooledTemporaryFile[bytes] | None = None
 
     def __repr__(self) -> str:
@@ -128,8 +142,39 @@ class BodyTransformer:
         """
         return self.held - self._again
 
+    @property
+    def room_ahead(self) -> int:
+        """Bytes that may be fed before their turn now."""
+        waiting = 0 if self._inflation is None else self._inflation.waiting
+        return self._most_ahead - waiting - self._next_bytes
+
+    def feed(self, part: Part, at: int, data: bytes) -> None:
+        """Take bytes that `pass_on` will get later, in the same order; they may be inflated meanwhile."""
+        place = at - len(part.leading)
+        if not (self._inflate and 0 <= place < part.body):
+            return
+        start = part.start + place
+        if start == 0:
+            self._next.append(self._new_inflation(part.object))
+        inflation = self._next[-1] if self._next else self._inflation
+        if inflation is None:
+            raise RuntimeError(f"byte {start} of {part.object.key} without those before it")
+        if self._next:
+            self._next_bytes += len(data)
+        inflation.feed(data, last=start + len(data) == part.object.size)
+
+    async def forget(self) -> None:
+        """Drop the bytes that were fed and will not be passed on."""
+        if self._lookahead is not None:
+            await self._lookahead.close()
+            self._lookahead = Lookahead(self._ahead_thread, self._most_ahead * 3)
+        self._next.clear()
+        self._next_bytes = 0
+
     async def pass_on(self, part: Part, at: int, data: bytes) -> None:
         """Deliver `data`, the bytes of `part` from offset `at` on: either literals or bytes of its body.
+
+        The bytes were passed to `feed` before.
 
         Returns when all bytes are delivered, or, before the last byte of an inflated object, when the thread
         has at most MOST_QUEUED of them left to inflate. Raises CorruptObject, ReaderGone, and SinkError if
@@ -141,7 +186,7 @@ class BodyTransformer:
             return
         start = part.start + place
         if start == 0:
-            await self._begin(part.object)
+            await self._begin()
         last = start + len(data) == part.object.size
         if not self._inflate:
             await self._write(self._joined(part.object, [data]))
@@ -150,13 +195,13 @@ class BodyTransformer:
             return
         inflation = self._inflation
         if inflation is None:
-            raise RuntimeError(f"byte {start} of {part.object.key} without those before it")
-        inflation.feed(data)
+            raise RuntimeError(f"byte {start} of {part.object.key} was not fed")
+        inflation.pass_on(len(data))
         await self._advance(inflation, 0 if last else MOST_QUEUED)
         if last:
-            inflation.inflater.finish()
+            inflation.finish()
             if self._spool is not None:
-                await self._record(self._spool, inflation.inflater.produced)
+                await self._record(self._spool, inflation.produced)
             self._end_joined(part.object)
             await self._drop_object()
 
@@ -180,7 +225,11 @@ class BodyTransformer:
         try:
             await self._drop_object()
         finally:
-            self._thread.close()
+            try:
+                await self.forget()
+            finally:
+                self._thread.close()
+                self._ahead_thread.close()
 
     async def _drop_object(self) -> None:
         inflation, self._inflation = self._inflation, None
@@ -195,7 +244,7 @@ class BodyTransformer:
             spool, self._spool = self._spool, None
             spool.close()
 
-    async def _begin(self, ref: ObjectRef) -> None:
+    async def _begin(self) -> None:
         await self._drop_object()
         if self._aligner is not None and (self._inflate or not self._wrap):
             self._aligner.begins()  # a wrapped object that is not inflated began with its literal header
@@ -203,16 +252,21 @@ class BodyTransformer:
             self._joiner.begin()
         if not self._inflate:
             return
-        self._inflation = Inflation(
+        self._inflation = self._next.popleft()
+        self._next_bytes -= self._inflation.waiting
+        if self._wrap:
+            self._spool = tempfile.SpooledTemporaryFile(SPOOL_MEMORY)  # noqa: SIM115 - closed by `close`
+
+    def _new_inflation(self, ref: ObjectRef) -> Inflation:
+        return Inflation(
             ref,
-            Inflater(partial(damaged, ref)),
+            partial(Inflater, partial(damaged, ref)),
             thread=self._thread,
             emit=partial(self._emit, ref),
             count=self._count_written,
             timer=self._timer,
+            lookahead=self._lookahead,
         )
-        if self._wrap:
-            self._spool = tempfile.SpooledTemporaryFile(SPOOL_MEMORY)  # noqa: SIM115 - closed by `close`
 
     def _joined(self, ref: ObjectRef, pieces: Sequence[bytes]) -> Sequence[bytes | memoryview]:
         """Return the bytes of `pieces` that belong to the joined stream. Raises CorruptObject."""
@@ -242,14 +296,14 @@ class BodyTransformer:
         while (left := await inflation.advance(most, in_memory=self._in_memory(inflation))) is not None:
             if self._spool is None:
                 await self._push(left)
-            elif inflation.inflater.produced > LONGEST_RECORD:
+            elif inflation.produced > LONGEST_RECORD:
                 raise _too_long(inflation.ref)
             elif self._outlet.reader_gone:
                 raise ReaderGone("the reader closed the pipe")
 
     def _in_memory(self, inflation: Inflation) -> bool:
         """Return whether the next piece is not written to a file."""
-        return self._spool is None or inflation.inflater.produced + LITTLE_PIECE <= SPOOL_MEMORY
+        return self._spool is None or inflation.produced + LITTLE_PIECE <= SPOOL_MEMORY
 
     def _count_written(self) -> None:
         """Pass on to `account` what the outlet has accepted from `_emit`."""

@@ -1,0 +1,99 @@
+"""Takes bytes from the stages of a window's parts in stream order, also of parts whose turn has not come.
+
+    stages of the first parts ── pieces ──▶ `Taking` ── to be inflated ahead ──▶ BodyTransformer
+                                                    └── in their turn ─────────▶ Delivery
+
+A part keeps its reserved bytes until its last byte is delivered, wherever its bytes are. The pieces that wait
+here are within the memory of the lookahead.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from streamer.relay.deliver.inflation import LEAST_AHEAD
+from streamer.relay.staging.buffers import BufferStage
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from streamer.relay.deliver.transform import BodyTransformer
+    from streamer.relay.fetch.part_fetch import PartFetch
+    from streamer.schedule.window import Slot, Window
+
+AT_ONCE = 4
+"""Pieces taken before one is delivered, while the lookahead has room: it fills faster than it is used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Bytes taken from a stage and not yet delivered."""
+
+    slot: Slot
+    at: int
+    """Offset in the slot's part."""
+    data: bytes
+
+
+class Taking:
+    """Pieces that were taken from stages and are not delivered. True if there are some."""
+
+    def __init__(self, window: Window, fetches: Mapping[Slot, PartFetch], *, across_objects: bool) -> None:
+        """`across_objects`: whether bytes of an object may be taken before those before it are delivered."""
+        self._window = window
+        self._fetches = fetches
+        self._across_objects = across_objects
+        self._pieces: deque[Piece] = deque()
+        self._emptied = 0
+        """Number of parts, from the head of line on, whose last byte is taken."""
+
+    def __repr__(self) -> str:
+        return f"<Taking {len(self._pieces)} pieces, {self._emptied} whole parts>"
+
+    def __bool__(self) -> bool:
+        return bool(self._pieces)
+
+    def take(self, transformer: BodyTransformer, most: int, *, ahead: bool) -> Piece | None:
+        """Return the next piece to deliver, at most `most` bytes; None if its stage has no byte.
+
+        Passes it to `feed`, and with `ahead` further pieces that may be inflated before their turn.
+        """
+        for _ in range(AT_ONCE):
+            slot = self._window.slot(self._emptied)
+            if slot is None or (self._pieces and not (ahead and self._may_precede(slot, transformer))):
+                break
+            last = self._pieces[-1] if self._pieces else None
+            at = slot.delivered if last is None or last.slot is not slot else last.at + len(last.data)
+            if not (data := self._stage(slot).take(most)):
+                break
+            transformer.feed(slot.part, at, data)
+            self._pieces.append(Piece(slot, at, data))
+            if at + len(data) == len(slot.part):
+                self._emptied += 1
+        return self._pieces.popleft() if self._pieces else None
+
+    def _may_precede(self, slot: Slot, transformer: BodyTransformer) -> bool:
+        """Return whether bytes of `slot` may be taken before those that are taken are delivered."""
+        part, head = slot.part, self._pieces[0].slot.part
+        if transformer.room_ahead <= 0 or part.epoch != head.epoch or part.object.size <= LEAST_AHEAD:
+            return False
+        return self._across_objects or part.object == head.object
+
+    def _stage(self, slot: Slot) -> BufferStage:
+        stage = self._fetches[slot].stage
+        if isinstance(stage, BufferStage):
+            return stage
+        raise RuntimeError("bytes that are transformed must be in memory: give `stages` the reason")
+
+    def part_delivered(self) -> None:
+        """Note that the head of line has been delivered."""
+        self._emptied = max(0, self._emptied - 1)
+
+    def drop(self) -> int:
+        """Drop all pieces; return their bytes."""
+        dropped = sum(len(piece.data) for piece in self._pieces)
+        self._pieces.clear()
+        self._emptied = 0
+        return dropped

@@ -1,0 +1,181 @@
+"""What is inflated ahead in a second thread is what inflating in order gives, errors included."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import random
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+from backports import zstd
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamer.aio import WorkerThread
+from streamer.errors import CorruptObject
+from streamer.inflate import Inflater
+from streamer.plan import ObjectRef
+from streamer.relay.deliver import inflation as module
+from streamer.relay.deliver.byte_queue import ByteQueue
+from streamer.relay.deliver.inflation import Inflation
+from streamer.relay.deliver.lookahead import STEP, Lookahead
+from streamer.relay.deliver.transform import damaged
+from streamer.relay.statistics import StateTimer
+from streamer.units import MIB
+
+
+@pytest.fixture(autouse=True, scope="module")
+def runs_are_short() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "SHORTEST_RUN", 1000)
+        patch.setattr(module, "LEAST_AHEAD", 0)
+        yield
+
+
+def content(seed: int, size: int) -> bytes:
+    return random.Random(seed).randbytes(size)
+
+
+def packed(data: bytes) -> bytes:
+    return gzip.compress(data, 1, mtime=0)
+
+
+def stored(data: bytes) -> bytes:
+    """A member that contains `data` as it is: what begins in it like a member begins none."""
+    return gzip.compress(data, 0, mtime=0)
+
+
+@st.composite
+def compressed(draw: st.DrawFn) -> bytes:
+    """An object of several members, some of which contain members, and perhaps damaged."""
+    sizes = draw(st.lists(st.sampled_from([0, 300, 2000, 5000, 40_000]), min_size=1, max_size=8))
+    pack = zstd.compress if draw(st.booleans()) else packed
+    members = [pack(content(seed, size)) for seed, size in enumerate(sizes)]
+    if draw(st.booleans()):
+        members.insert(draw(st.integers(0, len(members))), stored(b"".join(members)))
+    data = b"".join(members)
+    match draw(st.sampled_from(["sound", "sound", "cut", "flipped", "followed"])):
+        case "cut":
+            data = data[: draw(st.integers(1, len(data)))]
+        case "flipped":
+            at = draw(st.integers(0, len(data) - 1))
+            data = data[:at] + bytes([data[at] ^ 255]) + data[at + 1 :]
+        case "followed":
+            data += b"no member"
+    return data
+
+
+def in_order(ref: ObjectRef, data: bytes) -> tuple[bytes, str]:
+    """The content before the object's end or damage, and the text of the error."""
+    inflater, found = Inflater(partial(damaged, ref)), b""
+    try:
+        inflater.feed(data)
+        while pieces := inflater.pieces(MIB):
+            found += b"".join(pieces)
+        inflater.finish()
+    except CorruptObject as error:
+        return found, str(error)
+    return found, ""
+
+
+class Objects:
+    """Objects that are inflated one after the other, with bytes of the next ones fed ahead."""
+
+    def __init__(self, objects: list[bytes], most: int) -> None:
+        self.objects = objects
+        self.refs = [ObjectRef("b", f"k{i}", len(data), '"e"') for i, data in enumerate(objects)]
+        self.threads = WorkerThread("inflate"), WorkerThread("inflate-ahead")
+        self.lookahead = Lookahead(self.threads[1], most)
+        self.inflations: list[Inflation] = []
+        self.found = bytearray()
+
+    def emit(self, pieces: list[bytes]) -> ByteQueue:
+        self.found += b"".join(pieces)
+        return ByteQueue([])
+
+    def begin(self, ref: ObjectRef) -> Inflation:
+        inflation = Inflation(
+            ref,
+            partial(Inflater, partial(damaged, ref)),
+            thread=self.threads[0],
+            emit=self.emit,
+            count=lambda: None,
+            timer=StateTimer(),
+            lookahead=self.lookahead,
+        )
+        self.inflations.append(inflation)
+        return inflation
+
+    async def inflate(self, size: int, ahead: int) -> list[tuple[bytes, str]]:
+        """Feed pieces of `size` bytes, each `ahead` pieces before its turn; return as `in_order`."""
+        pieces = [
+            (number, data[at : at + size], at + size >= len(data))
+            for number, data in enumerate(self.objects)
+            for at in range(0, len(data), size)
+        ]
+        outcomes: list[tuple[bytes, str]] = []
+        fed = len(self.inflations)  # perhaps whole objects are fed
+        for turn, (number, data, last) in enumerate(pieces):
+            while fed < len(pieces) and fed <= turn + ahead:
+                self.feed(*pieces[fed])
+                fed += 1
+            if len(outcomes) > number:
+                continue  # the object is damaged
+            inflation = self.inflations[number]
+            inflation.pass_on(len(data))
+            try:
+                while await inflation.advance(0 if last else 2 * size, in_memory=True) is not None:
+                    pass
+                if last:
+                    inflation.finish()
+            except CorruptObject as error:
+                outcomes.append((bytes(self.found), str(error)))
+            else:
+                if not last:
+                    continue
+                outcomes.append((bytes(self.found), ""))
+            await inflation.close()
+            self.found.clear()
+        await self.lookahead.close()
+        for thread in self.threads:
+            thread.close()
+        return outcomes
+
+    def feed(self, number: int, data: bytes, last: bool) -> None:
+        if number == len(self.inflations):
+            self.begin(self.refs[number])
+        self.inflations[number].feed(data, last=last)
+
+
+@given(
+    objects=st.lists(compressed(), min_size=1, max_size=4),
+    size=st.sampled_from([700, 5000, 50_000]),
+    ahead=st.sampled_from([0, 3, 30]),
+    most=st.sampled_from([1, 10_000, 10_000_000]),
+)
+def test_content_and_errors_are_those_of_inflating_in_order(
+    objects: list[bytes], size: int, ahead: int, most: int
+) -> None:
+    several = Objects(objects, most)
+    due = [in_order(ref, data) for ref, data in zip(several.refs, objects, strict=True)]
+    found = asyncio.run(several.inflate(size, ahead))
+    for (content_due, error_due), (content_found, error_found) in zip(due, found, strict=True):
+        if not error_due:
+            assert (content_found, error_found) == (content_due, "")
+        else:  # how much is inflated before a damage, and its offset, depend on where pieces are cut
+            assert content_found.startswith(content_due) or content_due.startswith(content_found)
+            assert error_found.split(" (")[0] == error_due.split(" (")[0]
+
+
+async def test_little_waits_ahead() -> None:
+    """However well the bytes are compressed, and however many of them are fed."""
+    several = Objects([gzip.compress(bytes(20_000_000))] * 3, MIB)
+    for number, data in enumerate(several.objects):
+        several.feed(number, data, last=True)
+    await several.threads[1].run(lambda: None)  # after the first turn
+    await several.threads[1].run(lambda: None)
+    waiting = int(repr(several.lookahead).split()[1])
+    assert MIB <= waiting < MIB + STEP
+    assert await several.inflate(len(several.objects[0]), 0) == [(bytes(20_000_000), "")] * 3
