@@ -295,6 +295,39 @@ def tensorflow_operations() -> None:
     assert op_def_registry.get("PenstockNoSuchOperation") is None
 
 
+def tensorflow_functions() -> None:
+    """A registered EagerFunc is called as it is, and its EagerTensors are the results."""
+    import tensorflow as tf
+    from tensorflow.python.eager import context
+    from tensorflow.python.framework import ops
+    from tensorflow.python.ops import gen_script_ops, script_ops
+
+    class Call(script_ops.EagerFunc):  # type: ignore[misc] # tensorflow publishes no types
+        def __init__(self) -> None:
+            self.token = script_ops._py_funcs.insert(self)
+
+        def __call__(self, device: str | None, token: str, arguments: list[Any]) -> list[Any]:
+            del device
+            assert token == self.token
+            with context.eager_mode():
+                kinds = tf.string.as_datatype_enum, tf.int64.as_datatype_enum
+                return [
+                    ops.EagerTensor([[b"x", b"y\0"]], None, kinds[0]),
+                    ops.EagerTensor(1 + arguments[0].numpy(), None, kinds[1]),
+                ]
+
+    call = Call()
+    types = [tf.string, tf.int64]
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def results(number: Any) -> Any:
+        return gen_script_ops.eager_py_func(input=[number], token=call.token, is_async=False, Tout=types)
+
+    strings, number = results(tf.constant(6, tf.int64))
+    assert strings.numpy().tolist() == [[b"x", b"y\0"]]
+    assert number.numpy() == 7
+
+
 def tensorflow_callers() -> None:
     """The Python functions that TensorFlow calls are in the files in which the reader looks for them."""
     import tensorflow as tf
@@ -331,6 +364,10 @@ CHECKS: dict[str, tuple[str, Callable[[], None]]] = {
     "_apply_op_helper": ("tensorflow", tensorflow_operations),
     "tensorflow.python.framework.op_def_library": ("tensorflow", tensorflow_operations),
     "tensorflow.python.framework.op_def_registry": ("tensorflow", tensorflow_operations),
+    "_py_funcs": ("tensorflow", tensorflow_functions),
+    "tensorflow.python.eager.context": ("tensorflow", tensorflow_functions),
+    "tensorflow.python.framework.ops": ("tensorflow", tensorflow_functions),
+    "tensorflow.python.ops.gen_script_ops": ("tensorflow", tensorflow_functions),
     "tensorflow.python.eager.core": ("tensorflow", tensorflow_callers),
     "tensorflow.python.eager.executor": ("tensorflow", tensorflow_callers),
     "tensorflow.python.framework.tensor_shape": ("tensorflow", tensorflow_callers),

@@ -5,13 +5,13 @@
                     '--> a batch -> prefetch, filter -> elements                                     (whole)
 
 A batch of less than `WHOLE_BYTES`, or of at most `FEW` records, is one row, so that many batches share the
-cost of a step. But `unbatch` copies every record, because TensorFlow moves strings only out of memory that it
-has allocated, and a step's arrays are NumPy's. So a larger batch is a step of its own. TensorFlow takes it as
-it is, and `filter` drops the steps without records.
+cost of a step. A larger batch is a step of its own. TensorFlow takes it as it is, and `filter` drops the
+steps without records.
 
 Such a batch is in memory up to four times: as bytes objects and as strings while it is made, waiting, and at
-the consumer. So a batch of more than `LARGE_BYTES` is several rows with equal numbers of records, each of
-about `ROW_BYTES`, and TensorFlow's `batch` makes one batch of them.
+the consumer. If it is larger than the processor's cache, each copy also reads and writes memory. So a batch
+of more than `LARGE_BYTES` is several rows with equal numbers of records, each of about `ROW_BYTES`, and
+TensorFlow's `batch` moves their strings into one batch.
 
 The mean size of a block's records decides, at the first block and then between two batches. Each decision
 begins a layout (`streamer.readers.tensorflow.steps`). At the end of an epoch, empty strings complete the last
@@ -37,7 +37,7 @@ from streamer.readers.tensorflow.failures import Interrupted
 from streamer.readers.tensorflow.interrupts import interrupted, now
 from streamer.readers.tensorflow.keys import TYPES, keyed_elements
 from streamer.readers.tensorflow.steps import PATIENCE_S, Layout, NewLayout, stepped
-from streamer.units import KIB, MIB
+from streamer.units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -52,9 +52,9 @@ FEW = 64
 """Records of a batch up to which it is one row: each dataset around `unbatch` costs time for every batch."""
 WHOLE_BYTES = 4 * MIB
 """Least bytes of a batch that is a step of its own."""
-LARGE_BYTES = 128 * MIB
+LARGE_BYTES = 32 * MIB
 """Most bytes of a row, unless that is one record; a larger batch is several rows."""
-ROW_BYTES = 512 * KIB
+ROW_BYTES = MIB
 """Bytes of a row, if a batch has several."""
 WIDER = 4
 """Factor by which records must change before a row becomes wider, or a limit is crossed back."""

@@ -13,8 +13,8 @@ begin.
 of thread: it schedules each step on TensorFlow's pool, while the thread that requested the element waits. Two
 changes cost as much as a block of records. So here the steps are a `map` that runs in the requesting thread
 (`use_inter_op_parallelism=False`). Only the turns, few in an epoch, use TensorFlow's generator, because
-TensorFlow calls its `finalize` when an iterator is dropped. A step is a tuple of arrays, which TensorFlow
-takes without conversion.
+TensorFlow calls its `finalize` when an iterator is dropped. A step is a tuple of arrays, whose strings are
+copied into TensorFlow's memory once (`streamer.readers.tensorflow.owned`).
 
 An error becomes a failure that an operation of the graph raises at the next turn
 (`streamer.readers.tensorflow.failures`). So the whole records before the fault come first, and the function
@@ -45,6 +45,7 @@ from tensorflow.python.data.ops.map_op import _MapDataset
 from tensorflow.python.ops import script_ops
 
 from streamer.readers.tensorflow.failures import CODES, encode_failure, raiser
+from streamer.readers.tensorflow.owned import OwnedCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -125,10 +126,12 @@ def _steps(
     registry: _Registry, number: Any, repeats: Any, signature: tuple[tf.TensorSpec, ...]
 ) -> tf.data.Dataset:
     """Return the steps of one layout. `repeats`: most of them, or -1 for all."""
+    call = OwnedCall(registry.step, signature)
+    registry.calls.append(call)
 
     def step(number: Any) -> Any:
-        arrays = _call(registry.step, (number,), signature)
-        return tuple(arrays) if len(arrays) > 1 else arrays[0]
+        tensors = call.tensors(number)
+        return tuple(tensors) if len(tensors) > 1 else tensors[0]
 
     return _MapDataset(
         tf.data.Dataset.from_tensors(number).repeat(repeats),
@@ -159,6 +162,8 @@ class _Registry:
 
     def __init__(self, make: Callable[[], Steps], *, encode: bool) -> None:
         self._make = make
+        self.calls: list[OwnedCall] = []
+        """What the graph's operations call; TensorFlow keeps weak references to them."""
         self._encoded = tuple(kind for kind, _ in CODES) if encode else ()
         self._numbers = itertools.count()
         self._steps: dict[int, Steps] = {}
