@@ -246,14 +246,13 @@ def _parser(cores: int) -> argparse.ArgumentParser:
 
 
 def _earlier(path: str, rounds: int, gigabytes: float) -> Document:
-    """Return the loads of the results at `path`, if they have as many runs of the same size."""
+    """Return the results at `path` if they have as many runs of the same size; else an empty document."""
     try:
         with open(path, encoding="utf-8") as file:
             results: Document = json.load(file)
     except FileNotFoundError:
         return {}
-    loads: Document = results["loads"]
-    return loads if (results["rounds"], results["gigabytes"]) == (rounds, gigabytes) else {}
+    return results if (results["rounds"], results["gigabytes"]) == (rounds, gigabytes) else {}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -269,13 +268,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if reason := missing():
         print(f"bench: {reason}", file=sys.stderr)
         return 2
-    results = circumstances() | {
+    now = circumstances() | {
         "version": Scaled.by(0).version(),
         "rounds": chosen.rounds,
         "gigabytes": chosen.gigabytes,
-        "loads": _earlier(chosen.out, chosen.rounds, chosen.gigabytes),
     }
-    results["machine"] |= {"origin": len(cores_of_origin()), "load": os.getloadavg()[0]}
+    now["machine"] |= {"origin": len(cores_of_origin()), "load": os.getloadavg()[0]}
+    results = _earlier(chosen.out, chosen.rounds, chosen.gigabytes) or now | {"loads": {}}
     try:
         for load in loads:
             results["loads"][load] = {
@@ -284,6 +283,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 )
                 for fifos in chosen.fifos
             }
+            results |= now
             keep(results, chosen.out)
     except OriginFailed as error:
         print(f"bench: {error}", file=sys.stderr)
