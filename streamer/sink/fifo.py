@@ -64,6 +64,16 @@ def _check(path: str, status: os.stat_result) -> None:
         raise Shortage(f"{path} exists and is not a FIFO of ours; remove it or rename the channel")
 
 
+def _leads_to(path: str, path_fd: int) -> bool:
+    """Return whether `path` is the name of the file that `path_fd` refers to."""
+    own = os.fstat(path_fd)
+    try:
+        named = os.lstat(path)
+    except FileNotFoundError:
+        return False
+    return (named.st_dev, named.st_ino) == (own.st_dev, own.st_ino)
+
+
 class FifoDirectory:
     """FIFOs of one channel in `directory`. Only one process may use it: see `sidecar.job.layout`."""
 
@@ -109,11 +119,17 @@ class FifoDirectory:
                     os.unlink(path)
 
     def prepare(self, epoch: int) -> None:
-        """Create the epoch's FIFO and its `open` trailer, unless they exist. Raises SinkError."""
-        if epoch in self._fifos:
-            return
+        """Create the epoch's FIFO and its `open` trailer, unless they exist. Raises SinkError.
+
+        The caller repeats this for the next FIFO when an epoch ends: a FIFO whose name was removed
+        or replaced meanwhile would wait for a reader that can never open it.
+        """
         path = fifo_path(self._directory, self._channel, epoch)
         with _mapped(path):
+            if epoch in self._fifos:
+                if _leads_to(path, self._fifos[epoch]):
+                    return
+                os.close(self._fifos.pop(epoch))
             self.publish(self._open_trailer(epoch))
             with contextlib.suppress(FileExistsError):
                 os.mkfifo(path, self._mode)

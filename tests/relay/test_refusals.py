@@ -103,6 +103,22 @@ async def test_a_foreign_file_in_the_place_of_the_next_fifo_is_waited_for(
         assert await off_loop(read_all, running.fifo(1)) == truth
 
 
+async def test_a_next_fifo_that_was_removed_is_made_again(stub: S3Stub, tmp_path: Path) -> None:
+    """Nobody could open a FIFO that has no name, so sidecar and reader would wait for each other."""
+    truth = fill(stub, [MORE_THAN_A_FIFO])
+    async with running_channel(stub, tmp_path, part_size=MIB, policy=EAGER) as running:
+        with await off_loop(lambda: running.fifo(0).open("rb")) as first:
+            await eventually(running.fifo(1).exists)
+            running.fifo(1).unlink()
+            running.fifo(1).write_bytes(b"mine")
+            reading = asyncio.create_task(off_loop(first.read))
+            await eventually(lambda: running.channel.statistics().errors)
+            assert not reading.done()  # no end before the next FIFO is there
+            running.fifo(1).unlink()
+            assert await reading == truth
+        assert await off_loop(read_all, running.fifo(1)) == truth
+
+
 class Refused:
     """Bytes that the kernel refuses to write."""
 
