@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import stat
 import time
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from sidecar.config.document import check_texts
 from sidecar.config.hosts import HOMOGENEOUS, identify, local_job
 from streamer.errors import ConfigError, SinkError
-from streamer.trailer import SIDECAR_LOCK, replace_file
+from streamer.trailer import SIDECAR_LOCK, read_trailer, replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from sidecar.config.job import Job
 
 DEFAULT_BASE = "/opt/ml"
+_TRAILER = re.compile(r"\.(.+)_(\d+)\.penstock\.json")
 RESOURCES = "resourceconfig.json"
 
 
@@ -83,6 +85,8 @@ class Layout:
         """Own the tree until the end of the block. Raises SinkError if another sidecar owns it."""
         path = os.path.join(self.data, SIDECAR_LOCK)
         try:
+            if not os.path.lexists(path):
+                self._check_lock_not_removed()
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
         except OSError as error:
             raise SinkError(f"{path}: {error.strerror}") from error
@@ -107,6 +111,22 @@ class Layout:
             yield
         finally:
             os.close(fd)
+
+    def _check_lock_not_removed(self) -> None:
+        """Raise SinkError if a trailer is `open` though there is no lock file, which a sidecar never removes.
+
+        A sidecar that still runs cannot be seen then, and two would write into one FIFO. OSError passes.
+        """
+        for name in os.listdir(self.data):
+            if (match := _TRAILER.fullmatch(name)) is None:
+                continue
+            with contextlib.suppress(ValueError):
+                trailer = read_trailer(self.data, match[1], int(match[2]))
+                if trailer is not None and trailer.state == "open":
+                    raise SinkError(
+                        f"{SIDECAR_LOCK} was removed from {self.data}, where the sidecar of {name} may still "
+                        f"run; end that sidecar if it runs, then remove {name} and start again"
+                    )
 
     def check_unlocked(self) -> None:
         """Raise SinkError if another sidecar owns the tree, or if the lock file is not a sidecar's."""

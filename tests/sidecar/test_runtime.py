@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from sidecar.job.layout import (
     write_config_files,
 )
 from streamer.errors import ConfigError, SinkError
+from streamer.trailer import Trailer, write_trailer
 
 SOURCE = {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": "s3://b/p"}}
 JOB = Job.model_validate(
@@ -218,6 +220,24 @@ def test_one_sidecar_per_directory(tmp_path: Path) -> None:
     with layout.locked(), pytest.raises(SinkError, match="another sidecar serves"), layout.locked():
         pass
     with layout.locked():
+        pass
+
+
+def test_a_lock_that_was_removed_under_a_sidecar_is_not_taken_again(tmp_path: Path) -> None:
+    """Two sidecars would write into one FIFO, and both would publish a proof."""
+    layout = Layout(str(tmp_path))
+    layout.create()
+    first = Trailer(channel="train", epoch=0, state="open", bytes_total=10)
+    with layout.locked():
+        write_trailer(layout.data, first)
+        os.unlink(os.path.join(layout.data, ".penstock.lock"))
+        with (
+            pytest.raises(SinkError, match="end that sidecar if it runs, then remove .train_0"),
+            layout.locked(),
+        ):
+            pass
+    write_trailer(layout.data, replace(first, state="complete", bytes_delivered=10))
+    with layout.locked():  # of an epoch that has ended
         pass
 
 
