@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import json
+import re
 from http.client import HTTPException
 from typing import TYPE_CHECKING, Any
 
@@ -87,14 +88,13 @@ def parse_weights(words: tuple[str, ...], at: str | None) -> dict[str, Any] | No
     name, _, value = words[0].partition("=")
     try:
         weights = [float(number) if "." in number else int(number) for number in value.split(",")]
-        document: dict[str, Any] = {"channel": name.removesuffix(".weights"), "weights": weights}
-        if at is not None:
-            epoch, _, step = at.partition(":")
-            document |= {"epoch": int(epoch), "step": int(step)}
     except ValueError:
-        raise ConfigError(
-            f"{words[0]!r}: write train.weights=70,20,10, one number for each prefix, and --at EPOCH:STEP"
-        ) from None
+        raise ConfigError(f"{words[0]!r}: write train.weights=70,20,10, one number for each prefix") from None
+    document: dict[str, Any] = {"channel": name.removesuffix(".weights"), "weights": weights}
+    if at is not None:
+        if (step := re.fullmatch(r"([0-9]{1,19}):([0-9]{1,19})", at)) is None:
+            raise ConfigError(f"--at {at!r}: write EPOCH:STEP, two whole numbers, such as --at 0:1250")
+        document |= {"epoch": int(step[1]), "step": int(step[2])}
     return document
 
 

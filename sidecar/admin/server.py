@@ -19,11 +19,13 @@ import base64
 import contextlib
 import hashlib
 import json
+import logging
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 from prometheus_client import (
     CollectorRegistry,
     GCCollector,
@@ -87,6 +89,7 @@ class Admin:
     async def serving(self, sockets: list[socket.socket]) -> AsyncIterator[None]:
         """Accept connections from sockets that listen, until the end of the block. Raises OSError."""
         limiter = ConnectionLimiter()
+        logging.getLogger("aiohttp.server").addFilter(_concerns_server)
         runner = web.AppRunner(self._app(limiter.request_received), access_log=None, shutdown_timeout=1)
         await runner.setup()
         assert runner.server is not None  # noqa: S101 - set up
@@ -199,13 +202,21 @@ async def _changed(
     except TimeoutError:
         return refusal(408, f"the body did not come in {BODY_WITHIN:g} s")
     except (ValueError, RecursionError) as error:
-        return refusal(400, str(error))
+        return refusal(400, f"the body is not JSON: {error}")
     try:
         return web.json_response(await change(document))
     except (ConfigError, ValueError) as error:
         return refusal(400, str(error))
     except SinkError as error:
         return refusal(503, str(error))
+
+
+def _concerns_server(record: logging.LogRecord) -> bool:
+    """Return whether a log record is about the server, and not about a request that is not HTTP.
+
+    Everybody who reaches the port could fill the log with tracebacks; the response says what is wrong.
+    """
+    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
 
 
 def _event(document: dict[str, Any]) -> bytes:

@@ -74,7 +74,11 @@ def mistakes(
     """
     details = error.errors(include_url=False)
     # pydantic also reports a list whose items are all wrong as too short; the items' own errors are better.
-    chosen = [each for each in details if each["type"] != "too_short" or each["input"] in ([], ())]
+    chosen = [
+        each
+        for each in details
+        if each["type"] != "too_short" or len(each["input"]) < each["ctx"]["min_length"]
+    ]
     chosen = chosen or details
     found = []
     for detail in chosen[:MOST_MISTAKES]:
@@ -107,7 +111,6 @@ def kind_of(value: object) -> str:
 _TEXTS = {
     "missing": "is required",
     "string_type": "must be text; put it in quotes",
-    "too_short": "must have at least 1 item",
     "model_type": "must be a mapping of keys to values, and is {kind}",
     "dict_type": "must be a mapping of keys to values, and is {kind}",
     "tuple_type": "must be a list, and is {kind}; put '- ' before each item",
@@ -135,7 +138,10 @@ def _message(detail: Any, root: type[Model], path: tuple[str | int, ...]) -> str
         return f"{shown} is not one of {expected}" + (f"; did you mean {close!r}?" if close else "")
     if kind == "string_pattern_mismatch":
         return f"{shown} is not allowed; {advice or 'it must match ' + detail['ctx']['pattern']}"
-    if kind in _TEXTS:
+    if kind == "too_short":
+        least = detail["ctx"]["min_length"]
+        text = f"must have at least {least} item{'s' * (least > 1)}"
+    elif kind in _TEXTS:
         text = _TEXTS[kind].format(shown=shown, kind=kind_of(detail["input"]))
     else:
         text = _SUBJECT.sub("must ", str(detail["msg"]).removeprefix("Value error, "))

@@ -191,6 +191,7 @@ def test_dawdlers_do_no_harm_to_streaming(stub: S3Stub, tmp_path: Path) -> None:
         deep = b"[" * 15_000
         assert ask(running, "/limits", "PATCH", deep, Authorization=f"Bearer {TOKEN}")[0] == 400
         assert ask(running)[0] == 200
+        assert not [event for event in running.events if "exception" in event]  # nobody fills the log
 
 
 KEY = (

@@ -112,6 +112,8 @@ MISTAKES = [
             *extras("AlsoFrom: [s3://b/x/], Mix: {Weights: [1, 2]}")),
     Mistake("a weight in quotes", "Weights[1]: '2' is not a number",
             *extras("AlsoFrom: [s3://b/x/], Mix: {Weights: [1, '2']}")),
+    Mistake("a mix with one weight", "must have at least 2 items",
+            *extras("AlsoFrom: [s3://b/x/], Mix: {Weights: [1]}")),
     Mistake("a mix that is no mapping", "write {Weights: [7, 2, 1]}", *extras("Mix: [1, 2]")),
     Mistake("a weight of nothing", "greater than 0",
             *extras("AlsoFrom: [s3://b/x/], Mix: {Weights: [1, 0]}")),
