@@ -47,7 +47,7 @@ class Run:
         self._input: deque[bytes | memoryview] = deque()
         self._kept: list[bytes | memoryview] | None = []
         """All bytes added; None when the run's turn has come."""
-        self._content: deque[bytes] = deque()
+        self._inflated: deque[bytes] = deque()
         """Content that was inflated ahead."""
 
     def __repr__(self) -> str:
@@ -71,12 +71,12 @@ class Run:
     @property
     def has_content(self) -> bool:
         """Whether the next content was inflated ahead."""
-        return bool(self._content)
+        return bool(self._inflated)
 
     @property
     def held(self) -> int:
         """Bytes of content that was inflated ahead and is not delivered."""
-        return sum(map(len, self._content))
+        return sum(map(len, self._inflated))
 
     def add(self, data: bytes | memoryview) -> None:
         """Add the run's next bytes."""
@@ -90,12 +90,12 @@ class Run:
 
         Raises the error of a damaged object.
         """
-        if self._content:
-            pieces = [self._content.popleft()]
+        if self._inflated:
+            pieces = [self._inflated.popleft()]
             most -= len(pieces[0])
-            while self._content and len(self._content[0]) <= most:
-                most -= len(self._content[0])
-                pieces.append(self._content.popleft())
+            while self._inflated and len(self._inflated[0]) <= most:
+                most -= len(self._inflated[0])
+                pieces.append(self._inflated.popleft())
             return pieces
         return self._inflate(most)
 
@@ -110,7 +110,7 @@ class Run:
             self.spoiled = True
         if self.inflater.is_damaged:  # the error would name a wrong member
             self.spoiled = True
-        self._content.extend(pieces)
+        self._inflated.extend(pieces)
         return sum(map(len, pieces))
 
     def _inflate(self, most: int) -> list[bytes]:
@@ -132,7 +132,7 @@ class Run:
         lost = 0
         if self.spoiled and self._kept is not None:
             lost = self.held
-            self._content.clear()
+            self._inflated.clear()
             self._input = deque(self._kept)
             self.inflater, self.used = self._make(start=self.start), 0
         self._kept = None
