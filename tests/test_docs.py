@@ -601,7 +601,7 @@ def test_every_citation_of_the_contract_resolves() -> None:
     )
     cited = set()
     for text in (text for path, text in files().items() if path.suffix in {".py", ".md"}):
-        for rfc, section, item in re.findall(r"(RFC \d+\s)?§(\d[\d.]*\d|\d)(?:-(\d))?", text):
+        for rfc, section, item in re.findall(r"(RFC\s+\d+\s+)?§(\d[\d.]*\d|\d)(?:-(\d))?", text):
             if not rfc:
                 cited.add((section, item))
     assert len(cited) > 25
