@@ -9,8 +9,9 @@ cost of a step. A larger batch is a step of its own. TensorFlow takes it as it i
 steps without records.
 
 Such a batch is in memory up to four times: as bytes objects and as strings while it is made, waiting, and at
-the consumer. So a batch of more than `LARGE_BYTES` is several rows with equal numbers of records, each of
-about `ROW_BYTES`, and TensorFlow's `batch` moves their strings into one batch.
+the consumer. If it is larger than the processor's cache, each copy also reads and writes memory. So a batch
+of more than `LARGE_BYTES` is several rows with equal numbers of records, each of about `ROW_BYTES`, and
+TensorFlow's `batch` moves their strings into one batch.
 
 The mean size of a block's records decides, at the first block and then between two batches. Each decision
 begins a layout (`streamer.readers.tensorflow.steps`). At the end of an epoch, empty strings complete the last
@@ -51,7 +52,7 @@ FEW = 64
 """Records of a batch up to which it is one row: each dataset around `unbatch` costs time for every batch."""
 WHOLE_BYTES = 4 * MIB
 """Least bytes of a batch that is a step of its own."""
-LARGE_BYTES = 128 * MIB
+LARGE_BYTES = 32 * MIB
 """Most bytes of a row, unless that is one record; a larger batch is several rows."""
 ROW_BYTES = MIB
 """Bytes of a row, if a batch has several."""
