@@ -32,7 +32,7 @@ from benchmarks.gpu_task import IMAGE, LOADS, MARK, RECORD, Order
 from benchmarks.origin import Origin, OriginFailed, missing, running_origin
 from benchmarks.ours import Penstock, Sidecar
 from benchmarks.process import Child, ProcessFailed, on_cores
-from benchmarks.report import circumstances, insert_into, keep
+from benchmarks.report import circumstances, insert_into, keep, kept
 from benchmarks.stats import in_turns, spread
 from benchmarks.task import Stream, Task
 
@@ -314,9 +314,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for names, known in ((loads, LOADS), (feeds, FEEDS)):
         if unknown := set(names) - set(known):
             parser.error(f"no {min(unknown)!r}; there are {', '.join(known)}")
-    results: Document = {"loads": {}}
-    with contextlib.suppress(FileNotFoundError), open(chosen.out, encoding="utf-8") as file:
-        results = json.load(file)
+    results = kept(chosen.out) or {"loads": {}}
     if loads:
         if reason := lacking(loads):
             print(f"bench: {reason}", file=sys.stderr)

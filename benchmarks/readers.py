@@ -25,7 +25,7 @@ from typing import Any
 
 from benchmarks.dataset import directory_in_memory
 from benchmarks.process import Child
-from benchmarks.report import circumstances, insert_into, keep
+from benchmarks.report import circumstances, insert_into, keep, kept
 from benchmarks.stats import in_turns, spread
 from streamer.formats import recordio, tfrecord
 from streamer.trailer import Trailer, trailer_path, write_trailer
@@ -238,9 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"no case {', '.join(unknown)}; there are {', '.join(CASES)}")
     if chosen.rounds < 1:
         parser.error("--rounds must be at least 1")
-    results: Document = {"cases": {}}
-    with contextlib.suppress(FileNotFoundError), open(chosen.out, encoding="utf-8") as file:
-        results = json.load(file)
+    results = kept(chosen.out) or {"cases": {}}
 
     def add(found: Document) -> None:
         cases = {"cases": results["cases"] | found["cases"]}

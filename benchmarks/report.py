@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime as dt
 import json
 import os
@@ -175,6 +176,14 @@ def keep(results: Document, path: str) -> None:
     with open(path, "w", encoding="utf-8") as file:
         json.dump(results, file, indent=1)
         file.write("\n")
+
+
+def kept(path: str) -> Document:
+    """Return the results document that an earlier run kept at `path`; an empty one if there is none."""
+    with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8") as file:
+        results: Document = json.load(file)
+        return results
+    return {}
 
 
 def main() -> int:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-import json
 import os
 import statistics
 import sys
@@ -31,7 +30,7 @@ from benchmarks.measure import Run, WrongBytes, run_once
 from benchmarks.origin import Origin, OriginFailed, missing, running_origin
 from benchmarks.ours import Penstock, Sidecar
 from benchmarks.process import ProcessFailed, on_cores
-from benchmarks.report import circumstances, insert_into, keep
+from benchmarks.report import circumstances, insert_into, keep, kept
 from benchmarks.scenarios import Scenario
 from benchmarks.stats import in_turns, spread
 from benchmarks.task import Task
@@ -247,12 +246,8 @@ def _parser(cores: int) -> argparse.ArgumentParser:
 
 def _earlier(path: str, rounds: int, gigabytes: float) -> Document:
     """Return the results at `path` if they have as many runs of the same size; else an empty document."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            results: Document = json.load(file)
-    except FileNotFoundError:
-        return {}
-    return results if (results["rounds"], results["gigabytes"]) == (rounds, gigabytes) else {}
+    results = kept(path)
+    return results if results and (results["rounds"], results["gigabytes"]) == (rounds, gigabytes) else {}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -17,9 +17,7 @@ the machine. Peers: `pip install --group mlperf`. A peer that is not installed h
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib.metadata
-import json
 import math
 import os
 import sys
@@ -32,7 +30,7 @@ from benchmarks.mlperf.loads import LOADS
 from benchmarks.mlperf.runs import AHEAD, DISTRIBUTIONS, Bench, Document, measure, unavailable
 from benchmarks.mlperf.samples import DISTINCT_BYTES, Samples
 from benchmarks.origin import SERVERS, OriginFailed, missing, running_origin
-from benchmarks.report import circumstances, insert_into, keep
+from benchmarks.report import circumstances, insert_into, keep, kept
 from benchmarks.stats import spread
 
 BEGIN = "<!-- mlperf: begin; written by python -m benchmarks.mlperf -->"
@@ -125,9 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error(f"no {min(unknown)!r}; there are {', '.join(known)}")
     if chosen.rounds < 0 or chosen.accelerators < 1 or chosen.seconds <= 0 or chosen.gigabytes <= 0:
         parser.error("--rounds must not be negative, --accelerators at least 1, the others above 0")
-    results: Document = {"loads": {}}
-    with contextlib.suppress(FileNotFoundError), open(chosen.out, encoding="utf-8") as file:
-        results = json.load(file)
+    results = kept(chosen.out) or {"loads": {}}
     earlier: Document = {}
     if chosen.settings_of is not None:
         if chosen.settings_of not in results["loads"]:
