@@ -48,6 +48,7 @@ LONGEST = 1 << 20
 """Maximum bytes of a trailer; a hundred changed objects with the longest keys take a third of it."""
 SIDECAR_LOCK = ".penstock.lock"
 """File that a sidecar locks in its directory of FIFOs. It stays after the sidecar has ended."""
+_TRAILER_NAME = re.compile(r"\.(.+)_(\d+)\.penstock\.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +107,12 @@ class Trailer:
 def trailer_path(directory: str, channel: str, epoch: int) -> str:
     """Return the path of an epoch's trailer, beside its FIFO."""
     return os.path.join(directory, f".{channel}_{epoch}.penstock.json")
+
+
+def parse_trailer_name(name: str) -> tuple[str, int] | None:
+    """Return channel and epoch of a trailer's file name, as `trailer_path` makes it; None for other names."""
+    match = _TRAILER_NAME.fullmatch(name)
+    return None if match is None else (match[1], int(match[2]))
 
 
 def fifo_path(directory: str, channel: str, epoch: int) -> str:

@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import json
 import os
-import re
 import stat
 import time
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from sidecar.config.document import check_texts
 from sidecar.config.hosts import HOMOGENEOUS, identify, local_job
 from streamer.errors import ConfigError, SinkError
-from streamer.trailer import SIDECAR_LOCK, read_trailer, replace_file
+from streamer.trailer import SIDECAR_LOCK, parse_trailer_name, read_trailer, replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from sidecar.config.job import Job
 
 DEFAULT_BASE = "/opt/ml"
-_TRAILER = re.compile(r"\.(.+)_(\d+)\.penstock\.json")
 RESOURCES = "resourceconfig.json"
 
 
@@ -118,10 +116,10 @@ class Layout:
         A sidecar that still runs cannot be seen then, and two would write into one FIFO. OSError passes.
         """
         for name in os.listdir(self.data):
-            if (match := _TRAILER.fullmatch(name)) is None:
+            if (of := parse_trailer_name(name)) is None:
                 continue
             with contextlib.suppress(ValueError):
-                trailer = read_trailer(self.data, match[1], int(match[2]))
+                trailer = read_trailer(self.data, *of)
                 if trailer is not None and trailer.state == "open":
                     raise SinkError(
                         f"{SIDECAR_LOCK} was removed from {self.data}, where the sidecar of {name} may still "
