@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from streamer.errors import PenstockError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from streamer.inflate import Inflater
 
@@ -144,10 +144,7 @@ class Run:
         """Take the bytes of `run`, the next one, which is over; return the bytes of content dropped."""
         lost = run.held
         run.dropped = True
-        self._extend(run._kept or ())
+        for data in run._kept or ():
+            self.add(data)
         self.ended = run.ended
         return lost
-
-    def _extend(self, pieces: Iterable[bytes | memoryview]) -> None:
-        for data in pieces:
-            self.add(data)

@@ -102,7 +102,8 @@ class BodyTransformer:
         self._ahead_thread = WorkerThread("inflate-ahead")
         self._most_ahead = ahead // 4
         """Compressed bytes that may be fed ahead; content may have the rest of `ahead`."""
-        self._lookahead = Lookahead(self._ahead_thread, ahead - self._most_ahead) if ahead else None
+        self._content_ahead = ahead - self._most_ahead
+        self._lookahead = Lookahead(self._ahead_thread, self._content_ahead) if ahead else None
         self._inflation: Inflation | None = None
         """Inflation of the current object."""
         self._next: deque[Inflation] = deque()
@@ -167,7 +168,7 @@ class BodyTransformer:
         """Drop the bytes that were fed and will not be passed on."""
         if self._lookahead is not None:
             await self._lookahead.close()
-            self._lookahead = Lookahead(self._ahead_thread, self._most_ahead * 3)
+            self._lookahead = Lookahead(self._ahead_thread, self._content_ahead)
         self._next.clear()
         self._next_bytes = 0
 
