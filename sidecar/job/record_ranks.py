@@ -6,7 +6,7 @@
 The index is read again at every start, and never trusted over the bytes:
 
     every object    the index has a row of its size, ETag and version id; every request names this version
-    every row       offsets rise, up to an end within the object
+    every row       it ends within the object; its offsets are looked at when bytes of ranks are summed up
     a sample        one request each of a few bytes shows whether a record begins where the index has it
     lines           one request of a byte for each object: its last line has an end
 

@@ -16,12 +16,14 @@ import zlib
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
+from operator import eq
 from typing import Protocol, overload
 
 NUMBER = 8
 """Bytes of a number."""
 PAGE = 512
 """Numbers of a page; the last one of a block may have fewer."""
+_PAGE_BYTES = PAGE * NUMBER
 MOST_PAGES = 64
 """Pages in memory: the ranks of a host look up records in several places in turn."""
 
@@ -45,8 +47,7 @@ class IndexSource(Protocol):
 
 def numbers_of(data: bytes | memoryview) -> array[int]:
     """Return the numbers that `data` holds."""
-    numbers = array("Q")
-    numbers.frombytes(data)
+    numbers = array("Q", bytes(data))
     if sys.byteorder == "big":
         numbers.byteswap()
     return numbers
@@ -85,7 +86,7 @@ class StoredOffsets(Sequence[int]):
             start, stop, step = index.indices(len(self))
             if step != 1:
                 raise ValueError(f"a step of {step}")
-            return self._between(start, stop)
+            return self._between(start, stop) if start < stop else array("Q")
         first, page = self._last
         if not first <= index < first + len(page):
             if not 0 <= index < len(self):
@@ -96,14 +97,13 @@ class StoredOffsets(Sequence[int]):
         return page[index - first]
 
     def _between(self, start: int, stop: int) -> array[int]:
-        numbers = array("Q")
-        while start < stop:
-            block, page, within = self._place(start)
-            end = min(stop, self._starts[block + 1])
-            pages = range(page, page + (within + end - start - 1) // PAGE + 1)
-            numbers.extend(self._read(block, pages)[within : within + end - start])
-            start = end
-        return numbers
+        block = bisect_right(self._starts, start) - 1
+        first, end = self._starts[block], self._starts[block + 1]
+        if stop > end:
+            return self._between(start, end) + self._between(end, stop)
+        page, last = (start - first) // PAGE, (stop - 1 - first) // PAGE
+        data, skipped = self._read(block, page, last + 1), NUMBER * (start - first - page * PAGE)
+        return numbers_of(data[skipped : skipped + NUMBER * (stop - start)])
 
     def _place(self, number: int) -> tuple[int, int, int]:
         """Return the block of a number, the page of the block, and the number's place in the page."""
@@ -116,19 +116,24 @@ class StoredOffsets(Sequence[int]):
         name = self._first_pages[block] + page
         numbers = self._pages.get(name)
         if numbers is None:
-            numbers = self._read(block, range(page, page + 1))
+            numbers = numbers_of(self._read(block, page, page + 1))
             if len(self._pages) >= MOST_PAGES:
                 self._pages.clear()
             self._pages[name] = numbers
         return numbers, within
 
-    def _read(self, block: int, pages: range) -> array[int]:
-        """Return the numbers of some pages of a block, once they are compared with their checksums."""
-        first = pages.start * PAGE
-        count = min(len(pages) * PAGE, self._starts[block + 1] - self._starts[block] - first)
-        data = memoryview(self._source.read(self._positions[block] + first * NUMBER, count * NUMBER))
-        named = self._first_pages[block] + pages.start
-        for page, checksum in enumerate(self._sums[named : named + len(pages)]):
-            if zlib.crc32(data[page * PAGE * NUMBER : (page + 1) * PAGE * NUMBER]) != checksum:
-                raise self._source.changed()
-        return numbers_of(data)
+    def _read(self, block: int, first: int, end: int) -> bytes | memoryview:
+        """Return the bytes of some pages of a block, once they are compared with their checksums."""
+        size = NUMBER * (self._starts[block + 1] - self._starts[block])
+        start, stop = first * _PAGE_BYTES, min(end * _PAGE_BYTES, size)
+        data = self._source.read(self._positions[block] + start, stop - start)
+        named = self._first_pages[block] + first
+        if end - first == 1:
+            whole = zlib.crc32(data) == self._sums[named]
+        else:
+            view = memoryview(data)
+            pages = (view[at : at + _PAGE_BYTES] for at in range(0, stop - start, _PAGE_BYTES))
+            whole = all(map(eq, map(zlib.crc32, pages), self._sums[named : named + end - first]))
+        if not whole:
+            raise self._source.changed()
+        return data

@@ -12,46 +12,29 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from array import array
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from streamer.errors import ConfigError
 from streamer.plan.digest import Digests
 from streamer.plan.epoch_cache import EpochCache
 from streamer.plan.mix import parse_changes
 from streamer.plan.mixed_order import MixedOrder
+from streamer.plan.order_sums import OrderSums, sum_order
 from streamer.plan.record_order import START, Walk
 from streamer.plan.shards import Shard
 from streamer.step_state import with_changes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from streamer.plan.entries import Entries
+    from streamer.plan.order_sums import PieceObserver
     from streamer.plan.record_order import Deal, Order, Run, WalkPosition
     from streamer.plan.record_table import RecordTable
 
 POSITIONS_EVERY = 1 << 13
 """Runs of the order and slices of ranks between two stored positions: a resume walks over so many in some ten
 milliseconds."""
-
-
-class StepPosition(NamedTuple):
-    """Start of a step, at which a walk over the order may start."""
-
-    step: int
-    walk: WalkPosition
-    sums: array[int]
-    """Bytes of each rank of this host before the step; without the end mark of a run that goes on in it."""
-
-
-class _EpochBytes(NamedTuple):
-    """The bytes of one epoch."""
-
-    totals: array[int]
-    """Bytes of each rank of this host."""
-    positions: list[StepPosition]
-    """Steps at which the walk of a resume may start."""
 
 
 class HostRanks:
@@ -72,7 +55,7 @@ class HostRanks:
         self.order = order
         self.deal = deal
         self._positions_every = positions_every
-        self._sums = EpochCache[_EpochBytes]()
+        self._sums = EpochCache[OrderSums]()
         self._described: dict[str, Any] | None = None
         self._lock = threading.Lock()
         """Held by the thread that computes totals or the digest, so that others do not compute them too."""
@@ -86,11 +69,11 @@ class HostRanks:
                 f"{deal.global_batch}; lower Batch or GlobalBatch, or set Remainder: repeat"
             )
 
-    def sums(self, epoch: int) -> _EpochBytes:
+    def sums(self, epoch: int) -> OrderSums:
         """Return the bytes that the ranks of this host have in the epoch, and before some steps of it."""
         return self.sums_of(self.order, epoch)
 
-    def sums_of(self, order: Order, epoch: int) -> _EpochBytes:
+    def sums_of(self, order: Order, epoch: int) -> OrderSums:
         """Return the same for another order of these records."""
         key = order.key(epoch)
         sums = self._sums.get(key)
@@ -98,7 +81,7 @@ class HostRanks:
             with self._lock:
                 sums = self._sums.get(key)
                 if sums is None:
-                    sums = self._sums.put(key, self._sum_up(order, epoch))
+                    sums = self._sums.put(key, self.sum_up(order, epoch, self.deal))
         return sums
 
     @property
@@ -143,30 +126,19 @@ class HostRanks:
                 raise
             return True
 
-    def _sum_up(self, order: Order, epoch: int) -> _EpochBytes:
-        deal, border, end_mark_bytes = self.deal, self.table.border, len(self.table.end_mark)
-        totals = array("Q", bytes(8 * (deal.end - deal.first)))
-        positions: list[StepPosition] = []
-        walk, due, ranks = Walk(order, epoch), self._positions_every, deal.end - deal.first
-        last: dict[int, tuple[int, int]] = {}
-        """Entry and end of the last run of each rank."""
-        unseen: set[int] = set()
-        """Ranks without a run since the last stored position."""
-        for step in range(deal.steps(order.records)):
-            if walk.taken + step * ranks >= due:
-                due = walk.taken + step * ranks + self._positions_every
-                positions.append(StepPosition(step, walk.position, totals[:]))
-                unseen.update(last)
-            for rank, (entry, first, end) in deal.step(walk, step):
-                totals[rank - deal.first] += border(entry, end) - border(entry, first)
-                if end_mark_bytes:
-                    if last.get(rank) != (entry, first):
-                        totals[rank - deal.first] += end_mark_bytes
-                    elif rank in unseen:
-                        positions[-1].sums[rank - deal.first] -= end_mark_bytes
-                    unseen.discard(rank)
-                    last[rank] = entry, end
-        return _EpochBytes(totals, positions)
+    def sum_up(
+        self, order: Order, epoch: int, deal: Deal, observers: Sequence[PieceObserver] = ()
+    ) -> OrderSums:
+        """Compute the sums of some of these ranks in the epoch. `observers`: of its pieces."""
+        return sum_order(
+            order,
+            epoch,
+            entries=self.entries,
+            table=self.table,
+            deal=deal,
+            positions_every=self._positions_every,
+            observers=observers,
+        )
 
     @property
     def order_digest(self) -> str:

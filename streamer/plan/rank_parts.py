@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from streamer.plan.record_order import Run
+from streamer.plan.order_sums import PartCounter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from streamer.plan.record_plan import RecordPlan
 
 
@@ -25,40 +23,20 @@ class RankParts(NamedTuple):
     """If each rank is fetched by itself."""
 
 
-class _Counter:
-    """Counts the parts of a stream, which comes as runs of records."""
+class _Counters:
+    """Counts the parts of each rank; a `PieceObserver`."""
 
-    def __init__(self, border: Callable[[int, int], int], part_size: int) -> None:
-        self.parts = 0
-        self._border = border
-        self._part_size = part_size
-        self._run = Run(0, 0, 0)
+    def __init__(self, ranks: int, part_size: int) -> None:
+        self.together = PartCounter(part_size)
+        self.by_rank = [PartCounter(part_size) for _ in range(ranks)]
 
-    def add(self, run: Run) -> None:
-        """Add the next records."""
-        entry, first, end = self._run
-        if run.entry == entry and run.first == end:
-            self._run = Run(entry, first, run.end)
-        else:
-            self.finish()
-            self._run = run
-
-    def finish(self) -> None:
-        """Count the parts of the last records."""
-        entry, first, end = self._run
-        if first < end:
-            size = self._border(entry, end) - self._border(entry, first)
-            self.parts += -(-size // self._part_size)
+    def add(self, rank: int, entry: int, start: int, stop: int) -> None:
+        """See `PieceObserver.add`."""
+        self.by_rank[rank].add(rank, entry, start, stop)
 
 
 def count_parts(plan: RecordPlan, epoch: int, part_size: int) -> RankParts:
     """Return the parts of the plan's ranks in an epoch. Takes some microseconds per block and slice."""
-    deal, border = plan.deal, plan.host_ranks.table.border
-    together = _Counter(border, part_size)
-    ranks = [_Counter(border, part_size) for _ in range(deal.first, deal.end)]
-    for rank, run in deal.deal(plan.host_ranks.walk(epoch)):
-        together.add(run)
-        ranks[rank - deal.first].add(run)
-    for each in (together, *ranks):
-        each.finish()
-    return RankParts(together.parts, [each.parts for each in ranks])
+    counters = _Counters(plan.deal.end - plan.deal.first, part_size)
+    plan.host_ranks.sum_up(plan.host_ranks.order, epoch, plan.deal, [counters, counters.together])
+    return RankParts(counters.together.parts, [each.parts for each in counters.by_rank])

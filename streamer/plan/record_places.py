@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from array import array
     from collections.abc import Iterator
 
-    from streamer.plan.host_ranks import HostRanks, StepPosition
+    from streamer.plan.host_ranks import HostRanks
+    from streamer.plan.order_sums import StepPosition
     from streamer.plan.record_order import Deal
 
 _NO_RUN = Run(0, 0, 0)

@@ -18,7 +18,7 @@ from streamer.plan.epoch_cache import EpochCache
 from streamer.plan.plan import Plan
 from streamer.plan.record_order import Deal, joined
 from streamer.plan.record_places import offset_of, records_before
-from streamer.plan.record_table import only_object
+from streamer.plan.record_table import misplaced, only_object
 from streamer.plan.segments import Literal, Segment
 from streamer.step_state import with_changes
 
@@ -142,7 +142,10 @@ class RecordPlan(Plan):
         for entry, start, stop in joined(runs):
             if current is None or current[0] != entry:
                 current = entry, only_object(self.entries, entry)
-            yield Segment(current[1], border(entry, start), border(entry, stop))
+            begin, end = border(entry, start), border(entry, stop)
+            if end <= begin:
+                raise misplaced(self.entries, entry)
+            yield Segment(current[1], begin, end)
             if end_mark:
                 yield Literal(end_mark)
 

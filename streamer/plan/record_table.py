@@ -6,8 +6,6 @@ A table answers for any record of any object at once. An index must have every r
 from __future__ import annotations
 
 from array import array
-from itertools import islice
-from operator import lt
 from typing import TYPE_CHECKING, Protocol
 
 from streamer.errors import ConfigError, CorruptObject, ErrorContext
@@ -22,10 +20,6 @@ if TYPE_CHECKING:
 
 END_MARK = bytes(1024)
 """The end of a tar archive. Without it, two samples of one key would be read as one if they came together."""
-
-
-AT_ONCE = 1 << 16
-"""Offsets that are compared at once, because those of one object may be many."""
 
 
 class RecordTable(Protocol):
@@ -50,6 +44,10 @@ class RecordTable(Protocol):
         """Return the offset of a record, or that after the last one."""
         ...
 
+    def borders(self, entry: int, first: int, end: int) -> Sequence[int]:
+        """Return the offsets of the records from `first` up to `end`, and that after them."""
+        ...
+
 
 class FixedRecords:
     """Records of one size: their offsets need no index."""
@@ -71,6 +69,10 @@ class FixedRecords:
         """See `RecordTable.border`."""
         return record * self._size
 
+    def borders(self, entry: int, first: int, end: int) -> Sequence[int]:  # noqa: ARG002 - likewise
+        """See `RecordTable.borders`."""
+        return range(first * self._size, (end + 1) * self._size, self._size)
+
 
 class IndexedRecords:
     """Records whose offsets an index has."""
@@ -78,9 +80,9 @@ class IndexedRecords:
     def __init__(self, index: RecordIndex, entries: Entries, names: Sequence[int]) -> None:
         """`names`: of the objects, by entry; the index has rows of their versions.
 
-        If the offsets are in a file, this and `border` read it, and raise the errors of its source. Raises
-        CorruptObject for a row whose offsets are not those of records, ValueError for an index that does not
-        have every record. Takes 50 nanoseconds a record.
+        If the offsets are in a file, `border` and `borders` read it, and raise the errors of its source.
+        Raises CorruptObject for a row that ends after its object, ValueError for an index that does not have
+        every record.
         """
         if index.stride != 1:
             raise ValueError(f"the index has 1 record of {index.stride}")
@@ -90,31 +92,37 @@ class IndexedRecords:
         self._offsets = index.offsets
         for entry, name in enumerate(names):
             first, records, end = index.extent(name)
-            if records and not (end <= entries.sizes[entry] and self._rise(first, records, end)):
-                ref = only_object(entries, entry)
-                raise CorruptObject(
-                    "the record index has offsets that no records have; remove it and build it again",
-                    ErrorContext(ref.bucket, ref.key),
-                )
+            if records and end > entries.sizes[entry]:
+                raise misplaced(entries, entry)
             self.counts.append(records)
             self._first.append(first)
             self._ends.append(end)
-
-    def _rise(self, first: int, records: int, end: int) -> bool:
-        """Return whether these records' offsets rise, up to `end`."""
-        last = -1
-        for start in range(first, first + records, AT_ONCE):
-            offsets = self._offsets[start : min(start + AT_ONCE, first + records)]
-            if not (last < offsets[0] and all(map(lt, offsets, islice(offsets, 1, None)))):
-                return False
-            last = offsets[-1]
-        return last < end
 
     def border(self, entry: int, record: int) -> int:
         """See `RecordTable.border`."""
         if record == self.counts[entry]:
             return self._ends[entry]
         return self._offsets[self._first[entry] + record]
+
+    def borders(self, entry: int, first: int, end: int) -> Sequence[int]:
+        """See `RecordTable.borders`."""
+        if end - first == 1:  # a page in memory may have both
+            return self.border(entry, first), self.border(entry, end)
+        base = self._first[entry]
+        if end < self.counts[entry]:
+            return self._offsets[base + first : base + end + 1]
+        borders = self._offsets[base + first : base + end]
+        borders.append(self._ends[entry])
+        return borders
+
+
+def misplaced(entries: Entries, entry: int) -> CorruptObject:
+    """Return the error of an index whose offsets in an object are not those of records."""
+    ref = only_object(entries, entry)
+    return CorruptObject(
+        "the record index has offsets that no records have; remove it and build it again",
+        ErrorContext(ref.bucket, ref.key),
+    )
 
 
 def only_object(entries: Entries, entry: int) -> ObjectRef:

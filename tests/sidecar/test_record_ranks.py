@@ -430,7 +430,7 @@ def test_an_index_that_does_not_fit_is_an_error_by_name(stub: S3Stub, tmp_path: 
     good = read_index(str(file))
     for added, text in (
         (1, "no record is where the index has one"),
-        (1 << 40, "the record index has offsets that no records have"),
+        (1 << 40, "no record is where the index has one: the object ends before it"),
     ):
         bad = RecordIndex(good.format, 1)
         rows = [row._replace(offsets=array("Q", row.offsets)) for row in good]

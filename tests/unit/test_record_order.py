@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.errors import ConfigError
+from streamer.errors import ConfigError, CorruptObject
 from streamer.plan import Entries, Literal, ObjectRef, Part, Position, S3Uri, Segment, cut
 from streamer.plan.host_ranks import HostRanks
 from streamer.plan.mix import Mix, MixBy, Until
@@ -44,10 +44,13 @@ class Table:
         self.end_mark = end_mark
         self.counts = array("Q", map(len, sizes))
         self.sizes = array("Q", map(sum, sizes))
-        self._borders = [list(accumulate(each, initial=0)) for each in sizes]
+        self.borders_of = [list(accumulate(each, initial=0)) for each in sizes]
 
     def border(self, entry: int, record: int) -> int:
-        return self._borders[entry][record]
+        return self.borders_of[entry][record]
+
+    def borders(self, entry: int, first: int, end: int) -> list[int]:
+        return self.borders_of[entry][first : end + 1]
 
     def entries(self) -> Entries:
         entries = Entries()
@@ -156,6 +159,33 @@ def test_the_plans_of_ranks_stream_the_bytes_of_their_records(
     assert counted.together == sum(1 for _ in in_one)
     assert whole.total_bytes(epoch) == sum(plan.total_bytes(epoch) for plan in whole.ranks(ranks))
     assert whole.records(epoch) == sum(plan.records(epoch) or 0 for plan in whole.ranks(ranks))
+
+
+def test_offsets_that_do_not_rise_are_an_error_by_name() -> None:
+    sizes = [[10] * 8, [10] * 8]
+    table = Table(sizes)
+    table.borders_of[1][4] = 60
+    order = RecordOrder(table.counts, table.sizes)
+    plan = RecordPlan(HostRanks(table.entries(), table, order, Deal(4, 2, 0, 2)))
+    for look in (lambda: plan.total_bytes(0), lambda: list(plan.ranks(2)[0].segments(0))):
+        with pytest.raises(CorruptObject, match="offsets that no records have; .*s3://b/k01"):
+            look()
+
+
+@pytest.mark.parametrize("deal", [Deal(1000, 4, 1, 3), Deal(1000, 4, 2, 4, "repeat"), Deal(300_000, 2, 0, 2)])
+def test_a_run_of_very_many_records_is_summed_up_in_portions(deal: Deal) -> None:
+    entries = Entries()
+    for number, records in enumerate((200_003, 70_000, 131_073)):
+        entries.add(ObjectRef("b", f"k{number}", 3 * records, "e"))
+    table = FixedRecords(entries, 3)
+    ranks = HostRanks(entries, table, RecordOrder(table.counts, entries.sizes), deal, positions_every=400)
+    plan = RecordPlan(ranks)
+    assert plan.total_bytes(0) == 3 * deal.records(401_076) > 0
+    assert list(ranks.sums(0).totals) == [3 * deal.steps(401_076) * deal.slice] * 2
+    for step, walk, sums in ranks.sums(0).positions:
+        assert list(sums) == [3 * step * deal.slice] * 2
+        again = deal.deal(ranks.walk(0, walk), step)
+        assert next(again) == next(deal.deal(ranks.walk(0), step))
 
 
 def ranges(segments: Iterable[Segment | Literal]) -> list[tuple[int, int, int]]:
@@ -388,6 +418,9 @@ class Counts:
         self.counts = counts
 
     def border(self, entry: int, record: int) -> int:
+        raise NotImplementedError
+
+    def borders(self, entry: int, first: int, end: int) -> list[int]:
         raise NotImplementedError
 
 
