@@ -50,8 +50,11 @@ class Model(torch.nn.Module):  # type: ignore[misc] # torch is not followed by t
         return {"loss": loss}
 
     def report(self) -> None:
-        """Write the steps of this rank into the directory that the program was given."""
+        """Write the steps of this rank into the directory that the program was given, and leave the group."""
         Path(sys.argv[1], f"{os.environ['RANK']}.json").write_text(json.dumps(self.steps), encoding="utf-8")
+        if torch.distributed.is_initialized():
+            torch.distributed.barrier()  # a rank that goes early would end the others
+            torch.distributed.destroy_process_group()
 
 
 def train(model: Model, parallel: torch.nn.Module) -> None:
@@ -64,5 +67,3 @@ def train(model: Model, parallel: torch.nn.Module) -> None:
             parallel(**batch)["loss"].backward()
             optimizer.step()
     model.report()
-    torch.distributed.barrier()  # a rank that goes early would end the others
-    torch.distributed.destroy_process_group()
