@@ -86,12 +86,16 @@ def _after(before: list[int], pieces: Iterator[Piece], offsets: Sequence[int]) -
 
 def _pieces(plan: RecordPlan, walk: Walk, step: int) -> Iterator[Piece]:
     """Yield the pieces of the plan's ranks from a step on: one for each rank and step."""
-    deal, border = plan.deal, plan.host_ranks.table.border
-    for number in range(step, deal.steps(walk.records)):
-        current, size = deal.first, 0
-        for rank, (entry, first, end) in deal.step(walk, number):
-            if rank != current:
-                yield Piece(current - deal.first, size)
-                current, size = rank, 0
-            size += border(entry, end) - border(entry, first)
-        yield Piece(current - deal.first, size)
+    border, ranks = plan.host_ranks.table.border, plan.deal.end - plan.deal.first
+    rank, left, size = 0, plan.deal.slice, 0
+    for entry, first, end in plan.deal.together(walk, step):
+        record, start = first, border(entry, first)
+        while record < end:
+            last = min(record + left, end)
+            stop = border(entry, last)
+            size += stop - start
+            left -= last - record
+            record, start = last, stop
+            if not left:
+                yield Piece(rank, size)
+                rank, left, size = (rank + 1) % ranks, plan.deal.slice, 0

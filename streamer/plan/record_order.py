@@ -225,6 +225,14 @@ class Deal:
         start = step * self.global_batch
         return walk.cut(start, self.slice, range(self.first, self.end))
 
+    def together(self, walk: Walk, first: int = 0) -> Iterator[Run]:
+        """Yield the runs of these ranks as `deal` does, but without cutting them at the borders of ranks."""
+        size, ranks = self.slice, self.end - self.first
+        for step in range(first, self.steps(walk.records)):
+            start = step * self.global_batch + self.first * size
+            for _, run in walk.cut(start, size * ranks, range(1)):
+                yield run
+
 
 class WalkPosition(NamedTuple):
     """Position in an epoch's order at which a walk may start."""

@@ -137,9 +137,8 @@ class RecordPlan(Plan):
     def _segments(self, walk: Walk, step: int) -> Iterator[Segment | Literal]:
         """Yield the byte ranges of these ranks from a step on."""
         border, end_mark = self.host_ranks.table.border, self.host_ranks.table.end_mark
-        runs = (run for _, run in self.deal.deal(walk, step))
         current: tuple[int, ObjectRef] | None = None
-        for entry, start, stop in joined(runs):
+        for entry, start, stop in joined(self.deal.together(walk, step)):
             if current is None or current[0] != entry:
                 current = entry, only_object(self.entries, entry)
             begin, end = border(entry, start), border(entry, stop)

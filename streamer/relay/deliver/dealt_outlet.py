@@ -77,12 +77,16 @@ class DealtOutlet:
 
     def _takers(self) -> list[SharedFifo]:
         """Return the FIFOs of the current piece's rank that take bytes of the epoch."""
-        return [fifo for fifo in self._ranks[self._rank] if fifo.takes(self._group.epoch)]
+        epoch = self._group.epoch
+        return [fifo for fifo in self._ranks[self._rank] if fifo.takes(epoch)]
 
     @property
     def reader_gone(self) -> bool:
         """Whether no FIFO takes bytes of the epoch any more."""
-        return not any(fifo.takes(self._group.epoch) for fifo in self._fifos)
+        epoch = self._group.epoch
+        if self._ranks[self._rank][0].takes(epoch):  # almost always, and looked at for each piece
+            return False
+        return not any(fifo.takes(epoch) for fifo in self._fifos)
 
     @property
     def holding(self) -> bool:

@@ -85,6 +85,8 @@ class SharedFifo:
         """Key list of the epoch, while the FIFO takes bytes of it."""
         self._outlet: PipeOutlet | None = None
         self._end: asyncio.Future[None] | None = None
+        self._total: int | None = None
+        """Bytes of the epoch that the stream has begun; None if the plan may change meanwhile."""
 
     def __repr__(self) -> str:
         return f"<SharedFifo {self.name}, epoch {self.epoch}, byte {self.delivered}>"
@@ -161,6 +163,7 @@ class SharedFifo:
     def begin_stream(self, before: int) -> None:
         """Note that the stream begins this FIFO's epoch, after `before` bytes of this FIFO."""
         self.lead = self.delivered - before
+        self._total = None if self.plan.may_change else self.plan.total_bytes(self.epoch)
         self._end_if_whole()
 
     def take(self, source: Drainable, most: int) -> int:
@@ -195,9 +198,9 @@ class SharedFifo:
             self.leave(error)
 
     def _end_if_whole(self) -> None:
-        end = self._end
-        if end is not None and not end.done() and self.delivered == self.plan.total_bytes(self.epoch):
-            end.set_result(None)
+        total = self.plan.total_bytes(self.epoch) if self._total is None else self._total
+        if self.delivered == total and self._end is not None and not self._end.done():
+            self._end.set_result(None)
 
     def leave(self, error: SourceError | SinkError | ReaderGone) -> None:
         """End the FIFO's epoch before its last byte."""
