@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from streamer.readers.table_decoder import BATCH_ROWS, TableDecoder
+from streamer.errors import CorruptRecord
+from streamer.readers.core.record_keys import KeyedRecord, RecordKey, named
+from streamer.readers.table_decoder import BATCH_ROWS, KeyedBatch, TableDecoder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +32,8 @@ class TableIterableDataset(IterableDataset):  # type: ignore[misc] # torch is no
 
     `objects`: a dataset without `decode`, `batch_size` and `attributes`, of a channel with
     `RecordWrapperType: RecordIO`. `columns`, `batch_rows`: as for `TableDecoder`. `decode`: function that
-    makes the element of a batch, such as a tensor; it runs in the workers. An epoch has no state.
+    makes the element of a batch, such as a tensor; it runs in the workers. If `objects` has `key`, batches
+    are `KeyedBatch`es. An epoch has no state.
 
     Raises what `TableDecoder` raises. Iterating raises what `objects` raises, and CorruptRecord.
     """
@@ -54,20 +57,31 @@ class TableIterableDataset(IterableDataset):  # type: ignore[misc] # torch is no
     def _batches(self, objects: Iterator[Any]) -> Iterator[Any]:
         decode = self._decode or (_copied if get_worker_info() else None)
         channels = ", ".join(self._objects.channels)
-        for payload in objects:
+        for element in objects:
+            payload, *key = element if isinstance(element, KeyedRecord) else (element,)
             if not isinstance(payload, bytes):
                 raise TypeError(
                     f"objects yields {type(payload).__name__}, and TableIterableDataset takes whole objects: "
                     "make the PipeIterableDataset without decode, batch_size and attributes"
                 )
-            for batch in self._decoder.batches(payload, name=f"an object of {channels}"):
-                yield batch if decode is None else decode(batch)
+            row = 0
+            try:
+                for batch in self._decoder.batches(payload, name=f"an object of {channels}"):
+                    keyed = KeyedBatch._make((batch, *key, row)) if key else batch
+                    row += batch.num_rows
+                    yield keyed if decode is None else decode(keyed)
+            except CorruptRecord as error:
+                if not key:
+                    raise
+                raise named(error, RecordKey._make(key)) from error
 
 
-def _copied(batch: pa.RecordBatch) -> pa.RecordBatch:
+def _copied(batch: pa.RecordBatch | KeyedBatch) -> pa.RecordBatch | KeyedBatch:
     """Return a batch whose buffers have its own rows only."""
     import pyarrow as pa
 
+    if isinstance(batch, KeyedBatch):
+        return batch._replace(batch=_copied(batch.batch))
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)

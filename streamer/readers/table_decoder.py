@@ -13,7 +13,7 @@ pyarrow is imported when a decoder is made: the extra `tables` of penstock-reade
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from streamer.errors import CorruptRecord
 
@@ -26,6 +26,18 @@ BATCH_ROWS = 65_536
 """Default maximum of rows in a batch."""
 _PARQUET, _IPC_FILE, _IPC_STREAM = b"PAR1", b"ARROW1\0\0", b"\xff\xff\xff\xff"
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
+
+
+class KeyedBatch(NamedTuple):
+    """A record batch with the key of its object."""
+
+    batch: pa.RecordBatch
+    key: str
+    number: int
+    """Number in the object of the table: 0, unless the objects are RecordIO files themselves."""
+    bucket: str
+    row: int
+    """Number in the table of the first row of the batch."""
 
 
 class TableDecoder:

@@ -33,8 +33,9 @@ from streamer.readers.core.epoch_skips import EpochSkips
 from streamer.readers.core.epochs import TIMEOUT
 from streamer.readers.core.keys_and_skips import KeysAndSkips
 from streamer.readers.core.position import reach_start
+from streamer.readers.core.record_keys import named, record_name
 from streamer.readers.core.skipping import SkippedRecord
-from streamer.readers.table_decoder import BATCH_ROWS, TableDecoder
+from streamer.readers.table_decoder import BATCH_ROWS, KeyedBatch, TableDecoder
 from streamer.step_state import is_step_state
 
 if TYPE_CHECKING:
@@ -53,8 +54,9 @@ class SkippedTable(SkippedRecord):
     """An object that cannot be decoded. `reason` names it; the next one begins at its end."""
 
     def __str__(self) -> str:
-        place = f"offset {self.offset}" if self.key is None else f"s3://{self.bucket}/{self.key}"
-        return f"{self.reason}; it is the table at {place}"
+        if self.key is None:
+            return f"{self.reason}; it is the table at offset {self.offset}"
+        return f"{self.reason}; it is {record_name(self.key, self.number, self.bucket)}"
 
 
 class TableReader(ChannelReader):
@@ -62,8 +64,9 @@ class TableReader(ChannelReader):
 
     The channel has `RecordWrapperType: RecordIO`. `columns`, `batch_rows`: as for `TableDecoder`.
     `max_object_bytes`: objects that are larger raise RecordTooLarge, before they take memory. `skip`: number
-    of corrupt objects that may be left out (`SkipPolicy.objects`); `skipped` counts them. Other arguments: as
-    for `PipeReader`.
+    of corrupt objects that may be left out (`SkipPolicy.objects`); `skipped` counts them. `key`: batches are
+    `KeyedBatch`es, with the key of their object and the number of their first row; errors name the object
+    too. The sidecar must keep key lists (`RecordKeys`). Other arguments: as for `PipeReader`.
 
     Raises ValueError for an invalid argument, ModuleNotFoundError without pyarrow, PipeModeDatasetException
     for a channel that is not a Pipe channel, ChannelError if the quarantine list cannot be written. Iterating
@@ -83,6 +86,7 @@ class TableReader(ChannelReader):
         config_dir: str | None = None,
         timeout: float = TIMEOUT,
         skip: SkipPolicy | None = None,
+        key: bool = False,
     ) -> None:
         if max_object_bytes < 1:
             raise ValueError(f"max_object_bytes is {max_object_bytes}: it must be 1 or more")
@@ -91,7 +95,7 @@ class TableReader(ChannelReader):
                 f"skip has records {skip.records}, and TableReader leaves out whole objects: "
                 "give objects only"
             )
-        self._objects = KeysAndSkips("RecordIO", skip=skip, placed=True)
+        self._objects = KeysAndSkips("RecordIO", key=key, skip=skip, placed=True)
         self.skipped = self._objects.skipped
         """What `skip` has left out so far."""
         self._decoder = TableDecoder(columns=columns, batch_rows=batch_rows)
@@ -105,7 +109,7 @@ class TableReader(ChannelReader):
         """Schema of the batches; None before the first object."""
         return self._decoder.schema
 
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
+    def __iter__(self) -> Iterator[Any]:
         with contextlib.ExitStack() as stack:
             stream = stack.enter_context(self._next_stream())
             position = reach_start(stream, self.channel, self._start)
@@ -120,14 +124,20 @@ class TableReader(ChannelReader):
                     number = position.records - left
                     name = f"object {number} of epoch {stream.epoch} of channel {self.channel}"
                     self._left, self._rows = left, rows
-                    batches = (
-                        self._decoder.batches(entry, name=name)
-                        if skips is None
-                        else self._decoded(entry, name, skips)
-                    )
+                    batches = self._plain(entry, name) if skips is None else self._decoded(entry, name, skips)
                     if batches is not None:
-                        yield from self._returned(_without(batches, rows, name))
+                        yield from self._returned(_without(batches, rows, name), entry)
                     rows = 0
+
+    def _plain(self, entry: Any, name: str) -> Iterator[pa.RecordBatch]:
+        """Yield the batches of an object, without skips. Raises CorruptRecord, which names the object."""
+        if not self._objects.key:
+            yield from self._decoder.batches(entry, name=name)
+            return
+        try:
+            yield from self._decoder.batches(entry.record, name=name)
+        except CorruptRecord as error:
+            raise named(error, record_name(*entry[1:])) from error
 
     def _decoded(
         self, entry: PlacedRecord | SkippedRecord, name: str, skips: EpochSkips
@@ -143,7 +153,7 @@ class TableReader(ChannelReader):
                 raise skips.refusal() from error
         return None
 
-    def _returned(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def _returned(self, batches: Iterator[pa.RecordBatch], entry: Any) -> Iterator[Any]:
         """Yield the batches of an object. The object counts as returned with its last batch."""
         batch = next(batches, None)
         while batch is not None:
@@ -154,14 +164,22 @@ class TableReader(ChannelReader):
                 failure = error
             if following is None and failure is None:
                 break
+            element = self._element(batch, entry)
             self._rows += batch.num_rows
-            yield batch
+            yield element
             if failure is not None:
                 raise failure
             batch = following
+        last = None if batch is None else self._element(batch, entry)
         self._left, self._rows = self._left - 1, 0
-        if batch is not None:
-            yield batch
+        if last is not None:
+            yield last
+
+    def _element(self, batch: pa.RecordBatch, entry: Any) -> Any:
+        """Return the next batch of an object, with its key; `_rows` of the object were returned before."""
+        if not self._objects.key:
+            return batch
+        return KeyedBatch(batch, entry.key, entry.number, entry.bucket, self._rows)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last batch that was returned, for JSON and checkpoints.

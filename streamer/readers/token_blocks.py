@@ -13,21 +13,23 @@ steps and positions are the same as without damage. Only an array with such a bl
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from streamer.errors import CorruptRecord, CutRecord
+from streamer.readers.core.record_keys import KeyRun, Named, named
 from streamer.readers.core.skipping import SkippedRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from streamer.formats.window import Source
     from streamer.readers.core.epoch_skips import EpochSkips
-    from streamer.readers.core.record_keys import RecordKeys
+    from streamer.readers.core.record_keys import RecordKey, RecordKeys
 
 ARRAY_BYTES = 1 << 20
 """Bytes of an array, if a batch is not larger: small reads cost more CPU time than the bytes do."""
@@ -71,7 +73,8 @@ class TokenBlocks:
     """Reads one stream, once. As a RecordReader, but its `batches` yields arrays whose rows are records.
 
     `origin`: offset of the first byte in the epoch, for errors. `skips`: the layout has a vocabulary, and the
-    blocks with a token beyond it are replaced within their budget. `keys`: to list the keys of those.
+    blocks with a token beyond it are replaced within their budget. `keys`: errors and skips name the blocks.
+    `keyed`: the keys of all blocks are in `row_keys`.
     """
 
     skipped_records = 0
@@ -84,14 +87,18 @@ class TokenBlocks:
         origin: int = 0,
         skips: EpochSkips | None = None,
         keys: RecordKeys | None = None,
+        keyed: bool = False,
     ) -> None:
         self._source = source
         self._layout = layout
         self._origin = origin
         self._skips = skips
         self._keys = keys
-        self._good: NDArray[Any] | None = None
-        """Copy of the last block, for the place of a corrupt one; only with skips."""
+        self._keyed = keyed
+        self._good: tuple[NDArray[Any], RecordKey | None] | None = None
+        """Copy of the last block, for the place of a corrupt one, and its key; only with skips."""
+        self.row_keys: list[RecordKey] = []
+        """Keys of the last array's blocks, if `keyed`."""
         self.offset = 0
         """Offset in the stream of the next block, in bytes."""
 
@@ -121,11 +128,15 @@ class TokenBlocks:
             if not ended or layout.drop_remainder:
                 blocks -= blocks % batch
             rest = bytes(view[blocks * step : have])
-            if self._skips is None:
-                good, fault = self._checked(tokens[: have // dtype.itemsize], blocks)
-                array = layout.blocks(tokens, good)
-            else:
-                array, fault = self._replaced(tokens, blocks, self._skips)
+            array, fault = layout.blocks(tokens, blocks), None
+            bad = self._bad_blocks(tokens, blocks)
+            names = self._names(range(blocks) if self._keyed else bad if self._skips else islice(bad, 1))
+            if self._skips is not None and blocks:
+                array, fault = self._replaced(array, bad, names, self._skips)
+            elif bad:
+                first, reason = next(iter(bad.items()))
+                array, fault = array[:first], _named(CorruptRecord(reason), names.get(first))
+            self.row_keys = [names[row] for row in range(len(array))] if self._keyed else []
             if len(array):
                 self.offset += len(array) * step
                 yield array
@@ -133,16 +144,21 @@ class TokenBlocks:
                 raise fault
         self._finish(len(rest), dtype.itemsize)
 
-    def _checked(self, tokens: NDArray[Any], blocks: int) -> tuple[int, CorruptRecord | None]:
-        """Return the number of blocks before the first token that is beyond the vocabulary, and its error."""
+    def _bad_blocks(self, tokens: NDArray[Any], blocks: int) -> dict[int, str]:
+        """Return, for each block with a token beyond the vocabulary, why it is corrupt."""
         layout = self._layout
         if layout.vocabulary is None or not blocks:
-            return blocks, None
+            return {}
         tokens = tokens[: blocks * layout.length + layout.overlap]
         if tokens.min() >= 0 and tokens.max() < layout.vocabulary:
-            return blocks, None
-        first = int(np.argmax((tokens < 0) | (tokens >= layout.vocabulary)))
-        return max(0, first - layout.overlap) // layout.length, CorruptRecord(self._reason(tokens, first))
+            return {}
+        wrong = (tokens < 0) | (tokens >= layout.vocabulary)
+        bad = np.flatnonzero(layout.blocks(wrong, blocks).any(axis=1))
+        starts = bad * layout.length
+        return {
+            row: self._reason(tokens, start + int(np.argmax(wrong[start:])))
+            for row, start in zip(bad.tolist(), starts.tolist(), strict=True)
+        }
 
     def _reason(self, tokens: NDArray[Any], index: int) -> str:
         layout, offset = self._layout, self._origin + self.offset + index * tokens.itemsize
@@ -151,46 +167,61 @@ class TokenBlocks:
             f"tokens of the vocabulary: check that the objects have {layout.dtype} tokens and no header"
         )
 
+    def _begin(self, row: int) -> int:
+        """Return the offset in the epoch of a block of the present array."""
+        return self._origin + self.offset + row * self._layout.block_bytes
+
+    def _names(self, rows: Iterable[int]) -> dict[int, RecordKey]:
+        """Return the keys of these blocks of the present array; none without a key list."""
+        if self._keys is None:
+            return {}
+        names: dict[int, RecordKey] = {}
+        for together in [list(rows)] if self._keyed else [[row] for row in rows]:  # runs have no gaps
+            runs = self._keys.take(list(map(self._begin, together)))
+            names.update(zip(together, chain.from_iterable(map(KeyRun.record_keys, runs)), strict=True))
+        return names
+
     def _replaced(
-        self, tokens: NDArray[Any], blocks: int, skips: EpochSkips
+        self, rows: NDArray[Any], bad: dict[int, str], names: dict[int, RecordKey], skips: EpochSkips
     ) -> tuple[NDArray[Any], CorruptRecord | None]:
-        """Return the blocks up to the first one over the budget, corrupt ones replaced, and its error."""
-        layout, rows = self._layout, self._layout.blocks(tokens, blocks)
-        if not blocks:
-            return rows, None
-        tokens = tokens[: blocks * layout.length + layout.overlap]
-        if tokens.min() < 0 or tokens.max() >= layout.vocabulary:
-            wrong = (tokens < 0) | (tokens >= layout.vocabulary)
-            bad = layout.blocks(wrong, blocks).any(axis=1)
+        """Return the blocks up to the first one over the budget, corrupt ones replaced, and its error.
+
+        In `names` the key of a replaced block becomes that of the block in its place.
+        """
+        if bad:
             rows = rows.copy()
-            if self._good is None and not bad.all():
-                self._good = rows[int(np.argmin(bad))].copy()
-            for place in np.flatnonzero(bad).tolist():
-                first = place * layout.length
-                reason = self._reason(tokens, first + int(np.argmax(wrong[first:])))
-                start = self._origin + self.offset + first * tokens.itemsize
-                # The number of a block in its object is not counted.
-                key, _, bucket = (None, None, None) if self._keys is None else self._keys.take_line(start)
-                if not skips.admit([SkippedRecord(start, reason, "record", key, None, bucket)]):
-                    return rows[:place], skips.refusal()
+            if self._good is None and len(bad) < len(rows):
+                first = next(row for row in range(len(rows)) if row not in bad)
+                self._good = rows[first].copy(), names.get(first)
+            for row, reason in bad.items():
+                place = names.get(row, (None, None, None))
+                if not skips.admit([SkippedRecord(self._begin(row), reason, "record", *place)]):
+                    return rows[:row], skips.refusal()
                 if self._good is None:
                     return rows[:0], CorruptRecord(
-                        f"{reason}; the {blocks} blocks since reading began all have such a token, so no "
+                        f"{reason}; the {len(rows)} blocks since reading began all have such a token, so no "
                         "block can take their places"
                     )
-                rows[place] = rows[place - 1] if place else self._good
-        self._good = rows[-1].copy()
+                rows[row], name = (rows[row - 1], names.get(row - 1)) if row else self._good
+                if name is not None:
+                    names[row] = name
+        self._good = rows[-1].copy(), names.get(len(rows) - 1)
         return rows, None
 
     def _finish(self, left: int, itemsize: int) -> None:
         whole, cut = divmod(left, itemsize)
         # The last block has used the only token of an overlap.
         if cut or (whole > self._layout.overlap and not self._layout.drop_remainder):
-            raise CutRecord(
+            error = CutRecord(
                 f"the stream ends inside a token block: {left} bytes are left from offset "
-                f"{self._origin + self.offset} on, and a block has {self._layout.block_bytes}; check dtype "
+                f"{self._begin(0)} on, and a block has {self._layout.block_bytes}; check dtype "
                 "and length, fill up the objects, or set drop_remainder"
             )
+            raise _named(error, self._names([0]).get(0))
+
+
+def _named(error: Named, key: RecordKey | None) -> Named:
+    return error if key is None else named(error, key)
 
 
 def join_blocks(records: Sequence[bytes], dtype: str) -> NDArray[Any]:

@@ -18,12 +18,15 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from streamer.errors import ChannelError
 from streamer.readers.core.channel_reader import ChannelReader
 from streamer.readers.core.config import directories
 from streamer.readers.core.epochs import TIMEOUT
 from streamer.readers.core.keys_and_skips import KeysAndSkips
 from streamer.readers.core.position import drop_bytes, reach_start
+from streamer.readers.core.record_keys import KeyedRecord
 from streamer.readers.token_blocks import BlockLayout, TokenBlocks
 from streamer.step_state import is_step_state
 
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from streamer.readers.core.record_keys import RecordKey
     from streamer.readers.core.skipping import SkipPolicy
     from streamer.readers.core.stream import PipeStream
 
@@ -45,7 +49,10 @@ class TokenReader(ChannelReader):
     block; for channels whose ranks do not share records. `drop_remainder`: leave out the last tokens if they
     are no whole block, and the shorter last array. `vocabulary`: number of tokens; a token beyond it raises
     CorruptRecord. `skip`: number of blocks with such a token that may be replaced (`SkipPolicy.records`),
-    each by the block before; `skipped` counts them. Other arguments: as for `PipeReader`.
+    each by the block before; `skipped` counts them. `key`: arrays are `KeyedRecord`s: the array, the key of
+    the object in which the block begins, the block's number there, and the bucket; with `batch_size` lists of
+    keys and buckets, and an array of numbers. Errors name the block too. The sidecar must keep key lists
+    (`RecordKeys`). Other arguments: as for `PipeReader`.
 
     Raises ValueError for an invalid argument, PipeModeDatasetException for a channel that is not a Pipe
     channel, ChannelError if the quarantine list cannot be written. Iterating raises ChannelError,
@@ -68,16 +75,17 @@ class TokenReader(ChannelReader):
         config_dir: str | None = None,
         timeout: float = TIMEOUT,
         skip: SkipPolicy | None = None,
+        key: bool = False,
     ) -> None:
         if skip is not None and (skip.objects or vocabulary is None):
             raise ValueError(
                 "skip of TokenReader replaces blocks with a token beyond the vocabulary: give vocabulary, "
                 "and a SkipPolicy with records only"
             )
-        self._blocks = KeysAndSkips("fixed", skip=skip)
+        self._layout = BlockLayout(dtype, length, batch_size, overlap, drop_remainder, vocabulary)
+        self._blocks = KeysAndSkips(self.record_format, key=key, skip=skip)
         self.skipped = self._blocks.skipped
         """The blocks that `skip` has replaced so far."""
-        self._layout = BlockLayout(dtype, length, batch_size, overlap, drop_remainder, vocabulary)
         super().__init__(channel, directories(pipe_dir, config_dir, state_dir), epoch=epoch, timeout=timeout)
 
     @property
@@ -93,7 +101,7 @@ class TokenReader(ChannelReader):
         blocks, size = self._epochs.counts().records, self._layout.batch_size or 1
         return blocks // size if self._layout.drop_remainder else -(-blocks // size)
 
-    def __iter__(self) -> Iterator[NDArray[Any]]:
+    def __iter__(self) -> Iterator[Any]:
         with contextlib.ExitStack() as stack:
             stream = stack.enter_context(self._next_stream())
             position = reach_start(stream, self.channel, self._start)
@@ -106,14 +114,30 @@ class TokenReader(ChannelReader):
             keys, skips = stack.enter_context(
                 self._blocks.epoch(stream, self.channel, offset=position.offset)
             )
-            blocks = TokenBlocks(stream, self._layout, origin=position.offset, skips=skips, keys=keys)
+            blocks = TokenBlocks(
+                stream,
+                self._layout,
+                origin=position.offset,
+                skips=skips,
+                keys=keys,
+                keyed=self._blocks.key,
+            )
             # `follow` takes an array of blocks as a list of records.
             arrays: Iterator[Any] = position.follow(blocks, stream)  # type: ignore[arg-type]
             for array in arrays:
-                size = self._layout.batch_size
-                for first in range(0, len(array), size or 1):
-                    self._left = max(0, len(array) - first - (size or 1))
-                    yield array[first] if size is None else array[first : first + size]
+                size = self._layout.batch_size or 1
+                for first in range(0, len(array), size):
+                    self._left = max(0, len(array) - first - size)
+                    yield self._element(array[first : first + size], blocks.row_keys[first : first + size])
+
+    def _element(self, blocks: NDArray[Any], keys: list[RecordKey]) -> Any:
+        """Return the array of successive blocks, or of the only one, with their keys."""
+        if self._layout.batch_size is None:
+            return KeyedRecord(blocks[0], *keys[0]) if self._blocks.key else blocks[0]
+        if not self._blocks.key:
+            return blocks
+        names, numbers, buckets = map(list, zip(*keys, strict=True))
+        return KeyedRecord._make((blocks, names, np.array(numbers, np.int64), buckets))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last array that was returned, as `PipeReader.state_dict` does."""

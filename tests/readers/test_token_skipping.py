@@ -60,7 +60,7 @@ def test_the_block_before_takes_the_place(
     assert rows(arrays) == expected
     assert first.skipped.records == len(bad)
     assert [(line["key"], line["record"], line["offset"]) for line in lines(tmp_path / "bad")] == [
-        ("b" if place else "a", None, place * LENGTH * 2) for place in bad
+        ("b" if place else "a", place - 3 if place else 0, place * LENGTH * 2) for place in bad
     ]
     step = batch_size or 1
     for at in (0, 8, 9, second // step - 1, second // step):

@@ -10,12 +10,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from streamer.errors import ChannelError
 from streamer.formats import recordio, tfrecord
 from streamer.key_list import key_list_path
 from streamer.readers import KeyedRecord, MixedReader, PipeReader
+from streamer.readers.tokens import TokenReader
 from tests.kit.processes import job, sidecar, write_job
 from tests.kit.stub import S3Stub
 from tests.sidecar.test_keeper import running
@@ -188,6 +190,58 @@ def test_a_killed_sidecar_and_a_resumed_one_go_on_with_the_list(stub: S3Stub, tm
             rest = list(reader)
             assert (len(rest), rest[0].number) == (40 * 150 - 2045, 2045 % 150)
             check(rest, state["channel"])
+
+
+LENGTH = 16
+"""Tokens of a block, of 4 bytes."""
+
+
+def check_blocks(elements: Sequence[KeyedRecord]) -> int:
+    """Every block has the key and the number that its tokens say; return how many blocks there are."""
+    blocks = np.concatenate([each.record for each in elements])
+    assert (blocks == blocks[:, :1]).all()
+    due = [int(key.rpartition("/")[2]) << 16 for each in elements for key in each.key]
+    assert ((np.concatenate([each.number for each in elements]) + due) == blocks[:, 0]).all()
+    return len(due)
+
+
+def test_blocks_of_tokens(stub: S3Stub, tmp_path: Path) -> None:
+    """Of ranks by record; and of objects that are inflated, resumed inside one of them."""
+    counts = [5, 0, 300, 200, 70]
+    for at, count in enumerate(counts):
+        blocks = (np.arange(count, dtype="uint32") | at << 16).repeat(LENGTH).tobytes()
+        stub.objects[f"b/shared/{at}"] = blocks
+        stub.objects[f"b/whole/{at}"] = gzip.compress(blocks) if count else b""
+    base = tmp_path / "ml"
+    ranks = {"Count": 2, "Batch": 8, "RecordSize": 4 * LENGTH}
+    document = channels_of(
+        stub,
+        base,
+        shared={"ShuffleConfig": {"Seed": 5}, "Penstock": {"Ranks": ranks}},
+        whole={"CompressionType": "Gzip"},
+    )
+    path = write_job(tmp_path / "job.yaml", document)
+
+    def reader(channel: str) -> TokenReader:
+        return TokenReader(channel, "uint32", length=LENGTH, batch_size=8, key=True, **directories(base))
+
+    with sidecar(path) as started:
+        started.wait_for("ready")
+        with ThreadPoolExecutor(2) as threads:
+            found: list[list[Any]] = list(threads.map(list, map(reader, ("shared-0", "shared-1"))))
+        assert [check_blocks(each) for each in found] == [sum(counts) // 16 * 8] * 2
+        begun = reader("whole")
+        elements = iter(begun)
+        assert check_blocks(list(islice(elements, 50))) == 400
+        state = begun.state_dict()
+        del elements
+    file = tmp_path / "state.json"
+    file.write_text(json.dumps(state))
+    with sidecar(path, "--resume", str(file)) as started:
+        started.wait_for("ready")
+        rest = reader("whole")
+        rest.load_state_dict(state)
+        assert check_blocks(list(rest)) == sum(counts) - 400
 
 
 def test_without_record_keys_a_reader_says_so(stub: S3Stub, tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from streamer.errors import CorruptRecord, CutRecord
-from streamer.readers.core.record_keys import keyed_records
+from streamer.errors import CorruptRecord, CutRecord, RecordTooLarge, StreamError
+from streamer.readers.core.record_keys import keyed_records, named, record_name
 from streamer.readers.core.skipping import PlacedRecord, Replacements, SkipCounts, SkippedRecord, append_line
 
 if TYPE_CHECKING:
@@ -80,18 +80,8 @@ class EpochSkips:
             number, self.bad = (keys.number if keys else None), False
             try:
                 batch = next(batches, None)
-            except (CorruptRecord, CutRecord) as error:
-                if keys is None and not isinstance(error, CutRecord):
-                    raise CorruptRecord(
-                        f"{error}; nothing in the stream shows where the next record begins: set RecordKeys: "
-                        "true in the Penstock section of the channel, so that a reader can skip the rest of "
-                        "the object"
-                    ) from error
-                if keys is None and not proven:
-                    raise CutRecord(
-                        f"{error}; nothing proves that the stream ends here, so the reader does not skip "
-                        "this record: see why its writer has ended"
-                    ) from error
+            except (CorruptRecord, CutRecord, RecordTooLarge) as error:
+                self._check_end(error, reader, keys, base, proven=proven)
                 rest = self._rest(reader, keys, base, str(error))
                 yield [rest], number
                 if keys is None or not (yield from self._to_next_object(reader, keys, base, rest)):
@@ -122,6 +112,26 @@ class EpochSkips:
                 return
             batches = reader.batches()
 
+    @staticmethod
+    def _check_end(
+        error: StreamError, reader: RecordReader, keys: RecordKeys | None, base: int, *, proven: bool
+    ) -> None:
+        """Raise an error of the reader after which nothing shows where to go on, or that is no damage."""
+        if isinstance(error, RecordTooLarge):
+            if keys is None:
+                raise error
+            raise named(error, record_name(*keys.take_line(base + reader.offset))) from error
+        if keys is None and not isinstance(error, CutRecord):
+            raise CorruptRecord(
+                f"{error}; nothing in the stream shows where the next record begins: set RecordKeys: true in "
+                "the Penstock section of the channel, so that a reader can skip the rest of the object"
+            ) from error
+        if keys is None and not proven:
+            raise CutRecord(
+                f"{error}; nothing proves that the stream ends here, so the reader does not skip this "
+                "record: see why its writer has ended"
+            ) from error
+
     def _placed(
         self, batch: Sequence[Any], starts: Sequence[int], bad: Sequence[int], keys: RecordKeys | None
     ) -> list[Any]:
@@ -133,8 +143,7 @@ class EpochSkips:
         for index in (*bad, len(batch)):
             if self._places:
                 for start, record in zip(starts[done:index], batch[done:index], strict=True):
-                    place = (None, None, None) if keys is None else keys.take_line(start)
-                    placed.append(PlacedRecord(record, start, *place))
+                    placed.append(PlacedRecord(record, start, *self._place(start, keys)))
             elif keys is not None and self._keyed:
                 placed += keyed_records(batch[done:index], keys.take(starts[done:index]))
             else:
@@ -146,6 +155,15 @@ class EpochSkips:
                 placed.append(SkippedRecord(starts[index], batch[index].reason, "record", *where))
             done = index + 1
         return placed
+
+    def _place(self, start: int, keys: RecordKeys | None) -> tuple[str | None, int | None, str | None]:
+        """Take one record; return key, number and bucket. Raises ChannelError as `RecordKeys.take`."""
+        if keys is None:
+            return None, None, None
+        if not self._keyed:
+            return keys.take_line(start)
+        (run,) = keys.take([start])
+        return next(run.record_keys())
 
     def _rest(
         self, reader: RecordReader, keys: RecordKeys | None, base: int, reason: str, begin: int | None = None

@@ -28,6 +28,8 @@ class KeysAndSkips:
     ) -> None:
         """`placed`: as for `EpochSkips`. Raises as `check_skip`."""
         check_skip(skip, record_format)
+        kind, _, size = record_format.partition(":")
+        self._size = int(size) if kind == "fixed" else 0
         self.key = key
         self.skip = skip
         self.skipped = SkipCounts()
@@ -43,7 +45,12 @@ class KeysAndSkips:
         `offset`, `number`: as for `RecordKeys`. Raises ChannelError.
         """
         keys = RecordKeys.wanted(
-            stream, offset=offset, number=number, key=self.key, skip=self.skip is not None
+            stream,
+            offset=offset,
+            number=number,
+            size=self._size,
+            key=self.key,
+            skip=self.skip is not None,
         )
         skips = None
         if self.skip is not None:

@@ -8,7 +8,8 @@ the lines that it has end before the last record of a list.
 
 A record is of the object in which its first byte is. Its number is that of the object's first record plus
 the records since, with those that were left out as corrupt. A reader that begins inside an object must be
-given the number of the record there (`ReaderPosition.number`).
+given the number of the record there (`ReaderPosition.number`). Records of one size without a frame need none:
+their numbers are those of the offsets.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ import stat
 from bisect import bisect_left
 from collections import deque
 from itertools import chain, islice, repeat
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from streamer.errors import ChannelError, CorruptRecord, CutRecord, StreamError
+from streamer.errors import ChannelError, CorruptRecord, CutRecord, RecordTooLarge, StreamError
 from streamer.escaping import escape_control
 from streamer.key_list import KeyListLine, parse_first_line, parsed
 
@@ -46,9 +47,23 @@ class RecordKey(NamedTuple):
     bucket: str
 
     def __str__(self) -> str:
-        if not self.key:
-            return "the text of an attribute"
-        return f"record {self.number} of s3://{self.bucket}/{escape_control(self.key)}"
+        return record_name(*self)
+
+
+Named = TypeVar("Named", bound=StreamError)
+
+
+def record_name(key: str, number: int | None, bucket: str | None) -> str:
+    """Return the name of a record in errors and logs; its number may be unknown."""
+    if not key:
+        return "the text of an attribute"
+    record = "a record" if number is None else f"record {number}"
+    return f"{record} of s3://{bucket}/{escape_control(key)}"
+
+
+def named(error: Named, record: object) -> Named:
+    """Return an error whose text names the record."""
+    return type(error)(f"{error}; it is {record}")
 
 
 class KeyedRecord(NamedTuple):
@@ -79,10 +94,12 @@ class KeyRun(NamedTuple):
 class RecordKeys:
     """The keys of one stream's records, from a position on. Its owner closes it once."""
 
-    def __init__(self, stream: PipeStream, *, offset: int, number: int | None = None) -> None:
+    def __init__(self, stream: PipeStream, *, offset: int, number: int | None = None, size: int = 0) -> None:
         """`offset`: in the stream, of the first record. `number`: its number in its object; None if it is
-        unknown. The list is opened at the first record.
+        unknown. `size`: bytes of each record, if all have one size and no frame; else 0. The list is opened
+        at the first record.
         """
+        self._size = size
         self._stream = stream
         self._path = stream.name
         self._given: tuple[int, int | None] | None = (offset, number)
@@ -98,7 +115,14 @@ class RecordKeys:
 
     @classmethod
     def wanted(
-        cls, stream: PipeStream, *, offset: int, number: int | None = None, key: bool, skip: bool
+        cls,
+        stream: PipeStream,
+        *,
+        offset: int,
+        number: int | None = None,
+        size: int = 0,
+        key: bool,
+        skip: bool,
     ) -> RecordKeys | None:
         """Return the keys of a stream whose first byte, or end, has come; None if its reader needs none.
 
@@ -106,7 +130,7 @@ class RecordKeys:
         """
         path = stream.key_list_path
         if key or (skip and path is not None and os.path.lexists(path)):
-            return cls(stream, offset=offset, number=number)
+            return cls(stream, offset=offset, number=number, size=size)
         return None
 
     def go_on(self, offset: int, number: int | None) -> None:
@@ -214,6 +238,8 @@ class RecordKeys:
             if self._given is not None:
                 (begin, number), self._given = self._given, None
                 self._number = number if line.offset < begin else line.number
+            if self._size:
+                self._number = line.number + (start - line.offset) // self._size
             end = bisect_left(starts, lines[1].offset, index) if len(lines) > 1 else len(starts)
             first = self._number
             if first is not None:
@@ -273,9 +299,9 @@ def keyed_runs(
         number = keys.number
         try:
             batch = next(batches, None)
-        except (CorruptRecord, CutRecord) as error:
+        except (CorruptRecord, CutRecord, RecordTooLarge) as error:
             (run,) = keys.take([base + reader.offset])
-            raise type(error)(f"{error}; it is {next(run.record_keys())}") from error
+            raise named(error, next(run.record_keys())) from error
         if batch is None:
             return
         runs = keys.take([base + start for start in reader.starts] if base else reader.starts)

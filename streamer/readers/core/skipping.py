@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from streamer.errors import ChannelError, CorruptRecord
-from streamer.escaping import escape_control
 from streamer.formats.window import BadRecord
+from streamer.readers.core.record_keys import record_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -66,8 +66,7 @@ class SkippedRecord(BadRecord):
         if self.key is None:
             place = f"offset {self.offset}"
         else:
-            record = "a record" if self.number is None else f"record {self.number}"
-            place = f"{record} of s3://{self.bucket}/{escape_control(self.key)} at offset {self.offset}"
+            place = f"{record_name(self.key, self.number, self.bucket)} at offset {self.offset}"
         return f"{'' if self.kind == 'record' else 'the rest of the object from '}{place}: {self.reason}"
 
 
