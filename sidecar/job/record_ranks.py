@@ -90,11 +90,6 @@ async def plan_by_record(
         table = await in_thread(FixedRecords, plan.entries, int(setup.ranks.record_size or 0))
     else:
         table = await _checked(setup.index, plan, Access(job, clients))
-    if table.end_mark and setup.ranks.fetch == "together" and setup.ranks.count > 1:
-        raise ConfigError(
-            f"channel {setup.channel.channel_name!r} has tar samples, whose streams have an end mark after "
-            "each run of samples, so no stream of several ranks has their bytes; remove Fetch: together"
-        )
 
     channel = setup.channel
     if (split := channel.penstock.record_selection.split) is not None:

@@ -33,14 +33,15 @@ class StepPosition(NamedTuple):
     step: int
     walk: WalkPosition
     sums: array[int]
-    """Bytes of each rank of this host before the step; without the end mark of a run that goes on in it."""
+    """Bytes of each rank of this host before the step, without the end mark of a run that goes on in it; at
+    last those of all their records, which are the stream of several ranks."""
 
 
 class OrderSums(NamedTuple):
     """The sums of one epoch."""
 
     totals: array[int]
-    """Bytes of each rank of this host."""
+    """Bytes of each rank of this host, and of all their records."""
     positions: list[StepPosition]
     """Steps at which the walk of a resume may start."""
 
@@ -116,7 +117,7 @@ def sum_order(
     without bytes.
     """
     size, ranks, steps, records = deal.slice, deal.end - deal.first, deal.steps(order.records), order.records
-    totals, positions = [0] * ranks, list[StepPosition]()
+    totals, together, positions = [0] * ranks, 0, list[StepPosition]()
     if table.end_mark:
         observers = [*observers, _EndMarks(len(table.end_mark), totals, positions)]
     others = deal.global_batch - ranks * size
@@ -137,6 +138,7 @@ def sum_order(
                 raise misplaced(entries, entry)
             if rank < ranks:
                 totals[rank] += stop - start
+                together += stop - start
                 for each in observers:
                     each.add(rank, entry, start, stop)
             left -= until - done
@@ -150,8 +152,10 @@ def sum_order(
                 rank, step = 0, step + 1
                 if number + step * ranks >= due and at < records and step < steps:
                     due = number + step * ranks + positions_every
-                    positions.append(StepPosition(step, WalkPosition(number, at), array("Q", totals)))
-    return OrderSums(array("Q", totals), positions)
+                    positions.append(
+                        StepPosition(step, WalkPosition(number, at), array("Q", [*totals, together]))
+                    )
+    return OrderSums(array("Q", [*totals, together]), positions)
 
 
 def _portions(order: Order, epoch: int, records: int) -> Iterator[tuple[int, int, Run]]:

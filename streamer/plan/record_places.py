@@ -30,8 +30,13 @@ class RankPlan(Protocol):
     host_ranks: HostRanks
     deal: Deal
 
-    def own(self, by_rank: array[int]) -> int:
-        """Return the sum of these ranks' numbers. `by_rank`: of all ranks of this host."""
+    @property
+    def end_mark(self) -> bytes:
+        """Bytes that end each run of adjacent records in the stream of these ranks."""
+        ...
+
+    def own(self, sums: array[int]) -> int:
+        """Return the bytes of their stream. `sums`: of each rank of this host, and of all of them."""
         ...
 
 
@@ -84,7 +89,7 @@ def places(
     `follow`: walk as a stream does, so that changes of the order come after the steps that were walked.
     """
     host_ranks = plan.host_ranks
-    border, end_mark_bytes = host_ranks.table.border, len(host_ranks.table.end_mark)
+    border, end_mark_bytes = host_ranks.table.border, len(plan.end_mark)
     step, position, offset = 0, START, 0
     if start is not None:
         step, position, offset = start.step, start.walk, plan.own(start.sums)

@@ -2,10 +2,11 @@
 
     record order ─ deal ─▶ runs of records ─ RecordTable ─▶ byte ranges ─▶ parts, as of any plan
 
-`RecordTable` has the offsets of all records. Of tar each run of adjacent samples is an archive, with its end
-mark. The plans of one host's ranks share the order (`streamer.plan.host_ranks`). Digests
-(docs/explanation/record-order.md): `order_digest` is the same on all hosts and at any number of ranks,
-`digest` also covers the ranks.
+`RecordTable` has the offsets of all records. Of tar each run of adjacent samples is an archive in the stream
+of a rank, with its end mark. A stream of several ranks has records alone, so that its requests are large;
+`streamer.plan.dealing` adds the end marks. The plans of one host's ranks share the order
+(`streamer.plan.host_ranks`). Digests (docs/explanation/record-order.md): `order_digest` is the same on all
+hosts and at any number of ranks, `digest` also covers the ranks.
 """
 
 from __future__ import annotations
@@ -58,6 +59,11 @@ class RecordPlan(Plan):
         )
 
     @property
+    def end_mark(self) -> bytes:
+        """Bytes that end each run of adjacent records in this stream; empty if it is of several ranks."""
+        return b"" if self.deal.end - self.deal.first > 1 else self.host_ranks.table.end_mark
+
+    @property
     def varies(self) -> bool:
         """Whether a rank's records differ from epoch to epoch, so that each epoch needs its own totals."""
         return self.host_ranks.order.varies
@@ -92,10 +98,10 @@ class RecordPlan(Plan):
             steps = -(-records // (self.deal.slice * (self.deal.end - self.deal.first)))
             ranks.come_to(position.epoch, steps)
 
-    def own(self, by_rank: array[int]) -> int:
-        """Return the sum of these ranks' numbers. `by_rank`: of all ranks of this host."""
-        first = self.deal.first - self.host_ranks.deal.first
-        return sum(by_rank[first : first + self.deal.end - self.deal.first])
+    def own(self, sums: array[int]) -> int:
+        """Return the bytes of this stream. `sums`: of each rank of this host, and of all of them."""
+        one = self.deal.end - self.deal.first == 1
+        return sums[self.deal.first - self.host_ranks.deal.first if one else -1]
 
     def objects(self, epoch: int) -> int:  # noqa: ARG002 - every epoch has all
         """Return the number of objects of the order, those of other ranks too."""
@@ -136,7 +142,7 @@ class RecordPlan(Plan):
 
     def _segments(self, walk: Walk, step: int) -> Iterator[Segment | Literal]:
         """Yield the byte ranges of these ranks from a step on."""
-        border, end_mark = self.host_ranks.table.border, self.host_ranks.table.end_mark
+        border, end_mark = self.host_ranks.table.border, self.end_mark
         current: tuple[int, ObjectRef] | None = None
         for entry, start, stop in joined(self.deal.together(walk, step)):
             if current is None or current[0] != entry:

@@ -98,7 +98,9 @@ class Job:
         shuffle = draw.choice([None, draw.randrange(1 << 31)])
         if shuffle is not None:
             ranks["Block"] = draw.choice([1, 100, 700, 1 << 20])
-        return cls(ranks, shuffle, draw.randint(1, 2), counts)
+        epochs = draw.randint(1, 2)
+        ranks["Fetch"] = draw.choice(["separately", "together"])
+        return cls(ranks, shuffle, epochs, counts)
 
     def due(self, data: Data) -> Batches:
         """The global batches of all epochs, by the specification."""

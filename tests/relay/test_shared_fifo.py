@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+from functools import partial
 
 import pytest
 
 from streamer.errors import ReaderGone
 from streamer.linux import ALL
-from streamer.plan import START, ObjectRef, Plan
+from streamer.plan import START, ObjectRef, Plan, Position
 from streamer.plan.dealing import DealtEpoch, Piece
+from streamer.plan.record_table import END_MARK
 from streamer.relay.deliver.byte_queue import ByteQueue
 from streamer.relay.deliver.dealt_outlet import DealtOutlet
 from streamer.relay.deliver.shared_fifo import SharedFifo, SharedGroup
 from streamer.sink.outlet import PipeOutlet
 from streamer.units import MIB
+
+MARK = len(END_MARK)
 
 
 async def test_a_reader_that_left_before_the_stream_began_is_noticed() -> None:
@@ -52,7 +56,7 @@ async def test_bytes_that_no_copy_took_are_not_of_the_next_epoch() -> None:
             while dealt.reader_gone:
                 group.changed.clear()
                 await group.changed.wait()
-            dealt.begin(DealtEpoch([0], iter([Piece(0, 4 * MIB)])))
+            dealt.begin(DealtEpoch(0, [0], iter([Piece(0, 4 * MIB)])))
             while not dealt.holding:
                 dealt.push(ByteQueue([byte * MIB]))
             for reader, _ in pipes:
@@ -68,6 +72,57 @@ async def test_bytes_that_no_copy_took_are_not_of_the_next_epoch() -> None:
             fifo.abandon(epoch)
         group.epoch += 1
     dealt.close()
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+@pytest.mark.parametrize("skipped", [0, 5, 1000, 1034, 2000])
+async def test_end_marks_go_into_full_fifos_once_they_take_bytes(copies: int, skipped: int) -> None:
+    """Two ranks, of which the first is full at each end mark; a FIFO that resumes skips what it has."""
+    group = SharedGroup([], 0)
+    plan = Plan.of([ObjectRef("b", "k", 2 * MIB + 2 * MARK, "e")])
+    group.ranks = [
+        [SharedFifo(f"train-{rank}-{copy}", plan, Position(0, skipped), group) for copy in range(copies)]
+        for rank in range(2)
+    ]
+    pieces = [Piece(0, 10), Piece(0, MARK, mark=True), Piece(1, 10), Piece(1, MARK, mark=True)]
+    pieces += [Piece(0, 2 * MIB - 10), Piece(0, MARK, mark=True)]
+    pieces += [Piece(1, 2 * MIB - 10), Piece(1, MARK, mark=True)]
+    due = b"a" * 10 + bytes(MARK) + b"b" * (2 * MIB - 10) + bytes(MARK)
+    sources = [ByteQueue([each]) for each in (b"a" * 10, b"a" * 10, *[b"b" * (2 * MIB - 10)] * 2)]
+    dealt = DealtOutlet(group, give_up_after=60)
+    pipes = [os.pipe() for _ in group.fifos]
+    outlets = [PipeOutlet(end, on_gone=fifo.wake) for (_, end), fifo in zip(pipes, group.fifos, strict=True)]
+    async with asyncio.TaskGroup() as tasks:
+        for fifo, outlet in zip(group.fifos, outlets, strict=True):
+            fifo.begin(0)
+            tasks.create_task(fifo.deliver(0, outlet))
+        while not all(fifo.takes(0) for fifo in group.fifos):
+            group.changed.clear()
+            await group.changed.wait()
+        read = [tasks.create_task(asyncio.to_thread(read_whole, end)) for end, _ in pipes]
+        dealt.begin(DealtEpoch(0, [0, 0], iter(pieces)))
+        while dealt.holding or any(sources):
+            if dealt.holding:
+                await dealt.writable()
+                continue
+            while not sources[0]:
+                del sources[0]
+            try:
+                dealt.push(sources[0])
+            except BlockingIOError:
+                await dealt.writable()
+        dealt.end()
+        for outlet in outlets:
+            outlet.close()
+    assert [each.result() for each in read] == [due[skipped:]] * len(pipes)
+    for reader, _ in pipes:
+        os.close(reader)
+    dealt.close()
+
+
+def read_whole(fd: int) -> bytes:
+    """Read a pipe to its end."""
+    return b"".join(iter(partial(os.read, fd, 1 << 16), b""))
 
 
 async def left_early(fifo: SharedFifo, epoch: int, outlet: PipeOutlet) -> None:
@@ -104,7 +159,7 @@ async def test_a_shortage_of_the_pipe_of_copies_is_waited_for() -> None:
         while not all(fifo.takes(0) for fifo in fifos):
             group.changed.clear()
             await group.changed.wait()
-        dealt.begin(DealtEpoch([0], iter([Piece(0, 10)])))
+        dealt.begin(DealtEpoch(0, [0], iter([Piece(0, 10)])))
         source = RefusedOnce()
         with pytest.raises(BlockingIOError):
             dealt.push(source)

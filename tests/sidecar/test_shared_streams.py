@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import random
@@ -18,6 +19,7 @@ from typing import IO, Any
 
 import pytest
 
+from streamer.formats.tar import TarReader
 from tests.kit.pipes import probe, read_all, read_some
 from tests.kit.processes import Sidecar, job, penstock, sidecar, write_job
 from tests.kit.stub import S3Stub
@@ -342,11 +344,79 @@ def test_what_cannot_be_shared_is_refused(stub: S3Stub, tmp_path: Path) -> None:
         )
 
 
-def test_streams_with_end_marks_are_not_fetched_together(stub: S3Stub, tmp_path: Path) -> None:
-    stub.objects |= {f"b/train/{number}.tar": made("tar", [b"a", b"b"]) for number in range(2)}
-    path = write_job(tmp_path / "job.yaml", divided(stub, tmp_path, Count=2, Batch=1, **TOGETHER))
+def tars(stub: S3Stub, tmp_path: Path, *, longest: int = 40_000, **ranks: Any) -> dict[str, Any]:
+    """A shuffled job of 25 tar samples with long names, pax headers, and the same keys in every object."""
+    payload = random.Random(2).randbytes
+    for number, records in enumerate((7, 2, 12, 4)):
+        samples = [payload(1 + (number + 3) * each * 997 % longest) for each in range(records)]
+        stub.objects[f"b/train/{number}.tar"] = made("tar", samples)
+    document = shuffled(divided(stub, tmp_path, Batch=2, Remainder="repeat", **ranks))
+    document["InputDataConfig"][0]["Penstock"]["Ranks"]["Block"] = longest
+    return document
+
+
+def tar_streams(path: str, tmp_path: Path, fifos: int, *options: str) -> list[bytes]:
+    """The first epoch of every FIFO."""
+    with sidecar(path, *options) as running:
+        running.wait_for("ready")
+        found = both(tmp_path, 0, fifos)
+        assert running.end() == 0
+    return found
+
+
+@pytest.mark.parametrize(
+    ("count", "copies", "transport"), [(3, 1, "splice"), (2, 2, "buffered"), (3, 1, "aiobotocore")]
+)
+def test_tar_samples_that_are_fetched_together(
+    stub: S3Stub, tmp_path: Path, count: int, copies: int, transport: str
+) -> None:
+    """Each rank has the bytes, end marks included, that it has alone; also from a saved step on."""
+    document = tars(stub, tmp_path, Count=count, Copies=copies)
+    document["Penstock"]["Transport"] = transport
+    path = write_job(tmp_path / "job.yaml", document)
     index(path, tmp_path, kind="tar")
-    refused(path, 2, "channel 'train' has tar samples, whose streams have an end mark")
+    fifos = count * copies
+    due = tar_streams(path, tmp_path, fifos)
+    document["InputDataConfig"][0]["Penstock"]["Ranks"] |= TOGETHER
+    path = write_job(tmp_path / "job.yaml", document)
+    assert tar_streams(path, tmp_path, fifos) == due
+    data = tmp_path / "ml" / "input" / "data"
+    trailers = [published_trailer(data, f"train-{each}", 0) for each in range(fifos)]
+    assert [(each.state, each.bytes_delivered) for each in trailers] == [("complete", len(d)) for d in due]
+    assert len({each.digest for each in trailers}) == count
+    steps = trailers[0].steps
+    assert steps == -(-25 // (2 * count))
+    for step in (1, steps - 1):
+        state = {"format": 1, "channel": "train", "epoch": 0, "step": step, "order": trailers[0].order}
+        rest = tar_streams(path, tmp_path, fifos, "--resume", json.dumps(state))
+        for whole, part in zip(due, rest, strict=True):
+            assert whole.endswith(part)
+            assert samples(part) == samples(whole)[2 * step :]
+
+
+def samples(stream: bytes) -> list[bytes]:
+    return [record for batch in TarReader(io.BytesIO(stream)).batches() for record in batch]
+
+
+def test_a_killed_sidecar_loses_no_end_mark(stub: S3Stub, tmp_path: Path) -> None:
+    """A keeper holds the FIFOs, in which the readers are at different bytes."""
+    path = write_job(tmp_path / "job.yaml", tars(stub, tmp_path, longest=1 << 20, Count=2, Copies=2))
+    index(path, tmp_path, kind="tar")
+    due = tar_streams(path, tmp_path, 4)
+    document = tars(stub, tmp_path, longest=1 << 20, Count=2, Copies=2, **TOGETHER)
+    path = write_job(tmp_path / "job.yaml", document)
+    with contextlib.ExitStack() as stack:
+        with running(path, "--keeper", "auto") as started:
+            started.wait_for("ready")
+            files = opened(stack, [fifo(tmp_path, number) for number in range(4)])
+            begun = [file.read(1) + file.read(100_000 * number) for number, file in enumerate(files)]
+        with sidecar(path, "--keeper", "auto") as again:
+            again.wait_for("ready")
+            readers = [Pull(file.read) for file in files]
+            for number, reader in enumerate(readers):
+                assert begun[number] + reader.join() == due[number]
+            assert keeper_of(again)
+            assert again.end() == 0
 
 
 def test_copies_of_tar_samples(stub: S3Stub, tmp_path: Path) -> None:

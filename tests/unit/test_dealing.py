@@ -8,57 +8,69 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.plan import Plan
-from streamer.plan.dealing import DealtEpoch, deal_stream
+from streamer.plan.dealing import DealtEpoch, Piece, deal_stream
 from streamer.plan.host_ranks import HostRanks
 from streamer.plan.record_order import Deal, RecordOrder
 from streamer.plan.record_plan import RecordPlan
-from streamer.plan.segments import Literal, Segment
-from tests.unit.test_record_order import Table, objects, plan_of, remainders, seeds
+from tests.unit.test_record_order import Table, contents, objects, plan_of, remainders, seeds
 
 
-def host_of(sizes: list[list[int]], deal: Deal, seed: int | None, *, positions_every: int = 3) -> RecordPlan:
-    table = Table(sizes)
+def host_of(
+    sizes: list[list[int]],
+    deal: Deal,
+    seed: int | None,
+    *,
+    positions_every: int = 3,
+    end_mark: bytes = b"",
+) -> RecordPlan:
+    table = Table(sizes, end_mark)
     order = RecordOrder(table.counts, table.sizes, seed=seed, block=500)
     return RecordPlan(HostRanks(table.entries(), table, order, deal, positions_every=positions_every))
 
 
-def content(plan: Plan, epoch: int) -> list[tuple[str, int]]:
-    """Every byte of the epoch's stream, by its object and offset."""
-    found = []
-    for segment in plan.segments(epoch):
-        assert isinstance(segment, Segment), segment
-        found += [(segment.object.key, offset) for offset in range(segment.start, segment.end)]
-    return found
-
-
-def shares(dealt: DealtEpoch, stream: list[tuple[str, int]]) -> list[list[tuple[str, int]]]:
+def shares(dealt: DealtEpoch, stream: list[tuple[str, int]], end_mark: bytes) -> list[list[tuple[str, int]]]:
     """The bytes of each rank from the point on."""
     found: list[list[tuple[str, int]]] = [[] for _ in dealt.before]
     offset = dealt.offset
-    for rank, size in dealt.pieces:
+    for rank, size, mark in dealt.pieces:
+        if mark:
+            assert size == len(end_mark)
+            found[rank] += [("", byte) for byte in end_mark]
+            continue
         found[rank] += stream[offset : offset + size]
         offset += size
     assert offset == len(stream)
     return found
 
 
-@given(objects, seeds, st.integers(0, 2), st.sampled_from([2, 3, 4]), st.data())
+@given(
+    objects,
+    seeds,
+    st.integers(0, 2),
+    st.tuples(st.sampled_from([2, 3, 4]), st.sampled_from([b"", b"end"])),
+    st.data(),
+)
 def test_every_rank_gets_its_own_stream_from_any_point_on(
-    sizes: list[list[int]], seed: int | None, epoch: int, ranks: int, data: st.DataObject
+    sizes: list[list[int]], seed: int | None, epoch: int, form: tuple[int, bytes], data: st.DataObject
 ) -> None:
-    """Of two hosts' ranks those of this host; the point is before the first byte that a rank lacks."""
+    """Of two hosts' ranks those of this host; the point is before the first byte that a rank lacks.
+
+    `form`: ranks of a host, and what ends each run of adjacent records.
+    """
+    ranks, end_mark = form
     size = 2 * ranks * data.draw(st.integers(1, 3))
     remainder = data.draw(remainders)
     if sum(map(len, sizes)) < size:
         remainder = "repeat"
-    whole = host_of(sizes, Deal(size, 2 * ranks, ranks, 2 * ranks, remainder), seed)
-    streams = [content(plan, epoch) for plan in whole.ranks(ranks)]
+    whole = host_of(sizes, Deal(size, 2 * ranks, ranks, 2 * ranks, remainder), seed, end_mark=end_mark)
+    streams = [contents(plan.segments(epoch)) for plan in whole.ranks(ranks)]
+    common = contents(whole.segments(epoch))
+    assert whole.total_bytes(epoch) == len(common) == sum(1 for stream in streams for key, _ in stream if key)
     offsets = [data.draw(st.integers(0, len(stream))) for stream in streams]
     dealt = deal_stream(whole, epoch, offsets)
     before = list(dealt.before)
     assert all(have <= offset for have, offset in zip(before, offsets, strict=True))
-    assert shares(dealt, content(whole, epoch)) == [
+    assert shares(dealt, common, end_mark) == [
         stream[have:] for have, stream in zip(before, streams, strict=True)
     ]
     again = deal_stream(whole, epoch, offsets)
@@ -79,31 +91,36 @@ def test_a_point_in_a_long_epoch_is_found_without_a_walk_from_its_start() -> Non
         return border(entry, record)
 
     table.border = counted  # type: ignore[method-assign]
-    dealt = deal_stream(whole, 0, [total - 100 for total in sums.totals])
-    assert dealt.offset > sum(sums.totals) - 300
+    dealt = deal_stream(whole, 0, [total - 100 for total in sums.totals[:2]])
+    assert dealt.offset > sums.totals[-1] - 300
     assert walked < 5000
 
 
 def test_the_one_rank_of_a_stream_gets_all_of_it() -> None:
     plan = plan_of([[10, 20], [30]], Deal(1, 1, 0, 1))
     dealt = deal_stream(plan, 0, [25])
-    assert (dealt.offset, list(dealt.pieces)) == (25, [(0, 35)])
+    assert (dealt.offset, list(dealt.pieces)) == (25, [Piece(0, 35)])
     assert list(deal_stream(plan, 0, [60]).pieces) == []
 
 
 def test_pieces_are_as_long_as_slices() -> None:
     """Two records of each rank in a step: a slice over two objects is one piece."""
     dealt = deal_stream(plan_of([[1, 2, 4], [8, 16, 32, 64, 128]], Deal(4, 2, 0, 2)), 0, [0, 0])
-    assert list(dealt.pieces) == [(0, 3), (1, 12), (0, 48), (1, 192)]
-    assert all(one.rank != other.rank for one, other in pairwise(dealt.pieces))
+    pieces = list(dealt.pieces)
+    assert pieces == [Piece(0, 3), Piece(1, 12), Piece(0, 48), Piece(1, 192)]
+    assert all(one.rank != other.rank for one, other in pairwise(pieces))
 
 
-def test_streams_with_bytes_of_their_own_are_not_dealt() -> None:
-    with pytest.raises(ValueError, match="end marks"):
-        deal_stream(plan_of([[512] * 4], Deal(2, 2, 0, 2), end_mark=b"end"), 0, [0, 0])
+def test_an_end_mark_follows_each_run_at_once() -> None:
+    """The reader of a rank has its last sample before the others get theirs."""
+    whole = plan_of([[1, 2, 4], [8, 16, 32, 64, 128]], Deal(4, 2, 0, 2), end_mark=b"end")
+    first, end, second = Piece(0, 3), Piece(0, 3, mark=True), Piece(1, 3, mark=True)
+    assert list(deal_stream(whole, 0, [0, 0]).pieces) == [
+        *(first, end, Piece(1, 4), second, Piece(1, 8), second),
+        *(Piece(0, 48), end, Piece(1, 192), second),
+    ]
+
+
+def test_other_ranks_than_those_of_the_stream_are_refused() -> None:
     with pytest.raises(ValueError, match="no stream of 3 ranks"):
         deal_stream(plan_of([[512] * 4], Deal(2, 2, 0, 2)), 0, [0, 0, 0])
-    assert any(
-        isinstance(each, Literal)
-        for each in plan_of([[512] * 4], Deal(2, 2, 0, 2), end_mark=b"end").segments(0)
-    )

@@ -3,9 +3,10 @@
     stage ── splice of an exact length ──▶ FIFO              a rank with one FIFO
     stage ──▶ pipe ── tee ──▶ FIFO, FIFO, … ── drop          a rank with copies (tee(2) copies no page)
     stage ──▶ pipe ── drop                                   a rank whose readers have left its epoch
+    zeros, as those of a stage                               an end mark of tar samples
 
 A full FIFO blocks the stream: the ranks after it get their bytes in stream order. Copies may differ by what
-the pipe holds.
+the pipe holds. End marks are not in the stream, and go into their FIFO before the next byte of the stream.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 from typing import TYPE_CHECKING
 
 from streamer.linux import ALL, SPLICE_FLAGS, tee
+from streamer.plan.record_table import END_MARK
 from streamer.sink.outlet import PipeOutlet
 
 if TYPE_CHECKING:
@@ -40,6 +42,8 @@ class DealtOutlet:
         self._pieces: Iterator[Piece] = iter(())
         self._rank = self._left = 0
         """Rank of the current piece, and its bytes that are still to come."""
+        self._mark = False
+        """Whether the current piece is an end mark, which is not in the stream."""
         self._copied = 0
         """Bytes in the pipe: not every copy of the rank has them."""
         self._ahead: dict[SharedFifo, int] = {}
@@ -64,11 +68,12 @@ class DealtOutlet:
     def begin(self, dealt: DealtEpoch) -> None:
         """Begin the group's epoch."""
         self._empty(self._copied)  # the last copies may have left the epoch before with bytes in the pipe
-        self._pieces, self._left, self._copied = dealt.pieces, 0, 0
+        self._pieces, self._left, self._mark, self._copied = dealt.pieces, 0, False, 0
         for before, fifos in zip(dealt.before, self._ranks, strict=True):
             for fifo in fifos:
                 if fifo.takes(self._group.epoch):
                     fifo.begin_stream(before)
+        self._move_marks()
 
     def end(self) -> None:
         """End the epoch. Raises RuntimeError if a FIFO lacks bytes of it, or a piece is left."""
@@ -90,18 +95,38 @@ class DealtOutlet:
 
     @property
     def holding(self) -> bool:
-        """As `Outlet`: whether a copy lacks bytes that are in the pipe."""
-        return self._copied > 0
+        """As `Outlet`: whether a copy lacks bytes that are in the pipe, or an end mark is next."""
+        return self._copied > 0 or self._mark
 
     def push(self, source: Drainable) -> int:
-        """As `Outlet`: moves bytes of one piece, and at most to its end.
+        """As `Outlet`: moves bytes of one piece, and at most to its end; then the end marks after it.
 
         Raises Shortage, as a FIFO's outlet does.
         """
+        if not self._left and not self._next_piece():
+            raise RuntimeError(f"the stream of epoch {self._group.epoch} is longer than its pieces")
+        count = self._move(source)
         if not self._left:
-            if (piece := next(self._pieces, None)) is None:
-                raise RuntimeError(f"the stream of epoch {self._group.epoch} is longer than its pieces")
-            self._rank, self._left = piece
+            self._move_marks()
+        return count
+
+    def _next_piece(self) -> bool:
+        """Come to the next piece; return False if there is none."""
+        piece = next(self._pieces, None)
+        self._rank, self._left, self._mark = piece or (self._rank, 0, False)
+        return piece is not None
+
+    def _move_marks(self) -> None:
+        """Move the end marks that are next, until a FIFO is full."""
+        while not self._copied and (self._mark if self._left else self._next_piece()):
+            if self._mark:
+                try:
+                    self._move(_END_MARK)
+                except BlockingIOError:
+                    return
+
+    def _move(self, source: Drainable) -> int:
+        """Move bytes of the current piece; return how many."""
         takers = self._takers()
         if not takers:
             count = self._drop(source, self._left)
@@ -119,6 +144,8 @@ class DealtOutlet:
 
     def _drop(self, source: Drainable, most: int) -> int:
         """Discard bytes of `source`; by a pipe, which splice(2) needs at one end."""
+        if self._mark:
+            return most
         count = self._into.push(source, most)
         self._empty(count)
         self._dropped += count
@@ -163,12 +190,13 @@ class DealtOutlet:
         if self._into.refused:
             await self._into.writable()
             return
-        full = [fifo for fifo in self._takers() if not self.holding or not self._ahead.get(fifo, 1)]
+        full = [fifo for fifo in self._takers() if not self._copied or not self._ahead.get(fifo, 1)]
         if full:
             self._group.timer.block(full)
             await full[0].writable()
-        if self.holding:
+        if self._copied:
             self._copy()
+        self._move_marks()
 
     def close(self) -> None:
         """As `Outlet`: releases the pipe; the FIFOs have other owners."""
@@ -183,3 +211,13 @@ class _Copied:
 
     def drain_into(self, fd: int, most: int = ALL) -> int:
         return tee(self._fd, fd, most)
+
+
+class _EndMark:
+    """The zeros of an end mark; a `Drainable`."""
+
+    def drain_into(self, fd: int, most: int = ALL) -> int:
+        return os.write(fd, END_MARK[:most])
+
+
+_END_MARK = _EndMark()
