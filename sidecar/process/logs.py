@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import sys
+import traceback
 from datetime import UTC, datetime
 from typing import Any
 
@@ -138,7 +139,9 @@ def _timestamp(record: logging.LogRecord) -> str:
 
 
 def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:
-    """Return the traceback of a record's exception; empty if it has none."""
+    """Return the traceback of a record's exception, of a warning its last line; empty if it has none."""
     if not record.exc_info or record.exc_info[0] is None:
         return ""
+    if record.levelno < logging.ERROR:  # a library's, such as botocore's of a renewal; what it causes is told
+        return "".join(traceback.format_exception_only(record.exc_info[1])).strip()
     return formatter.formatException(record.exc_info)

@@ -109,10 +109,59 @@ def test_a_key_with_a_line_end_is_refused_at_once(
         monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     done = penstock("cat", "s3://b/train/", "--endpoint-url", stub.url, "--path-style")
     assert done.returncode == Exit.DENIED
-    assert "a line end or another control character" in done.stderr
+    assert "a line end, a control character" in done.stderr
     assert "their source, which is env" in done.stderr
     assert "of-a-secret-file" not in done.stderr
     assert not stub.seen
+
+
+@pytest.mark.parametrize("name", ["AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN"])
+def test_a_key_beyond_ascii_is_refused(stub: S3Stub, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    fill(stub, [100], prefix="b/train/")
+    monkeypatch.setenv(name, "clé")
+    done = penstock("cat", "s3://b/train/", "--endpoint-url", stub.url, "--path-style")
+    assert done.returncode == Exit.DENIED
+    assert "a letter beyond ASCII" in done.stderr
+
+
+KEYS = '"Version": 1, "AccessKeyId": "AK", "SecretAccessKey": "SK"'
+
+
+@pytest.mark.parametrize(
+    "printed",
+    ["hello", "null", f'{{{KEYS}, "Expiration": "soon"}}', f'{{{KEYS}, "Expiration": 5}}', None],
+    ids=["no JSON", "null", "no date", "number", "absent"],
+)
+def test_a_source_of_credentials_that_breaks_is_named(
+    nobody: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: str | None
+) -> None:
+    """Neither the endpoint nor a response of S3 is at fault."""
+    fill(nobody, [100], prefix="b/train/")
+    process = tmp_path / "process"
+    if printed is not None:
+        process.write_text(f"#!/bin/sh\necho '{printed}'\n")
+        process.chmod(0o755)
+    (tmp_path / "config").write_text(f"[default]\ncredential_process = {process}\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    done = penstock("cat", "s3://b/train/", "--endpoint-url", nobody.url, "--path-style")
+    assert done.returncode == Exit.DENIED
+    assert "the credentials cannot be read" in done.stderr
+    assert "their source, which is custom-process" in done.stderr
+
+
+def test_a_renewal_that_fails_has_no_traceback(
+    nobody: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """botocore logs it as a warning, with one."""
+    fill(nobody, [100], prefix="b/train/")
+    monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/x")
+    monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(tmp_path / "absent"))
+    done = penstock(
+        "cat", "s3://b/train/", "--endpoint-url", nobody.url, "--path-style", "--give-up-after", "1"
+    )
+    assert done.returncode == Exit.DENIED
+    assert "which is assume-role-with-web-identity" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_anonymous_requests_are_not_signed(nobody: S3Stub) -> None:

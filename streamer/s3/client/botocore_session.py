@@ -20,24 +20,24 @@ from typing import TYPE_CHECKING, Any
 from aiobotocore.config import AioConfig
 from aiobotocore.session import AioSession
 from botocore import UNSIGNED
-from botocore.exceptions import ClientError
+from botocore.exceptions import BotoCoreError, ClientError
 from botocore.loaders import Loader, create_loader
 from botocore.utils import parse_timestamp
 
 from streamer import __version__
-from streamer.errors import ConfigError, ErrorContext, SourceError, Transient
+from streamer.errors import ConfigError, Denied, ErrorContext, PenstockError, SourceError, Transient
 from streamer.retry import note_failure
 from streamer.s3.client.bounded import BoundedSession
 from streamer.s3.client.credentials import FixedProvider, RenewableCredentials
 from streamer.s3.client.endpoint import Endpoint, RequestOptions, check_endpoint
-from streamer.s3.client.faults import map_errors, mapped
+from streamer.s3.client.faults import error_text, map_errors, mapped
 from streamer.s3.client.metadata import refuse_redirects
 from streamer.s3.client.xml_parser import StrictParserFactory
 from streamer.secrets import quoted
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Iterable, Iterator
 
     from streamer.s3.client.environment import Keys
 
@@ -211,6 +211,24 @@ def _session(profile: str | None) -> Any:
     return session
 
 
+async def _first_credentials(providers: Iterable[Any]) -> Any:
+    """Return the credentials of the first of botocore's providers that has any, else None. Raises Denied."""
+    for provider in providers:
+        try:
+            credentials = await provider.load()
+        except (PenstockError, BotoCoreError, TimeoutError):
+            raise
+        except Exception as error:
+            # A process may print anything, and each provider raises what its parser does.
+            reason = f"{type(error).__name__}: {quoted(error_text(error))}"
+            raise Denied(
+                f"the credentials cannot be read ({reason}); correct their source, which is {provider.METHOD}"
+            ) from error
+        if credentials is not None:
+            return credentials
+    return None
+
+
 async def _renewable(session: Any, profile: str | None, limit: float) -> RenewableCredentials | None:
     """Return renewable credentials and give them to the session's clients; None if the session has none."""
 
@@ -220,7 +238,7 @@ async def _renewable(session: Any, profile: str | None, limit: float) -> Renewab
     # `session.get_credentials` would cache the credentials and give those to the clients.
     try:
         async with asyncio.timeout(limit):
-            credentials = await session.get_component("credential_provider").load_credentials()
+            credentials = await _first_credentials(session.get_component("credential_provider").providers)
     except TimeoutError as error:
         raise Transient(
             f"the credentials' source did not respond in {limit:g} s; check that it is running"

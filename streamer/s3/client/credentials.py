@@ -92,11 +92,12 @@ class RenewableCredentials:
             )
             raise Expired(self._failure) from error
         if (secrets := (frozen.access_key, frozen.secret_key, frozen.token)) != self._remembered:
-            remember(*secrets)
-            if not all(each.isprintable() for each in secrets if each):
+            if all(isinstance(each, str) for each in secrets if each is not None):
+                remember(*secrets)
+            if not _can_sign(*secrets):
                 raise Expired(
-                    "the credentials have a line end or another control character, which no key has; "
-                    f"correct their source, which is {self._current.method}"
+                    "the credentials have a line end, a control character or a letter beyond ASCII, which no "
+                    f"key has; correct their source, which is {self._current.method}"
                 )
             self._remembered = secrets
         self._static = None if hasattr(self._current, "refresh_needed") else frozen
@@ -112,6 +113,14 @@ class RenewableCredentials:
             if credentials is None:
                 raise LookupError("no source has credentials any more")
             self._current, self._stale, self._loaded_at = credentials, False, time.monotonic()
+
+
+def _can_sign(access_key: Any, secret_key: Any, token: Any) -> bool:
+    """Return whether a request can be signed with these: headers have the key and the token as ASCII."""
+    sent = (access_key, token or "")
+    return all(isinstance(each, str) and each.isascii() for each in sent) and all(
+        isinstance(each, str) and each.isprintable() for each in (*sent, secret_key)
+    )
 
 
 class renewing:  # noqa: N801 - used as a context manager; as a generator it costs 1 µs more a request
