@@ -49,6 +49,8 @@ LONGEST = 1 << 20
 SIDECAR_LOCK = ".penstock.lock"
 """File that a sidecar locks in its directory of FIFOs. It stays after the sidecar has ended."""
 _TRAILER_NAME = re.compile(r"\.(.+)_(\d+)\.penstock\.json")
+_FIFO_NAME = re.compile(r"(.+)_(0|[1-9][0-9]*)")
+_WITHDRAWN_NAME = re.compile(r"\.(.+)_(0|[1-9][0-9]*)\.penstock\.fifo")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +120,17 @@ def parse_trailer_name(name: str) -> tuple[str, int] | None:
 def fifo_path(directory: str, channel: str, epoch: int) -> str:
     """Return the path of an epoch's FIFO: `<directory>/<channel>_<epoch>` (contract §1.1)."""
     return os.path.join(directory, f"{channel}_{epoch}")
+
+
+def withdrawn_path(directory: str, channel: str, epoch: int) -> str:
+    """Return the path that an epoch's FIFO gets before its first byte, so that no other reader opens it."""
+    return os.path.join(directory, f".{channel}_{epoch}.penstock.fifo")
+
+
+def parse_fifo_name(name: str) -> tuple[str, int] | None:
+    """Return channel and epoch of a FIFO's file name, offered or withdrawn; None for other names."""
+    match = _FIFO_NAME.fullmatch(name) or _WITHDRAWN_NAME.fullmatch(name)
+    return None if match is None else (match[1], int(match[2]))
 
 
 def rank_channel_name(channel: str, index: int) -> str:

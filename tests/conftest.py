@@ -243,7 +243,7 @@ def no_blocking() -> Iterator[None]:
         # epoch, and must be in an exact order with the closing of the pipe.
         for call in ("os.unlink", "os.rename", "os.stat", "os.listdir"):
             watch.functions[call].can_block_in(
-                "streamer/sink/fifo.py", {"clear", "_unlink", "prepare", "resume"}
+                "streamer/sink/fifo.py", {"clear", "_unlink", "prepare", "resume", "withdraw"}
             )
         # botocore reads its models and the user's profile for the first calls, before any byte moves.
         for function in watch.functions.values():

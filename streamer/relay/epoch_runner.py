@@ -1,6 +1,6 @@
 """Runs one epoch: opens its FIFO, delivers, retires the FIFO; or fails the epoch.
 
-    run    open (idle until a reader comes) → deliver → retire with its state      another epoch may follow
+    run    open (idle until a reader comes) → withdraw its name → deliver → retire with its state
     fail   publish the failure → hold or end the FIFO, by the policy → wait for a drain
     stop   close the FIFO when the channel ends in mid-epoch
 
@@ -127,13 +127,18 @@ class EpochRunner:
     async def _deliver(self, delivery: EpochDelivery, outlet: PipeOutlet) -> TrailerState:
         """Deliver the epoch until its last byte or until the reader leaves; return the trailer state."""
         epoch = self._state.epoch
-        delivery.activate(active=True)
         self._next_known = not self._plan.varies
+        if self._next_known:
+            self._prepare(epoch + 1)
+
+        async def withdraw() -> None:
+            self._fifos.withdraw(epoch)
+
+        await retry_while_refused(withdraw, self._spec.retry, self._report.shortage)
+        delivery.activate(active=True)
         try:
             async with task_group() as tasks:
-                if self._next_known:
-                    self._prepare(epoch + 1)
-                else:
+                if not self._next_known:
                     tasks.create_task(self._offer(epoch + 1))
                 delivery.allow(epoch + 1)
                 await delivery.deliver(epoch, outlet)

@@ -2,6 +2,7 @@
 
     prepare(n)   write the `open` trailer of n, mkfifo n
     open(n)      wait until a reader has opened n (`streamer.sink.write_ends`)
+    withdraw(n)  rename n to a name that only Penstock knows, before n gets its first byte
     conclude(n)  prepare(n+1), replace the trailer of n, unlink n
     retire(n)    close n; at the reader's end of file, the name of n is gone and n+1 exists
 
@@ -14,6 +15,11 @@ until `conclude` has returned, because closing it would look like an end to the 
 
 A FIFO is opened through an O_PATH descriptor taken at its creation, so the open FIFO is the one created, even
 if its name has changed since.
+
+A FIFO has one reader (contract §1.3). If its reader closes it and another program opens it before the kernel
+has reported the close, the kernel reports nothing, and the other program would get the rest of the epoch for
+a whole one. So a FIFO that has had a byte has no name that a reader looks for. The name that it gets is for
+the workers of a reader (`streamer.readers.torch.workers`), and for the next sidecar.
 
 A FIFO is never used twice: bytes left in it would reach the next reader (contract §1.7-4). `resume` takes
 over a FIFO that a keeper has held open after its sidecar died. The sidecar may have died between any two
@@ -38,7 +44,14 @@ from streamer.linux import descriptor_path
 from streamer.sink.key_list import KeyListWriter
 from streamer.sink.outlet import PipeOutlet
 from streamer.sink.write_ends import LocalWriteEnds, WriteEnds
-from streamer.trailer import Trailer, fifo_path, read_trailer, trailer_path, write_trailer
+from streamer.trailer import (
+    Trailer,
+    fifo_path,
+    read_trailer,
+    trailer_path,
+    withdrawn_path,
+    write_trailer,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -100,22 +113,22 @@ class FifoDirectory:
         self._write_ends = write_ends or LocalWriteEnds(channel)
 
     def clear(self, *, begin: int = 0) -> None:
-        """Remove the files of an earlier run: all trailers, and the FIFOs of all epochs but `begin`.
+        """Remove the files of an earlier run: all trailers, withdrawn FIFOs, and FIFOs of epochs but `begin`.
 
         The FIFO of `begin` is kept, because a reader may already be blocked in opening it. Raises SinkError.
         """
-        ours = re.compile(rf"\.?{re.escape(self._channel)}_(\d+)(\.penstock\.(json(\.\d+\.tmp)?|keys))?")
+        ours = re.compile(rf"\.?{re.escape(self._channel)}_(\d+)(\.penstock\.(json(\.\d+\.tmp)?|keys|fifo))?")
         with _mapped(self._directory):
             for name in os.listdir(self._directory):
                 match = ours.fullmatch(name)
                 if match is None:
                     continue
                 path = os.path.join(self._directory, name)
-                stale_trailer = name.startswith(".") and match[2] is not None
+                stale_file = name.startswith(".") and match[2] is not None
                 stale_fifo = (
                     match[2] is None and match[1] != str(begin) and stat.S_ISFIFO(os.lstat(path).st_mode)
                 )
-                if stale_trailer or stale_fifo:
+                if stale_file or stale_fifo:
                     os.unlink(path)
 
     def prepare(self, epoch: int) -> None:
@@ -133,15 +146,19 @@ class FifoDirectory:
             self.publish(self._open_trailer(epoch))
             with contextlib.suppress(FileExistsError):
                 os.mkfifo(path, self._mode)
-            path_fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                _check(path, os.fstat(path_fd))
-                # mkfifo(3) applies the umask; the mode is for the trainer's user or group.
-                os.chmod(descriptor_path(path_fd), self._mode)
-            except (OSError, Shortage):
-                os.close(path_fd)
-                raise
-            self._fifos[epoch] = path_fd
+            self._hold(epoch, path)
+
+    def _hold(self, epoch: int, path: str) -> None:
+        """Keep an O_PATH descriptor of the epoch's FIFO and set its mode. Raises OSError, Shortage."""
+        path_fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            _check(path, os.fstat(path_fd))
+            # mkfifo(3) applies the umask; the mode is for the trainer's user or group.
+            os.chmod(descriptor_path(path_fd), self._mode)
+        except (OSError, Shortage):
+            os.close(path_fd)
+            raise
+        self._fifos[epoch] = path_fd
 
     def resume(self, epoch: int, *, accepted: int) -> int:
         """Take over from a sidecar that died in `epoch` or before its reader came; return the epoch due.
@@ -164,10 +181,15 @@ class FifoDirectory:
                 trailer.bytes_delivered < accepted if trailer.state == "failed" else trailer.state != "open"
             )
             if not ended:
-                self.prepare(epoch)
+                withdrawn = withdrawn_path(self._directory, self._channel, epoch)
+                if os.path.lexists(withdrawn):
+                    self.publish(self._open_trailer(epoch))
+                    self._hold(epoch, withdrawn)
+                else:
+                    self.prepare(epoch)
                 return epoch
             self.prepare(epoch + 1)
-            self._unlink(fifo_path(self._directory, self._channel, epoch))
+            self._unlink_fifo(epoch)
             self._write_ends.done()
             return epoch + 1
 
@@ -184,6 +206,16 @@ class FifoDirectory:
         with _mapped(fifo_path(self._directory, self._channel, epoch)):
             return await self._write_ends.open(position, self._fifos[epoch], on_gone=on_gone)
 
+    def withdraw(self, epoch: int) -> None:
+        """Take the name of an open FIFO away, so that no further reader opens it. Raises Shortage.
+
+        The caller repeats the call until it succeeds, before the first byte of the epoch.
+        """
+        path = fifo_path(self._directory, self._channel, epoch)
+        with _mapped(path):
+            if _leads_to(path, self._fifos[epoch]):
+                os.rename(path, withdrawn_path(self._directory, self._channel, epoch))
+
     def conclude(self, trailer: Trailer, *, successor: bool = True) -> None:
         """Do the steps of the epoch's end that may fail: make the next FIFO, publish the trailer, unlink.
 
@@ -194,9 +226,8 @@ class FifoDirectory:
         if successor:
             self.prepare(epoch + 1)
         self.publish(trailer)
-        path = fifo_path(self._directory, self._channel, epoch)
-        with _mapped(path):
-            self._unlink(path)
+        with _mapped(fifo_path(self._directory, self._channel, epoch)):
+            self._unlink_fifo(epoch)
 
     def retire(self, epoch: int, outlet: PipeOutlet | None) -> None:
         """Close the write end, after `conclude`."""
@@ -285,7 +316,11 @@ class FifoDirectory:
 
     def _remove(self, epoch: int) -> None:
         os.close(self._fifos.pop(epoch))
+        self._unlink_fifo(epoch)
+
+    def _unlink_fifo(self, epoch: int) -> None:
         self._unlink(fifo_path(self._directory, self._channel, epoch))
+        self._unlink(withdrawn_path(self._directory, self._channel, epoch))
 
     @staticmethod
     def _unlink(path: str) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,7 @@ from sidecar.process.footprint import Footprint
 from streamer.errors import PenstockError
 from streamer.readers import PipeStream
 from streamer.schedule.concurrency import MOST_REQUESTS
+from streamer.trailer import fifo_path, withdrawn_path
 from tests.guest import network
 from tests.guest.limits import Limited
 from tests.guest.origin import content
@@ -277,10 +279,12 @@ def short_of_processes(most: int) -> Callable[[str, str], Outcomes]:
         stage = Stage(transport, scheme, channels=8)
         limited = Limited(f"pids{most}-{transport}-{scheme}", pids_max=str(most))
         with stage.running("--keeper", "auto", prefix=limited.prefix) as running:
-            stage.place.joinpath("ml/input/data").mkdir(parents=True, exist_ok=True)
+            data = stage.place.joinpath("ml/input/data")
+            data.mkdir(parents=True, exist_ok=True)
             stage.read()
             ended = stage.ends_before_its_readers(running)
-            if ended and not stage.place.joinpath("ml/input/data/c0_0").exists():
+            names = [path(str(data), "c0", 0) for path in (fifo_path, withdrawn_path)]
+            if ended and not any(map(os.path.lexists, names)):
                 code, last = running.wait(), running.events[-2:-1]
                 right = code == Exit.LOCAL
                 state = "told: by its exit" if right else f"BROKEN: exit {code}, {str(last)[-400:]}"

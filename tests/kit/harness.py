@@ -34,7 +34,7 @@ from streamer.s3.client.session import Clients, open_clients
 from streamer.s3.ranges import RangeSource
 from streamer.schedule.budget import ChannelQuota
 from streamer.sink.write_ends import LocalWriteEnds
-from streamer.trailer import Trailer
+from streamer.trailer import Trailer, withdrawn_path
 from tests.kit.pipes import eventually, off_loop
 from tests.kit.planning import plan_prefix
 from tests.kit.stub import S3Stub
@@ -137,6 +137,10 @@ class Running:
 
     def fifo(self, epoch: int) -> Path:
         return self.directory / f"train_{epoch}"
+
+    def withdrawn(self, epoch: int) -> Path:
+        """Where the FIFO is once its reader has come."""
+        return Path(withdrawn_path(str(self.directory), "train", epoch))
 
 
 PagesFrom = Callable[..., AbstractAsyncContextManager[PageSource]]

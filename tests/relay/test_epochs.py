@@ -151,6 +151,26 @@ async def test_early_close_ends_the_epoch_and_nothing_of_it_leaks_into_the_next(
         assert [trailer.state for trailer in running.states] == ["abandoned", "complete"]
 
 
+async def test_no_reader_comes_in_after_another_has_had_a_byte(
+    run: RunChannel, stub: S3Stub, tmp_path: Path
+) -> None:
+    """As in `head -c 9 train_0; cat train_0`: the kernel reports no close if the next open comes first."""
+    truth = fill(stub, SIZES)
+
+    def read_and_open_again(path: Path) -> bytes:
+        with open(path, "rb") as file:
+            first = file.read(9)
+            with pytest.raises(FileNotFoundError):
+                os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            return first + file.read()
+
+    async with run(stub, tmp_path) as running:
+        for epoch in range(2):
+            assert await off_loop(read_and_open_again, running.fifo(epoch)) == truth
+            assert published_trailer(tmp_path, "train", epoch).state == "complete"
+    assert not [name for name in os.listdir(tmp_path) if stat.S_ISFIFO(os.lstat(tmp_path / name).st_mode)]
+
+
 async def test_early_close_is_noticed_while_storage_is_silent(
     run: RunChannel, stub: S3Stub, tmp_path: Path
 ) -> None:

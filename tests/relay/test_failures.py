@@ -95,7 +95,7 @@ async def test_poison_comes_behind_the_last_whole_record(
     async with run(stub, tmp_path, when_failed="poison", framing=framing) as running:
         assert published_trailer(tmp_path, "train", 0).poison == len(POISON[framing])
         got = await off_loop(read_all, running.fifo(0))
-        await eventually(lambda: running.fifo(1).exists() and not running.fifo(0).exists())
+        await eventually(lambda: running.fifo(1).exists() and not running.withdrawn(0).exists())
         trailer, after = (published_trailer(tmp_path, "train", epoch) for epoch in (0, 1))
         assert running.channel.failure is not None
         assert running.channel.failure.fifo == "poisoned"
@@ -280,7 +280,7 @@ async def test_close_is_an_end_that_only_the_trailer_denies(
         stub, tmp_path, transport=transport, part_size=PART, when_failed="close"
     ) as running:
         assert await off_loop(read_all, running.fifo(0)) == stub.objects["b/data/0000"]
-        await eventually(lambda: running.fifo(1).exists() and not running.fifo(0).exists())
+        await eventually(lambda: running.fifo(1).exists() and not running.withdrawn(0).exists())
         assert published_trailer(tmp_path, "train", 0).state == "failed"
         with pytest.raises(TruncatedStream, match="received 0 of 90000 bytes of train_1: the source failed"):
             await off_loop(lambda: PipeStream(running.fifo(1)).read(1))
@@ -315,7 +315,7 @@ async def test_who_leaves_a_failed_epoch_is_told_in_the_next(
             match=r"received 0 of 90000 bytes of train_1: the source failed: .* s3://b/data/0001 ",
         ):
             await off_loop(lambda: PipeStream(running.fifo(1), timeout=30).read(1))
-        assert running.fifo(0).exists()  # held: a restart may go on with it
+        assert running.withdrawn(0).exists()  # held: a restart may go on with it
         await end(running)
 
 
@@ -332,8 +332,8 @@ async def test_a_full_fifo_is_poisoned_when_there_is_room(
             await eventually(lambda: running.channel.error)
             assert running.channel.statistics().fifo_bytes == len(truth)
             assert published_trailer(tmp_path, "train", 0).state == "failed"
-            assert running.fifo(0).exists()
+            assert running.withdrawn(0).exists()
             if not leaves:
                 assert await off_loop(reader.readall) == truth + POISON["TFRecord"]
-        await eventually(lambda: not running.fifo(0).exists())
+        await eventually(lambda: not running.withdrawn(0).exists())
         await end(running)

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -36,9 +37,13 @@ with PipeStream(sys.argv[1]) as stream:
 """Stops itself in mid-stream if told to, so that this needs no timing."""
 
 
-def reader(fifo: Path, how: str) -> subprocess.Popen[str]:
+def reader(fifo: Path, how: str, stdin: int | None = None) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", READER, fifo, how], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", READER, fifo, how],
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 
@@ -252,15 +257,23 @@ def test_a_pipe_from_a_cat_that_finds_nothing_has_no_end(stub: S3Stub) -> None:
 
 
 def test_two_readers_of_one_fifo_are_both_told(stub: S3Stub, tmp_path: Path) -> None:
-    """They take bytes from each other, which nobody can prevent: neither has the epoch, and both raise."""
+    """Readers that open a FIFO before its first byte take bytes from each other, and nobody can prevent it:
+    neither has the epoch, and both raise.
+    """
     truth = fill(stub, [MORE_THAN_A_FIFO], prefix="b/train/")
     data = tmp_path / "ml" / "input" / "data"
     path = write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/"))
+    data.mkdir(parents=True)
+    os.mkfifo(data / "train_0")
+    ends = [os.open(data / "train_0", os.O_RDONLY | os.O_NONBLOCK) for _ in range(2)]
     with sidecar(path) as running:
         running.wait_for("ready")
-        with reader(data / "train_0", "stops") as first:
+        select.select(ends[:1], [], [])
+        with reader(Path("/dev/stdin"), "stops", stdin=ends[0]) as first:
             stopped(first)
-            with reader(data / "train_0", "goes on") as second:
+            with reader(Path("/dev/stdin"), "goes on", stdin=ends[1]) as second:
+                for end in ends:
+                    os.close(end)
                 output, errors = second.communicate()
             first.send_signal(signal.SIGCONT)
             said_first, errors_first = first.communicate()

@@ -21,17 +21,24 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import stat
 
 from streamer.errors import StreamError, TruncatedStream
 from streamer.key_list import key_list_path
 from streamer.linux import tee
-from streamer.trailer import Trailer, has_trailers, mark_of, read_trailer, trailer_path
+from streamer.trailer import (
+    Trailer,
+    fifo_path,
+    has_trailers,
+    mark_of,
+    parse_fifo_name,
+    read_trailer,
+    trailer_path,
+    withdrawn_path,
+)
 
 logger = logging.getLogger("penstock")
 
-_NAME = re.compile(r"(?P<channel>.+)_(?P<epoch>0|[1-9][0-9]*)")
 _DELETED = " (deleted)"
 
 
@@ -61,19 +68,24 @@ class Proof:
     @property
     def epoch(self) -> int:
         """Epoch in the FIFO's name; 0 for any other name."""
-        return 0 if self._identity is None else int(self._identity["epoch"])
+        return 0 if self._identity is None else self._identity[1]
 
     @property
     def prefix(self) -> str:
         """Prefix of the names of all FIFOs of the channel."""
-        return self.base if self._identity is None else f"{self._identity['channel']}_"
+        return self.base if self._identity is None else f"{self._identity[0]}_"
 
     @property
     def key_list_path(self) -> str | None:
         """Path of the epoch's key list; None for a path that is not that of a channel's FIFO."""
         if self._identity is None:
             return None
-        return key_list_path(self.directory, self._identity["channel"], self.epoch)
+        return key_list_path(self.directory, *self._identity)
+
+    @property
+    def withdrawn_path(self) -> str | None:
+        """Path of the FIFO once its reader has come; None for a path that is not that of a channel's FIFO."""
+        return None if self._identity is None else withdrawn_path(self.directory, *self._identity)
 
     def attach(self, fd: int) -> None:
         """Use the stream's open descriptor, which stays the caller's, and read the trailer."""
@@ -95,19 +107,18 @@ class Proof:
         if self.trailer is not None or self._identity is None:
             return self.trailer is not None
         with contextlib.suppress(OSError):  # a directory that is gone or cannot be listed has no trailers
-            return has_trailers(self.directory, self._identity["channel"])
+            return has_trailers(self.directory, self._identity[0])
         return False
 
     def look(self) -> bool:
         """Read the trailer if it has changed since it was read last; return whether there is one."""
         if self._identity is None:
             return False
-        channel, epoch = self._identity["channel"], self.epoch
         try:
-            status = os.stat(trailer_path(self.directory, channel, epoch))
+            status = os.stat(trailer_path(self.directory, *self._identity))
             if (stamp := (status.st_ino, status.st_ctime_ns)) == self._stamp:
                 return True
-            trailer = read_trailer(self.directory, channel, epoch)
+            trailer = read_trailer(self.directory, *self._identity)
         except FileNotFoundError:
             self._stamp = None
             return False
@@ -218,7 +229,13 @@ def has_writer(fd: int) -> bool:
         os.close(write_end)
 
 
-def _located(path: str) -> tuple[str, str, re.Match[str] | None]:
-    """Return directory and name of a path, and the match of the name if it is that of a channel's FIFO."""
+def _located(path: str) -> tuple[str, str, tuple[str, int] | None]:
+    """Return a path's directory and name; also channel and epoch, if the name is that of a channel's FIFO.
+
+    The name of a withdrawn FIFO is the name under which it was offered.
+    """
     directory, base = os.path.split(path)
-    return directory or ".", base, _NAME.fullmatch(base)
+    identity = parse_fifo_name(base)
+    if identity is not None:
+        base = os.path.basename(fifo_path(directory, *identity))
+    return directory or ".", base, identity

@@ -165,12 +165,28 @@ class PipeStream(io.RawIOBase):
                     return False
                 raise self._fail(ChannelError(self._absent()))
             try:
-                self._attach()
+                self._attach(self.name)
             except FileNotFoundError:
                 continue  # removed since `wait` returned: wait for the next one
             except OSError as error:
                 raise self._fail(ChannelError(f"cannot read {self.name}: {error.strerror}")) from error
             return True
+
+    def open_withdrawn(self) -> bool:
+        """Open the FIFO that another process of this reader has opened; return whether it is open.
+
+        It is not if its epoch has ended. Raises as `open`.
+        """
+        path = self._proof.withdrawn_path
+        if path is None:
+            return False
+        try:
+            self._attach(path)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise self._fail(ChannelError(f"cannot read {path}: {error.strerror}")) from error
+        return True
 
     def begin(self, wait: float | None = None) -> bool:
         """Open the FIFO and wait at most `wait` seconds for its first byte or end; return whether it came.
@@ -293,13 +309,13 @@ class PipeStream(io.RawIOBase):
             callback, self._unused = self._unused, None
             callback()
 
-    def _attach(self) -> None:
-        if self.name == STDIN:
+    def _attach(self, path: str) -> None:
+        if path == STDIN:  # noqa: SIM108 - the comment is about one branch
             # If this reopened the pipe, a writer that has left would look like one that has not come.
             # Other processes share the pipe's flags, so this does not set O_NONBLOCK.
             fd = os.dup(0)
         else:
-            fd = os.open(self.name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             self._examine(fd)
         except BaseException:
@@ -391,5 +407,7 @@ class PipeStream(io.RawIOBase):
         with contextlib.suppress(StreamError):
             if proof.look() and proof.trailer:
                 offer += f", and the state of the trailer of {proof.base} is '{proof.trailer.state}'"
+        if proof.withdrawn_path is not None and os.path.lexists(proof.withdrawn_path):
+            offer += ", and another process has opened this FIFO already: a FIFO has one reader"
         hint = f": {self._hint}" if self._hint else ""
         return f"{proof.base} did not appear in {proof.directory} in {self._timeout:g} s; {offer}{hint}"

@@ -187,7 +187,8 @@ class WorkerGroupReader:
         cursor.members |= self._myself()
         cursor.write(fd)
         self._raise_if_broken(fd, cursor)
-        if cursor.state == ENDED or not stream.open(0):
+        # The sidecar withdraws the name once the first worker has opened it, and removes both at the end.
+        if cursor.state == ENDED or not (stream.open(0) or stream.open_withdrawn()):
             stream.close()
             self._tidy(cursor)
             return None
