@@ -7,7 +7,6 @@ import contextlib
 import os
 import signal
 import sys
-import tempfile
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING
@@ -19,6 +18,7 @@ from sidecar.process.exits import Exit, exit_code
 from sidecar.process.logs import log
 from sidecar.process.signals import handled
 from streamer.errors import SinkError
+from streamer.scratch import scratch_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,7 +47,7 @@ async def execute(
     with ExitStack() as stack:
         base = job.penstock.base_directory
         if base is None:
-            base = stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-"))
+            base = stack.enter_context(scratch_directory("penstock-"))
         layout = Layout(base)
         job, hosts = resolve_host(job, layout, flags)
         spec = JobSpec(

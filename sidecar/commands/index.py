@@ -10,7 +10,6 @@ another build has found later, and that this one would remove (`sidecar.job.inde
 from __future__ import annotations
 
 import contextlib
-import tempfile
 import time
 from array import array
 from dataclasses import dataclass
@@ -37,6 +36,7 @@ from streamer.formats.borders import STRIDE
 from streamer.formats.record_format import RecordFormat
 from streamer.formats.record_index import RecordIndex
 from streamer.relay.statistics import ChannelCounters
+from streamer.scratch import scratch_directory
 from streamer.units import decimal_bytes
 
 if TYPE_CHECKING:
@@ -184,7 +184,10 @@ async def build(job: Job, options: BuildOptions) -> dict[str, Any]:
     """
     document: dict[str, Any] = {}
     failure: CorruptObject | None = None
-    with tempfile.TemporaryDirectory(prefix="penstock-index-") as copies:
+    with contextlib.ExitStack() as stack:
+        copies = ""
+        if "://" in options.place:
+            copies = stack.enter_context(scratch_directory("penstock-index-"))
         async with _working(job, options) as work:
             targets = {}
             for channel in work.job.input_data_config:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import tempfile
 from typing import TYPE_CHECKING
 
 from sidecar.config.index_place import index_uri
@@ -35,6 +34,7 @@ from streamer.formats.record_index import IndexedObject, object_name, object_ver
 from streamer.plan import is_modified
 from streamer.plan.record_table import only_object
 from streamer.relay.statistics import ChannelCounters
+from streamer.scratch import scratch_directory
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -267,7 +267,7 @@ async def _learning(
     with contextlib.ExitStack() as stack:
         copies = ""
         if index_uri(learn.to, channel) is not None:
-            copies = stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-index-"))
+            copies = stack.enter_context(scratch_directory("penstock-index-"))
         target = await index_target(learn.to, channel, copies, access)
         stride = learn.every or (target.kind() or (None, STRIDE))[1]
         opening = open_index(target.path, learn.record_format, stride, name=target.name, stored=True)

@@ -33,6 +33,7 @@ from streamer.errors import ErrorContext, ObjectMissing, PenstockError, SinkErro
 from streamer.plan import Plan
 from streamer.retry import RetryPolicy, retry_while_unavailable
 from streamer.s3.client.object_put import NewObject, put_object
+from streamer.scratch import scratch_folder
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -270,6 +271,6 @@ def _copying(uri: S3Uri) -> Iterator[None]:
         yield
     except OSError as error:
         raise SinkError(
-            f"cannot copy the record index {uri} into {tempfile.gettempdir()}: {error.strerror}; free space "
+            f"cannot copy the record index {uri} into {scratch_folder()}: {error.strerror}; free space "
             "there, or set TMPDIR"
         ) from error

@@ -200,6 +200,41 @@ def test_too_few_open_files_end_the_start(stub: S3Stub, tmp_path: Path) -> None:
     assert "56 open files are too few for 1 FIFOs; raise `ulimit -n` to 58" in command.stderr
 
 
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (("exec", "-c", "JOB", "true"), "cannot make a temporary directory: No usable temporary directory"),
+        (
+            ("index", "build", "--to", "DIR/index", "--format", "lines", "-c", "JOB"),
+            "cannot write the record index",
+        ),
+        (
+            ("index", "build", "--to", "s3://b/x/", "--format", "lines", "-c", "JOB"),
+            "cannot make a temporary directory",
+        ),
+        (("index", "verify", "--from", "s3://b/x/", "-c", "JOB"), "cannot copy the record index"),
+    ],
+)
+def test_a_machine_without_a_place_for_temporary_files(
+    stub: S3Stub, tmp_path: Path, command: tuple[str, ...], said: str
+) -> None:
+    """As in a container with a read-only root file system. Here no file can have a byte."""
+    fill(stub, [10], prefix="b/train/")
+    document = job(stub.url, tmp_path / "ml", "b/train/")
+    del document["Penstock"]["BaseDirectory"]
+    path = write_job(tmp_path / "job.yaml", document)
+    words = [word.replace("JOB", path).replace("DIR", str(tmp_path)) for word in command]
+    done = subprocess.run(
+        ["sh", "-c", 'ulimit -f 0 && exec "$0" "$@"', *PENSTOCK, *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 7, done.stderr
+    assert said in done.stderr
+
+
 def private_names(place: Path) -> list[str]:
     """A prefix for a command that knows no names but those in the file `hosts` of `place`."""
     (place / "hosts").touch()

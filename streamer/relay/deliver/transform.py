@@ -41,6 +41,7 @@ from streamer.plan import LONGEST_RECORD, frame
 from streamer.relay.deliver.byte_queue import ByteQueue
 from streamer.relay.deliver.inflation import LITTLE_PIECE, MOST_QUEUED, PIECE, Inflation
 from streamer.relay.deliver.lookahead import Lookahead
+from streamer.scratch import scratch_folder
 from streamer.sink.outlet import PipeOutlet
 from streamer.units import KIB, MIB
 
@@ -400,6 +401,6 @@ def damaged(ref: ObjectRef, what: str, offset: int) -> CorruptObject:
 
 def _no_space(ref: ObjectRef, error: OSError) -> SinkError:
     return SinkError(
-        f"cannot spool s3://{ref.bucket}/{ref.key} in {tempfile.gettempdir()}: {error.strerror}; an object "
+        f"cannot spool s3://{ref.bucket}/{ref.key} in {scratch_folder()}: {error.strerror}; an object "
         "that is inflated and wrapped is spooled whole: let TMPDIR name a directory with space for it"
     )
