@@ -48,7 +48,7 @@ LONGEST = 1 << 20
 """Maximum bytes of a trailer; a hundred changed objects with the longest keys take a third of it."""
 SIDECAR_LOCK = ".penstock.lock"
 """File that a sidecar locks in its directory of FIFOs. It stays after the sidecar has ended."""
-_TRAILER_NAME = re.compile(r"\.(.+)_(\d+)\.penstock\.json")
+_TRAILER_NAME = re.compile(r"\.(.+)_([0-9]+)\.penstock\.json")
 _FIFO_NAME = re.compile(r"(.+)_(0|[1-9][0-9]*)")
 _WITHDRAWN_NAME = re.compile(r"\.(.+)_(0|[1-9][0-9]*)\.penstock\.fifo")
 
@@ -211,7 +211,7 @@ def read_trailer(directory: str, channel: str, epoch: int) -> Trailer | None:
 
 def has_trailers(directory: str, channel: str) -> bool:
     """Return whether `directory` has a trailer of any epoch of the channel. Raises OSError."""
-    ours = re.compile(rf"\.{re.escape(channel)}_\d+\.penstock\.json")
+    ours = re.compile(rf"\.{re.escape(channel)}_[0-9]+\.penstock\.json")
     return any(map(ours.fullmatch, os.listdir(directory)))
 
 

@@ -23,6 +23,11 @@ def decimal_bytes(count: float) -> str:
     return _in_units(count, 1000, _DECIMAL)
 
 
+def counted(count: int, one: str, several: str | None = None) -> str:
+    """Return a count with its noun in singular or plural, such as `1 object`. `several`: or `one` with s."""
+    return f"{count} {one if count == 1 else several or one + 's'}"
+
+
 def _in_units(count: float, base: int, units: tuple[str, ...]) -> str:
     """Return a count in the largest unit that leaves at least 1; units are powers of `base`."""
     if abs(count) < base:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import ByteSize, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
+from sidecar.config.byte_size import Size
 from sidecar.config.mistakes import explain
 from sidecar.config.model import Model
 from streamer.errors import ConfigError
@@ -21,7 +22,7 @@ from streamer.units import MIB, human_bytes
 if TYPE_CHECKING:
     from sidecar.observe.state import JobState
 
-Rate = Annotated[ByteSize, Field(gt=0)]
+Rate = Annotated[Size, Field(gt=0)]
 
 
 class Change(Model):
@@ -31,7 +32,7 @@ class Change(Model):
 
     bandwidth: Rate | None = None
     requests_in_flight: Annotated[int, Field(ge=1, le=1024)] | None = None
-    memory_budget: Annotated[ByteSize, Field(gt=0)] | None = None
+    memory_budget: Annotated[Size, Field(gt=0)] | None = None
     channel_bandwidth: dict[str, Rate | None] = {}  # noqa: RUF012 - pydantic copies defaults
 
 

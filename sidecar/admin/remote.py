@@ -9,9 +9,8 @@ import re
 from http.client import HTTPException
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ByteSize, TypeAdapter, ValidationError
-
 from sidecar.admin.probe import MOST_REASON, WITHIN, response
+from sidecar.config.byte_size import parse_size
 from streamer.errors import ConfigError, SinkError
 from streamer.escaping import escape_control
 from streamer.units import decimal_bytes, human_bytes
@@ -139,23 +138,24 @@ def parse_limits(words: tuple[str, ...]) -> dict[str, Any]:
         if channel and limit != "bandwidth":
             raise ConfigError(f"{word!r}: a channel has a bandwidth alone; {limit} is of the process")
         number = _parse_value(word, limit, value)
-        if channel:
-            document.setdefault("channel_bandwidth", {})[channel] = number
-        else:
-            document[limit] = number
+        limits = document.setdefault("channel_bandwidth", {}) if channel else document
+        if (channel or limit) in limits:
+            raise ConfigError(f"{name} is given twice; give it once")
+        limits[channel or limit] = number
     return document
 
 
 def _parse_value(word: str, limit: str, value: str) -> int | None:
     if value in _LIFTED:
         return None
-    kind = "number" if limit == "requests_in_flight" else "size, such as 200MB"
+    if limit == "requests_in_flight":
+        if re.fullmatch(r"[0-9]{1,9}", value) is None:
+            raise ConfigError(f"{word!r}: {value!r} is no number")
+        return int(value)
     try:
-        if limit == "requests_in_flight":
-            return int(value)
-        return int(TypeAdapter(ByteSize).validate_python(value.removesuffix("/s")))
-    except (ValidationError, ValueError):
-        raise ConfigError(f"{word!r}: {value!r} is no {kind}") from None
+        return parse_size(value.removesuffix("/s"))
+    except ValueError:
+        raise ConfigError(f"{word!r}: {value!r} is no size, such as 200MB") from None
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from streamer.units import MIB, decimal_bytes, human_bytes
+from streamer.units import MIB, counted, decimal_bytes, human_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -185,7 +185,7 @@ def _footer(event: dict[str, Any], width: int, *, keys: bool) -> Text:
         ]
     items += [
         f"process {process['rss_bytes'] // MIB} MiB, {process['cpu_seconds']:.1f} CPU-s",
-        f"{requests['parts'] + requests['planning']} requests, {_dollars(requests['dollars'])}",
+        f"{counted(requests['parts'] + requests['planning'], 'request')}, {_dollars(requests['dollars'])}",
         *(["q quits"] if keys else []),
     ]
     return _flow([(item, "bright_black") for item in items], width, separator=" · ")

@@ -17,6 +17,7 @@ from sidecar.cli.options import (
     take_keys,
 )
 from streamer.errors import ConfigError
+from streamer.units import counted
 
 if TYPE_CHECKING:
     from sidecar.commands.manifest import Found
@@ -169,10 +170,12 @@ def _close(figures: dict[str, Any], closing: str | None) -> None:
     """Print the closing line, unless `closing` is "none"."""
     import json
 
-    line = f"{figures['objects']} objects; S3DataType: {figures['s3_data_type']}"
+    line = f"{counted(figures['objects'], 'object')}; S3DataType: {figures['s3_data_type']}"
     if "labels" in figures:
         line += f", AttributeNames: [{', '.join(figures['attribute_names'])}]"
-        line += "".join(f"; {number} labels of {name}" for name, number in figures["labels"].items())
-        line += f"; {figures['skipped']} objects without a label left out" if figures["skipped"] else ""
+        labels = figures["labels"].items()
+        line += "".join(f"; {counted(number, 'label')} of {name}" for name, number in labels)
+        if figures["skipped"]:
+            line += f"; {counted(figures['skipped'], 'object')} without a label left out"
     if closing != "none":
         click.echo(json.dumps(figures) if closing == "json" else line, err=True)

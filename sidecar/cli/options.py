@@ -231,11 +231,11 @@ class Size(click.ParamType[int]):
 
 def _size(value: Any) -> int | None:
     """Return a number of bytes; None if the value is no size."""
-    from pydantic import ByteSize, TypeAdapter, ValidationError
+    from sidecar.config.byte_size import parse_size
 
     try:
-        return int(TypeAdapter(ByteSize).validate_python(value))
-    except ValidationError:
+        return parse_size(value)
+    except ValueError:
         return None
 
 

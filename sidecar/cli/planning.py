@@ -19,7 +19,7 @@ from sidecar.cli.options import (
     selection_section,
     set_up_log,
 )
-from streamer.units import human_bytes
+from streamer.units import counted, human_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -97,7 +97,7 @@ def plan(
     click.echo(f"transport  {document['transport']}: {document['reason']}")
     click.echo(
         f"budget     {human_bytes(document['budget'])}, "
-        f"{document['requests_in_flight']} requests at once at first"
+        f"{counted(document['requests_in_flight'], 'request')} at once at first"
     )
     click.echo(f"memory     up to {human_bytes(document['memory'])}")
     if document["open_files"]:
@@ -109,7 +109,7 @@ def plan(
             f"  digest   {channel['digest']}"
         )
         if "steps" in channel:
-            all_steps = f"{channel['steps']} steps of {channel['all_ranks']} ranks"
+            all_steps = f"{counted(channel['steps'], 'step')} of {counted(channel['all_ranks'], 'rank')}"
             click.echo(f"  records  {channel['records']}, in {all_steps}")
         for line in (_steps if steps else _ranks)(name, channel):
             click.echo(line)
@@ -120,10 +120,10 @@ def plan(
 def _ranks(_: str, channel: dict[str, Any]) -> Iterator[str]:
     """Yield a line for each rank FIFO of a channel."""
     for rank, each in channel.get("ranks", {}).items():
-        of = f"{each['objects']} objects"
+        of = counted(each["objects"], "object")
         if "steps" in each:
-            of = f"{each['records']} records, {each['steps']} steps"
-        yield f"  {rank}  {of}, {each['bytes']} bytes, digest {each['digest'][:16]}"
+            of = f"{counted(each['records'], 'record')}, {counted(each['steps'], 'step')}"
+        yield f"  {rank}  {of}, {counted(each['bytes'], 'byte')}, digest {each['digest'][:16]}"
 
 
 def _steps(name: str, channel: dict[str, Any]) -> Iterator[str]:

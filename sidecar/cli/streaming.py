@@ -18,11 +18,14 @@ from sidecar.cli.options import (
     take_selection,
 )
 from streamer.errors import ConfigError
-from streamer.units import KIB, human_bytes
+from streamer.units import KIB, MIB, counted, human_bytes
 
 if TYPE_CHECKING:
     from streamer.plan import Join
     from streamer.relay.transport import Wish
+
+FEW = 10 * MIB
+"""Fewest bytes for which `cat` prints rates: those of fewer bytes are mostly the start."""
 
 
 @click.command(
@@ -135,11 +138,13 @@ def _close(figures: dict[str, Any], closing: str | None) -> None:
     """Print the closing line of `cat`, unless `closing` is "none"."""
     import json
 
-    seconds, count = figures["seconds"], figures["bytes"]
+    seconds, count, per_gb = figures["seconds"], figures["bytes"], figures["cpu_seconds_per_gb"]
+    rate = f"{count / max(seconds, 1e-3) / 1e6:.0f} MB/s, {per_gb:.2f} CPU-s/GB"
+    if count < FEW:
+        rate = f"{per_gb * max(count, 1) / 1e9:.2f} CPU-s"
     line = (
-        f"{figures['objects']} objects, {count} bytes in {seconds:.2f} s by {figures['transport']}: "
-        f"{count / max(seconds, 1e-3) / 1e6:.0f} MB/s, {figures['cpu_seconds_per_gb']:.2f} CPU-s/GB, "
-        f"{figures['requests_in_flight']} requests in flight"
+        f"{counted(figures['objects'], 'object')}, {counted(count, 'byte')} in {seconds:.2f} s by "
+        f"{figures['transport']}: {rate}, {counted(figures['requests_in_flight'], 'request')} in flight"
     )
     if closing != "none":
         click.echo(json.dumps(figures) if closing == "json" else line, err=True)

@@ -32,7 +32,7 @@ from streamer.schedule.concurrency import MOST_REQUESTS
 from streamer.sink.outlet import FileOutlet, PipeOutlet
 from streamer.sink.stdout import refused
 from streamer.trailer import mark_pipe
-from streamer.units import decimal_bytes
+from streamer.units import counted, decimal_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,7 +95,7 @@ class _Progress:
     def text(self) -> str:
         done = self.counters.consumed_bytes
         if self.plan is None or (total := self.plan.known_bytes(0)) is None:
-            return f"listing: {self.listed} objects" + (f", {decimal_bytes(done)}" if done else "")
+            return f"listing: {counted(self.listed, 'object')}" + (f", {decimal_bytes(done)}" if done else "")
         return transferred(done, total, time.monotonic() - self.started)
 
 

@@ -42,6 +42,7 @@ from streamer.s3.client.endpoint import STALL_TIMEOUT
 from streamer.s3.client.session import open_clients
 from streamer.schedule.concurrency import MOST_REQUESTS
 from streamer.trailer import replace_file
+from streamer.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
@@ -121,7 +122,7 @@ async def list_objects(
             memory=PlanMemory(memory_limit() // 2),
         ).plan()
 
-    with progress_line(lambda: f"listing: {listed} objects", quiet=quiet):
+    with progress_line(lambda: f"listing: {counted(listed, 'object')}", quiet=quiet):
         async with open_clients(
             endpoint, connections=MOST_REQUESTS, stall_timeout=min(STALL_TIMEOUT, give_up_after)
         ) as clients:

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import (
     AfterValidator,
     BeforeValidator,
-    ByteSize,
     Field,
     StrictBool,
     StrictInt,
@@ -18,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 
+from sidecar.config.byte_size import Size
 from sidecar.config.launcher import FROM_LAUNCHER, count_of
 from sidecar.config.learning import IndexPlace, LearnIndexConfig
 from sidecar.config.mixing import MixConfig
@@ -89,9 +89,9 @@ class RanksConfig(Model):
     """What becomes of the last records, which fill no global batch."""
     index: IndexPlace | None = None
     """Folder of the record index, or a prefix of S3 URIs."""
-    record_size: Annotated[ByteSize, Field(gt=0)] | None = None
+    record_size: Annotated[Size, Field(gt=0)] | None = None
     """Bytes of every record, if all have one size. They need no index."""
-    block: Annotated[ByteSize, Field(gt=0, le=LARGEST_BLOCK)] | None = None
+    block: Annotated[Size, Field(gt=0, le=LARGEST_BLOCK)] | None = None
     """Bytes of a block, which the shuffle keeps together. Unset: 1 MiB."""
     copies: Annotated[StrictInt, Field(ge=1, le=MOST_RANKS)] = 1
     """FIFOs of each rank, which all get the same bytes, from one download."""
@@ -189,7 +189,7 @@ class ChannelExtras(Model):
     """`checksum`: compare every whole object with the checksum that S3 stores."""
     ranks: Ranks | None = None
     """Rank FIFOs, which share the objects or their records. Unset: one FIFO with the channel's own name."""
-    bandwidth: Annotated[ByteSize, Field(gt=0)] | None = None
+    bandwidth: Annotated[Size, Field(gt=0)] | None = None
     """Bytes per second into the channel's FIFOs. Unset: no limit for this channel."""
     include: Annotated[tuple[Glob, ...], Field(min_length=1, max_length=MOST_GLOBS)] | None = None
     """Globs on keys, one of which must match. Unset: every key."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, ByteSize, Field, StrictInt, StrictStr, model_validator
+from pydantic import BeforeValidator, Field, StrictInt, StrictStr, model_validator
 
+from sidecar.config.byte_size import Size
 from sidecar.config.model import Model
 from streamer.errors import ConfigError
 from streamer.plan.record_selection import RecordLimit
@@ -59,7 +60,7 @@ class LimitConfig(Model):
 
     objects: Annotated[StrictInt, Field(ge=1)] | None = None
     """Objects; lines of an augmented manifest."""
-    bytes: Annotated[ByteSize, Field(gt=0)] | None = None
+    bytes: Annotated[Size, Field(gt=0)] | None = None
     """Bytes of whole objects."""
     records: Annotated[StrictInt, Field(ge=1)] | None = None
     """Records, of a channel that its ranks share by record."""

@@ -9,7 +9,6 @@ from typing import Annotated, Literal, Self
 from pydantic import (
     AfterValidator,
     BeforeValidator,
-    ByteSize,
     Field,
     PlainValidator,
     StrictStr,
@@ -18,6 +17,7 @@ from pydantic import (
 )
 from pydantic.alias_generators import to_pascal
 
+from sidecar.config.byte_size import Size
 from sidecar.config.endpoint import BARE_URL, REGION, check_together, check_url, resolved
 from sidecar.config.model import Model
 from streamer.errors import ConfigError
@@ -153,13 +153,13 @@ class PenstockConfig(Model):
     base_directory: Annotated[StrictStr, Field(pattern=r"^/")] | None = None
     """Directory with `input/data`, where the FIFOs are. Unset: `/opt/ml`; under `penstock exec`, a temporary
     directory."""
-    memory_budget: ByteSize | None = None
+    memory_budget: Size | None = None
     """Memory of what is requested and not yet delivered, of all channels together. Unset: a quarter of the
     memory of the container or machine, between 64 and 512 MiB, and less where the limit leaves less."""
     transport: Literal["auto", "aiobotocore", "buffered", "splice"] = "auto"
     """How bodies are fetched. `auto`: the first of `splice`, `buffered` and `aiobotocore` that is
     possible."""
-    part_size: ByteSize | None = None
+    part_size: Size | None = None
     """Bytes of one request. Unset: adapts between 1 and 16 MiB."""
     requests_in_flight: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Requests in flight, over all channels. Unset: adapts, up to 256."""
@@ -183,7 +183,7 @@ class PenstockConfig(Model):
     shard_by: Literal["objects", "bytes"] = "objects"
     """What ShardedByS3Key makes equal between hosts, and Ranks between the FIFOs of a channel; SageMaker's
     own rule is `objects`."""
-    bandwidth: Annotated[ByteSize, Field(gt=0)] | None = None
+    bandwidth: Annotated[Size, Field(gt=0)] | None = None
     """Bytes per second into all FIFOs together. Unset: no limit. Those of one channel: its own section."""
     request_prices: PricesConfig = PricesConfig()
     hosts: HostsConfig = HostsConfig()

@@ -15,6 +15,7 @@ from sidecar.process.memory import memory_limit
 from streamer.aio import in_thread
 from streamer.errors import ConfigError, PenstockError
 from streamer.s3.catalog.validation import PlanMemory
+from streamer.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -39,7 +40,7 @@ async def record_indexes(job: Job, clients: Clients) -> AsyncIterator[Finding]:
             yield refused(check, error, "Do what the error says, or correct Ranks.Index.")
             continue
         totals = index.totals()
-        text = f"{totals.records} records of {index.format} in {totals.objects} objects"
+        text = f"{counted(totals.records, 'record')} of {index.format} in {counted(totals.objects, 'object')}"
         yield Finding(check, "ok", text)
 
 
@@ -62,7 +63,7 @@ async def _learnt(channel: str, learn: LearnIndexConfig, access: Access) -> Find
         check_kind(stored.path, index, learn.record_format, learn.every or index.stride)
     except PenstockError as error:
         return refused(check, error, "Do what the error says, or correct LearnIndex.")
-    text = f"{len(index)} objects are in it; the channel learns the others while it streams"
+    text = f"it has {counted(len(index), 'object')}; the channel learns the others while it streams"
     return Finding(check, "ok", text)
 
 

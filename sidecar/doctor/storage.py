@@ -39,6 +39,7 @@ from streamer.s3.catalog.object_info import open_inspector
 from streamer.s3.catalog.pages import PAGE_PATIENCE
 from streamer.s3.client.faults import map_errors
 from streamer.sink.outlet import PipeOutlet
+from streamer.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -194,7 +195,7 @@ async def speed(job: Job, clients: Clients, samples: list[ObjectRef]) -> Finding
     per_second = counters.written_bytes / max(seconds, 1e-3)
     text = f"{per_second / 1e6:.0f} MB/s: {counters.written_bytes / 1e6:.1f} MB in {seconds:.1f} s by {name}"
     if counters.retries:
-        text += f", {sum(counters.retries.values())} requests repeated"
+        text += f", {counted(sum(counters.retries.values()), 'request')} repeated"
     if per_second < SLOW and counters.written_bytes > SLOW:
         return Finding(
             "speed", "warning", text, "Look at the network, and at the region: is this host near it?"

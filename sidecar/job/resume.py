@@ -140,12 +140,14 @@ def _parse_state(state: Any) -> tuple[str, Saved | StepState]:
         raise ConfigError(
             f"--resume must be what a reader's state_dict() returns, or a list of such states, not {state!r}"
         )
-    epoch, offset = state["epoch"], state["offset"]
-    if not all(isinstance(number, int) and number >= 0 for number in (epoch, offset)):
+    channel, epoch, offset, digest = (state[name] for name in ("channel", "epoch", "offset", "digest"))
+    if not all(type(number) is int and number >= 0 for number in (epoch, offset)):
         raise ConfigError(
             f"--resume: epoch and offset must be integers from 0 on, not {epoch!r} and {offset!r}"
         )
-    return str(state["channel"]), Saved(epoch, offset, str(state["digest"]))
+    if not isinstance(channel, str) or not isinstance(digest, str):
+        raise ConfigError(f"--resume: channel and digest must be texts, not {channel!r} and {digest!r}")
+    return channel, Saved(epoch, offset, digest)
 
 
 def saved_by_fifo(

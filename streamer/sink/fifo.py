@@ -117,7 +117,9 @@ class FifoDirectory:
 
         The FIFO of `begin` is kept, because a reader may already be blocked in opening it. Raises SinkError.
         """
-        ours = re.compile(rf"\.?{re.escape(self._channel)}_(\d+)(\.penstock\.(json(\.\d+\.tmp)?|keys|fifo))?")
+        ours = re.compile(
+            rf"\.?{re.escape(self._channel)}_([0-9]+)(\.penstock\.(json(\.[0-9]+\.tmp)?|keys|fifo))?"
+        )
         with _mapped(self._directory):
             for name in os.listdir(self._directory):
                 match = ours.fullmatch(name)
@@ -168,7 +170,7 @@ class FifoDirectory:
         since the poison has been written then. Raises SinkError.
         """
         with _mapped(self._directory):
-            unfinished = re.compile(rf"\.{re.escape(self._channel)}_\d+\.penstock\.json\.\d+\.tmp")
+            unfinished = re.compile(rf"\.{re.escape(self._channel)}_[0-9]+\.penstock\.json\.[0-9]+\.tmp")
             for name in filter(unfinished.fullmatch, os.listdir(self._directory)):
                 os.unlink(os.path.join(self._directory, name))
             try:

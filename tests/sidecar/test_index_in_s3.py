@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from aiohttp import web
 
 from streamer.formats.record_index import RecordIndex, object_name
@@ -193,6 +194,12 @@ def test_what_s3_answers_is_an_error_by_name(stub: S3Stub, tmp_path: Path) -> No
     fails_with(3, "may not write this object; they need s3:PutObject", name, command=command)
     stub.puts.refused.append((501, "NotImplemented"))
     fails_with(5, "set Penstock.Endpoint.IfMatch: omit", name, command=command)
+    document = yaml.safe_load(Path(path).read_text())
+    document["Penstock"]["Endpoint"]["IfMatch"] = "omit"
+    without = write_job(tmp_path / "omit.yaml", document)
+    stub.puts.refused.append((412, "PreconditionFailed"))
+    refusal = "the endpoint refused to write the object, as if the request had a condition (S3 responded Pre"
+    fails_with(5, refusal, name, command=tuple(without if word == path else word for word in command))
     stub.puts.refused.extend([(503, "SlowDown")] * 2)
     fails_with(0, command=command)
 

@@ -419,7 +419,7 @@ def test_doctor_and_the_index_to_be_learnt(stub: S3Stub, tmp_path: Path) -> None
     assert finding() == ("ok", "there is none yet; the channel learns it while it streams")
     built(path, tmp_path)
     os.rename(tmp_path / "built", tmp_path / "learned")
-    whole = ("ok", "7 objects are in it; the channel learns the others while it streams")
+    whole = ("ok", "it has 7 objects; the channel learns the others while it streams")
     assert finding() == whole
     with open(tmp_path / "learned" / "train.index", "ab") as file:
         file.write(b"a block that a process was killed in")

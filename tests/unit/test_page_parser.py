@@ -160,6 +160,13 @@ def test_a_long_page_takes_linear_time() -> None:
         (document("<CommonPrefixes><Prefix>d/</Prefix></CommonPrefixes>"), "it has folders"),
         (document(contents("a", "many")), "the size 'many'"),
         (document(contents("a", "")), "the size ''"),
+        (document(contents("a", "\u0663")), "the size '\u0663'"),
+        (
+            document("<KeyCount>3</KeyCount>" + contents("a") + contents("b")),
+            "its KeyCount is 3, and it has 2 e",
+        ),
+        (document(f"<KeyCount>2</KeyCount>{PLAIN}"), "its KeyCount is 2, and it has 1 entry"),
+        (document("<KeyCount>1</KeyCount>"), "its KeyCount is 1, and it has 0 entries"),
         (document(contents("a", "9" * 30)), "object size: over 2"),
         (document(contents("a", "1" * 5000)), "object size: over 2"),
     ],
@@ -167,3 +174,9 @@ def test_a_long_page_takes_linear_time() -> None:
 def test_what_no_server_of_s3_sends_is_refused(found: bytes, words: str) -> None:
     with pytest.raises(BadAnswer, match=words):
         parse_page(found, CONTEXT)
+
+
+@pytest.mark.parametrize("count", ["0", "2", "", "\u0663", "many"])
+def test_a_key_count_that_is_not_above_the_entries_is_no_error(count: str) -> None:
+    found = document(f"<KeyCount>{count}</KeyCount>{PLAIN}{PLAIN.replace('<Key>a', '<Key>b')}")
+    assert len(parse_page(found, CONTEXT)) == 2

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from streamer.errors import BadAnswer, ErrorContext, GaveUp, Shortage, SourceError, Transient, Truncated
 from streamer.retry import PART_FAILED, Attempts, RetryPolicy, retry, retry_while_refused
+from streamer.s3.client.faults import error_from_response
+from streamer.s3.http.response import ResponseHeader
 
 PARTS = 64
 
@@ -124,3 +126,26 @@ def test_a_refusal_of_this_machine_is_noted_once() -> None:
     policy = RetryPolicy(first_wait=0)
     assert asyncio.run(retry_while_refused(step, policy, noted.append)) == "done"
     assert [str(each) for each in noted] == ["no space"]
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [
+        ("2", 2.0),
+        ("1.5", 1.5),
+        *[(other, None) for other in ("\u0663", "1e3", "1_0", "nan", "-1", " 2", "", None, "9" * 400)],
+    ],
+)
+def test_numbers_of_a_response_are_ascii_digits(header: str | None, seconds: float | None) -> None:
+    error = error_from_response(
+        status=503,
+        code="SlowDown",
+        message="",
+        request_id=None,
+        retry_after=header,
+        date=None,
+        context=ErrorContext(),
+    )
+    assert error.retry_after == seconds
+    length = ResponseHeader(200, {"content-length": header or ""}).content_length
+    assert length == (2 if header == "2" else None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamer.units import GIB, KIB, MIB, decimal_bytes, human_bytes
+from streamer.units import GIB, KIB, MIB, counted, decimal_bytes, human_bytes
 
 
 @pytest.mark.parametrize(
@@ -40,3 +40,8 @@ def test_memory(count: float, text: str) -> None:
 )
 def test_data(count: float, text: str) -> None:
     assert decimal_bytes(count) == text
+
+
+def test_a_count_of_one_is_singular() -> None:
+    assert [counted(count, "object") for count in (0, 1, 2)] == ["0 objects", "1 object", "2 objects"]
+    assert counted(2, "entry", "entries") == "2 entries"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["StepBackup"]
 
-_WEIGHTS = re.compile(r"\d+-\d+\.weights\.h5")
+_WEIGHTS = re.compile(r"[0-9]+-[0-9]+\.weights\.h5")
 
 
 class StepBackup(keras.callbacks.Callback):  # type: ignore[misc] # keras publishes no types

@@ -250,6 +250,11 @@ def _local_rank() -> tuple[int, int]:
     """Return the index of this process among those of this job on this host, and their number."""
     rank, ranks = os.environ.get("LOCAL_RANK"), os.environ.get("LOCAL_WORLD_SIZE")
     if rank is not None and ranks is not None:
+        if not all(text.isascii() and text.isdigit() for text in (rank, ranks)):
+            raise PipeModeDatasetException(
+                f"LOCAL_RANK is {rank!r} and LOCAL_WORLD_SIZE {ranks!r}, which are no numbers: start the "
+                "processes with torchrun, or give share=(index, number)"
+            )
         return int(rank), int(ranks)
     together = torch.distributed.is_available() and torch.distributed.is_initialized()
     if together and torch.distributed.get_world_size() > 1:

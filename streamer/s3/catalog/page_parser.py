@@ -28,12 +28,14 @@ from xml.etree import ElementTree as ET
 from streamer.errors import BadAnswer, ErrorContext
 from streamer.plan.validators import validator_of
 from streamer.secrets import quoted
+from streamer.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from xml.etree.ElementTree import Element
 
 _ROOT = "ListBucketResult"
+_NUMBER = re.compile("-?[0-9]+")
 _LONGEST_SIZE = 20
 """Most digits of a size; a longer one is too large for any object."""
 
@@ -75,8 +77,8 @@ def parse_by_expression(document: bytes, context: ErrorContext) -> Page | None:
     namespace = _namespace(root, context)
     if len(root.findall(f"{namespace}Contents")) != 1:
         return None  # the objects are inside a comment or another element
-    encoded, token = _top(root, namespace, context)
     keys = parts[1::4]
+    encoded, token = _top(root, namespace, context, len(keys))
     if encoded and _has_escape(b"".join(keys)):
         keys = [_decoded(key) if _has_escape(key) else key for key in keys]
     return Page(keys, list(map(int, parts[3::4])), parts[2::4], token)
@@ -122,7 +124,7 @@ def parse_by_tree(document: bytes, context: ErrorContext) -> Page:
     except ET.ParseError as error:
         raise _refusal(str(error), context) from error
     namespace = _namespace(root, context)
-    encoded, token = _top(root, namespace, context)
+    encoded, token = _top(root, namespace, context, len(root.findall(f"{namespace}Contents")))
     keys, sizes, etags = _columns(root, namespace, context)
     if encoded:
         keys = [unquote_plus(key) if "%" in key or "+" in key else key for key in keys]
@@ -142,12 +144,15 @@ def _namespace(root: Element, context: ErrorContext) -> str:
     return namespace + ("}" if namespace else "")
 
 
-def _top(root: Element, namespace: str, context: ErrorContext) -> tuple[bool, str | None]:
-    """Return whether the keys are URL-encoded, and the token of the next page."""
+def _top(root: Element, namespace: str, context: ErrorContext, keys: int) -> tuple[bool, str | None]:
+    """Return whether the keys are URL-encoded, and the token of the next page. `keys`: number of entries."""
     contents = f"{namespace}Contents"
     rest = [child for child in root if child.tag != contents]
     refuse_folders(context, found=any(child.tag == f"{namespace}CommonPrefixes" for child in rest))
-    top = _fields(rest, namespace, {"IsTruncated", "NextContinuationToken", "EncodingType"}, context)
+    names = {"IsTruncated", "NextContinuationToken", "EncodingType", "KeyCount"}
+    top = _fields(rest, namespace, names, context)
+    count = top.get("KeyCount", "")
+    refuse_missing_keys(context, int(count) if re.fullmatch("[0-9]{1,18}", count) else None, keys)
     truncated = {"true": True, "false": False}.get(top.get("IsTruncated", ""))
     token = next_token(top.get("NextContinuationToken"), context, truncated=truncated)
     return top.get("EncodingType") == "url", token
@@ -159,6 +164,12 @@ def refuse_folders(context: ErrorContext, *, found: bool) -> None:
         raise BadAnswer(
             "the listing is invalid (it has folders, CommonPrefixes, without a delimiter)", context
         )
+
+
+def refuse_missing_keys(context: ErrorContext, count: int | None, keys: int) -> None:
+    """Raise BadAnswer for a page with fewer entries than its KeyCount: the others would be missing."""
+    if count is not None and count > keys:
+        raise _refusal(f"its KeyCount is {count}, and it has {counted(keys, 'entry', 'entries')}", context)
 
 
 def next_token(token: str | None, context: ErrorContext, *, truncated: bool | None) -> str | None:
@@ -230,7 +241,7 @@ def _fields(
 
 
 def _size(text: str, context: ErrorContext) -> int:
-    if not text.removeprefix("-").isdecimal():
+    if _NUMBER.fullmatch(text) is None:
         raise _refusal(f"an object has the size {text[:40]!r}", context)
     if len(text) > _LONGEST_SIZE:
         raise BadAnswer("the endpoint sent an invalid object size: over 2^60 bytes", context)

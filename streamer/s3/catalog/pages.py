@@ -23,7 +23,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 from streamer.errors import ErrorContext, GaveUp
 from streamer.retry import UNAVAILABLE, Attempts, RetryPolicy, retry
 from streamer.s3.catalog.control_client import ControlClient
-from streamer.s3.catalog.page_parser import Page, entry_fields, next_token, parse_page, refuse_folders
+from streamer.s3.catalog.page_parser import (
+    Page,
+    entry_fields,
+    next_token,
+    parse_page,
+    refuse_folders,
+    refuse_missing_keys,
+)
 from streamer.s3.client.credentials import renewing
 from streamer.s3.client.faults import map_errors
 from streamer.s3.http_source import refusal
@@ -146,6 +153,7 @@ def open_pages(clients: Clients, *, by_aiobotocore: bool = False) -> Iterator[Pa
 def _page(response: dict[str, Any], context: ErrorContext) -> Page:
     """Return the page that aiobotocore has parsed. Raises BadAnswer."""
     refuse_folders(context, found="CommonPrefixes" in response)
+    refuse_missing_keys(context, response.get("KeyCount"), len(response.get("Contents", ())))
     token = response.get("NextContinuationToken")
     page = Page(token=next_token(token, context, truncated=response.get("IsTruncated")))
     for entry in response.get("Contents", ()):

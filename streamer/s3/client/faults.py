@@ -10,7 +10,6 @@ This module imports neither botocore nor aiohttp, because our own client uses it
 from __future__ import annotations
 
 import contextlib
-import math
 import re
 import time
 from dataclasses import replace
@@ -95,6 +94,7 @@ EXPLANATIONS = {
     "NotImplemented": "the endpoint does not support this request",
     "InvalidRange": "the object is shorter than when it was listed",
 }
+_SECONDS = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 _REFUSED_SKEW = 900.0
 """Most seconds by which a signature's time may differ from S3's (RequestTimeTooSkewed). A 403 to HEAD has no
 code, so a larger difference counts as its reason."""
@@ -335,8 +335,4 @@ def clock_ahead(date: str | None) -> float | None:
 
 def _seconds(header: str | None) -> float | None:
     """Return the seconds of a Retry-After header; None for any other form, including a date."""
-    try:
-        seconds = float(header) if header else None
-    except ValueError:
-        return None
-    return seconds if seconds is not None and 0 <= seconds < math.inf else None
+    return float(header) if header and _SECONDS.fullmatch(header) else None

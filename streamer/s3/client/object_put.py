@@ -17,7 +17,7 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from streamer.errors import BadAnswer, Denied, ErrorContext, SourceError
+from streamer.errors import BadAnswer, Denied, ErrorContext, SourceChanged, SourceError
 from streamer.s3.client.faults import map_errors
 
 if TYPE_CHECKING:
@@ -78,6 +78,12 @@ async def put_object(
             raise BadAnswer(
                 f"{error.message}; if the endpoint has no conditional PUT, set Penstock.Endpoint.IfMatch: "
                 "omit, and let one build write at a time",
+                error.context,
+            ) from error
+        if isinstance(error, SourceChanged):  # its text is that of a GET
+            raise BadAnswer(
+                f"the endpoint refused to write the object, as if the request had a condition (S3 responded "
+                f"{error.code})",
                 error.context,
             ) from error
         raise

@@ -64,7 +64,7 @@ class ResponseHeader:
     @property
     def content_length(self) -> int | None:
         value = self.fields.get("content-length", "")
-        return int(value) if value.isdecimal() and len(value) < LONGEST_NUMBER else None
+        return int(value) if value.isascii() and value.isdecimal() and len(value) < LONGEST_NUMBER else None
 
     @property
     def has_length(self) -> bool:
