@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from streamer.engines.body import BodyPipes, EngineBody
 from streamer.engines.engine import Engine, Engines, EngineSettings
-from streamer.engines.span_body import SpanBody
 from streamer.engines.wire import LeftToParent, pack_part
-from streamer.errors import Denied, Expired, SourceError, Transient
+from streamer.errors import Transient
 from streamer.plan import Span
+from streamer.s3.client.credentials import renewed
 from streamer.s3.http.poller import FairPoller
+from streamer.s3.span_body import SpanBody
 from streamer.units import MIB
 
 if TYPE_CHECKING:
@@ -68,13 +69,6 @@ class EngineSource:
         parts = request.part.rest(request.first)
         credentials, sent_at = self._signer.credentials, time.monotonic()
 
-        def refused(error: SourceError) -> SourceError:
-            if not isinstance(error, Expired) or (credentials is not None and credentials.refused(sent_at)):
-                return error
-            denied = Denied(error.message, error.context)
-            denied.code = error.code
-            return denied
-
         engine = await self._ready_engine(request, parts)
         number = next(self._numbers)
         body = EngineBody(
@@ -83,7 +77,7 @@ class EngineSource:
             engine,
             pipes=self._pipes,
             poller=self._poller,
-            on_expired=refused,
+            on_expired=lambda error: renewed(error, credentials, sent_at),
         )
         request.reported = True
         request.on_phase("first_byte")

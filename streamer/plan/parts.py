@@ -1,6 +1,6 @@
 """Cuts segments into parts: a part is fetched by one request, and memory is reserved for each part.
 
-An engine process fetches small parts together: `gathered` joins consecutive ones into a `Span`.
+Small parts are fetched together: `gathered` joins consecutive ones into a `Span`.
 
 A part is a range of one object, the *body*, with the literals before and after it: `leading`, body,
 `trailing`. Literals belong to the parts of the objects next to them, so record headers and padding need no

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from streamer.errors import ClockSkew, ConfigError, ErrorContext, ObjectMissing, SourceError, WrongEndpoint
-from streamer.plan import is_modified
-from streamer.s3.client.credentials import renewing
+from streamer.plan import Span, is_modified
+from streamer.s3.client.credentials import renewed, renewing
 from streamer.s3.client.documents import MAX_ERROR_BODY
 from streamer.s3.client.endpoint import STALL_TIMEOUT
 from streamer.s3.client.faults import (
@@ -28,15 +29,22 @@ from streamer.s3.client.faults import (
 from streamer.s3.client.session import certificate_file
 from streamer.s3.http.client import HttpClient, Response
 from streamer.s3.http.response import ResponseHeader
+from streamer.s3.http_span import HttpSpan, SpanRequests
 from streamer.s3.ranges import check_header, suggest_omission
+from streamer.s3.span_body import SpanBody
+from streamer.units import MIB
 
 if TYPE_CHECKING:
+    from streamer.plan import ObjectRef, Part
     from streamer.s3.client.session import Clients
+    from streamer.s3.http.body import HttpBody
     from streamer.s3.http.tls import TlsContext
     from streamer.s3.ranges import Body, RangeRequest, RangeSource
     from streamer.s3.signing.requests import RequestBuilder
 
 
+SPAN_SIZE = 1 * MIB
+"""Bytes of small parts in one span: what a pipe holds."""
 _MESSAGE = re.compile(rb"<Message>([^<]{0,500})</Message>")
 
 
@@ -95,7 +103,7 @@ class HttpSource:
     """A `RangeSource` over our own HTTP client."""
 
     name = "http"
-    span_size = 0
+    span_size = SPAN_SIZE
 
     def __init__(
         self,
@@ -112,6 +120,8 @@ class HttpSource:
         self._signer = signer
         self._fallback = fallback
         self._client = HttpClient(tls, stall_timeout=stall_timeout)
+        self._stall_timeout = stall_timeout
+        self._spliceable = tls is None
 
     def close(self) -> None:
         """Close idle connections; a connection in use closes with its body."""
@@ -119,6 +129,8 @@ class HttpSource:
 
     async def open(self, request: RangeRequest) -> Body:
         """As `RangeSource.open`."""
+        if isinstance(request.part, Span):
+            return await self._open_span(request)
         part, context = request.part, request.context
         if _why_not_bucket(part.object.bucket) is not None:
             return await self._fallback.open(request)  # of a row of a manifest that has just been read
@@ -136,36 +148,89 @@ class HttpSource:
 
         with renewing(self._signer.credentials):
             response = await self._client.send(endpoint, context, signed, avoid=request.avoid, on_sent=sent)
-            header = response.header
-            if header.status in (200, 206):
-                length = header.content_length
-                if length is None or "transfer-encoding" in header.fields:
-                    response.end(reuse=False)
-                    return await self._fallback.open(request)
-                try:
-                    _check(header, length, request, context)
-                except SourceError:
-                    response.end(reuse=False)
-                    raise
-                return response.body(length, context)
-            if 300 <= header.status < 400:
+            try:
+                body = _body(response, part.object, request.first, part.end, context)
+            except SourceError:
                 response.end(reuse=False)
-                return await self._fallback.open(request)
-            error = await refusal(response, context, self._signer)
+                raise
+            if body is not None:
+                return body
+            error = await self._error(response, part.object, context)
             if error is None:
                 return await self._fallback.open(request)
-            if self._signer.sends_if_match and not is_modified(part.object.etag):
-                suggest_omission(error)
-            raise deleted(error) if isinstance(error, ObjectMissing) else error
+            raise error
+
+    async def _error(self, response: Response, ref: ObjectRef, context: ErrorContext) -> SourceError | None:
+        """End a response without a body that can be taken, and return its error.
+
+        None: this client does not support the response.
+        """
+        status = response.header.status
+        if 300 <= status < 400 or status in (200, 206):
+            response.end(reuse=False)
+            return None
+        error = await refusal(response, context, self._signer)
+        if error is not None and self._signer.sends_if_match and not is_modified(ref.etag):
+            suggest_omission(error)
+        return deleted(error) if isinstance(error, ObjectMissing) else error
+
+    async def _open_span(self, request: RangeRequest) -> Body:
+        """Send a request for each part of a span."""
+        signer, sent_at = self._signer, time.monotonic()
+        request.on_phase("credentials")
+        buckets = {part.object.bucket for part in request.part.pieces if part.body}
+        if any(_why_not_bucket(bucket) is not None for bucket in buckets):
+            return await SpanBody.read(request, self._fallback)
+        endpoints = {bucket: await signer.endpoint(bucket) for bucket in buckets}
+        keys = await signer.keys(request.part.object)
+
+        async def error_of_response(
+            response: Response, part: Part, context: ErrorContext
+        ) -> SourceError | None:
+            error = await self._error(response, part.object, context)
+            return None if error is None else renewed(error, signer.credentials, sent_at)
+
+        span = HttpSpan(
+            request,
+            SpanRequests(
+                pool=lambda part: self._client.pool(endpoints[part.object.bucket]),
+                build=lambda part: signer.ranged_get_by(
+                    keys, endpoints[part.object.bucket], part, part.start
+                ),
+                body=lambda response, part, context: _body(
+                    response, part.object, part.start, part.end, context
+                ),
+                judge=error_of_response,
+                stall_timeout=self._stall_timeout,
+            ),
+            spliceable=self._spliceable,
+        )
+        try:
+            await span.open()
+        except BaseException as error:
+            span.close()
+            if not span.unsupported or not isinstance(error, SourceError):
+                raise
+        else:
+            return span
+        request.reported = False
+        return await SpanBody.read(request, self._fallback)
 
 
-def _check(header: ResponseHeader, length: int, request: RangeRequest, context: ErrorContext) -> None:
-    fields = header.fields
+def _body(response: Response, ref: ObjectRef, first: int, end: int, context: ErrorContext) -> HttpBody | None:
+    """Return the body, bytes `first` to `end` of the object; None if it is not one that can be taken.
+
+    Raises SourceError if it is another version's, or other bytes.
+    """
+    header = response.header
+    length, fields = header.content_length, header.fields
+    if header.status not in (200, 206) or length is None or "transfer-encoding" in fields:
+        return None
     try:
         check_header(
-            request.part.object,
-            request.first,
-            request.part.end,
+            ref,
+            first,
+            end,
             context,
             status=header.status,
             content_range=fields.get("content-range"),
@@ -177,6 +242,7 @@ def _check(header: ResponseHeader, length: int, request: RangeRequest, context: 
     except SourceError as error:
         error.context = replace(context, request_id=escaped_id(fields.get("x-amz-request-id")))
         raise
+    return response.body(length, context)
 
 
 async def refusal(response: Response, context: ErrorContext, signer: RequestBuilder) -> SourceError | None:

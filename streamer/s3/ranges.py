@@ -59,6 +59,10 @@ def no_report(_: RequestReport) -> None:
     """Ignore the report."""
 
 
+def no_end(_: int) -> None:
+    """Ignore that requests have ended."""
+
+
 @dataclass(slots=True)
 class RangeRequest:
     """One request for the bytes of a part, from offset `first` of the object to the part's end.
@@ -78,6 +82,8 @@ class RangeRequest:
     """Address that the request was sent to; None if the transport does not set it."""
     requests: int = 1
     """Requests that a span may have in flight at once."""
+    on_ended: Callable[[int], None] = no_end
+    """Called when so many of these requests have ended, and the span sends no more of them."""
     on_report: Callable[[RequestReport], None] = no_report
     """Called by a transport that retries by itself, before `open` fails or the body ends."""
     once: bool = False

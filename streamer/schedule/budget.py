@@ -291,9 +291,9 @@ class ChannelQuota:
         """Note that the channel's reader waited `seconds` for storage."""
         self._whole.concurrency.starved(seconds / max(1, self._whole.active))
 
-    def may_request(self) -> bool:
-        """Return whether one more request may begin; note a refusal."""
-        if self.requests_in_flight < self.requests_limit:
+    def may_request(self, count: int = 1) -> bool:
+        """Return whether `count` more requests may begin; note a refusal."""
+        if self.requests_in_flight + count <= self.requests_limit:
             return True
         self.concurrency.full()
         self._whole.refuse(self, None)

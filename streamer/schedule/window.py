@@ -96,9 +96,10 @@ class Window:
         """
         admitted = []
         while (part := self._peek()) is not None:
-            if part.epoch > self.last_epoch or not self.quota.may_request():
+            requests = self._requests_for(part)
+            if part.epoch > self.last_epoch or not self.quota.may_request(requests):
                 break
-            if self._delaying and self.quota.requests_in_flight >= FIRST_REQUESTS:
+            if self._delaying and self.quota.requests_in_flight + requests > FIRST_REQUESTS:
                 break
             reserved_bytes = self._reserve(part)
             if self._too_far_ahead(part, reserved_bytes):
@@ -107,7 +108,7 @@ class Window:
                 if not self._slots:
                     raise ValueError(f"a part of {reserved_bytes} bytes can never fit {self.quota}")
                 break
-            slot = Slot(part, reserved_bytes, requests=self._requests_for(part))
+            slot = Slot(part, reserved_bytes, requests=requests)
             self._slots.append(slot)
             admitted.append(slot)
             self.quota.take(reserved_bytes)
@@ -122,12 +123,15 @@ class Window:
         return not self.begun and self.quota.active
 
     def _requests_for(self, part: Part) -> int:
-        """Return how many requests a part that is admitted now may have in flight."""
+        """Return how many requests a part that is admitted now may have in flight.
+
+        A span waits until all of them are free: with few, it would be late at the head of line.
+        """
         if part.requests == 1:
             return 1
         limit = self.quota.requests_limit
-        free = (min(limit, FIRST_REQUESTS) if self._delaying else limit) - self.quota.requests_in_flight
-        return max(1, min(part.requests, MOST_REQUESTS_EACH, free))
+        most = min(limit, FIRST_REQUESTS) if self._delaying else limit
+        return min(part.requests, MOST_REQUESTS_EACH, most)
 
     def _peek(self) -> Part | None:
         """Return the part to admit next, if it is known."""
@@ -162,6 +166,13 @@ class Window:
         if slot.has_request:
             slot.has_request, self.begun = False, True
             self.quota.end(slot.requests)
+
+    def requests_ended(self, slot: Slot, count: int) -> None:
+        """Return `count` of the slot's requests to the quota; at least one goes on."""
+        if slot.has_request:
+            slot.requests -= count
+            self.begun = True
+            self.quota.end(count)
 
     def relaunch(self, slot: Slot) -> None:
         """Note that the slot is requested again; the head of line may exceed the request limit."""

@@ -151,7 +151,9 @@ class Hedger:
         counters.hedges["issued"] += 1
         at = stage.received
         avoid = fetch.request.peer if fetch.request is not None else None
-        request = RangeRequest(slot.part, slot.part.start + at, avoid=avoid, once=True)
+        request = RangeRequest(
+            slot.part, slot.part.start + at, avoid=avoid, requests=slot.requests, once=True
+        )
         hedge: Hedge | None = None
         failed: SourceError | None = None
         self._quota.begin()

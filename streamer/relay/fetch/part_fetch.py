@@ -67,6 +67,8 @@ class PartFetch:
         """Called when the phase changes; set while delivery waits for this part."""
         self.request: RangeRequest | None = None
         """Request in flight; None between two attempts."""
+        self.on_ended: Callable[[int], None] | None = None
+        """Called when so many of several requests at once have ended before the others."""
         self.error: SourceError | None = None
         """Final error, set once when retrying has ended: no further byte will arrive."""
         self.last_chance = False
@@ -121,6 +123,11 @@ class PartFetch:
                 attempts.progressed(_silence_before(error))
             raise
 
+    def _note_ended(self, count: int) -> None:
+        self._requests -= count
+        if self.on_ended is not None:
+            self.on_ended(count)
+
     def _has_progressed(self) -> bool:
         """Return whether bytes have arrived since the last failure."""
         before, self._received = self._received, self.stage.received
@@ -137,7 +144,12 @@ class PartFetch:
         self.enter("first_byte")
         first = stage.part.start + stage.received
         request = self.request = RangeRequest(
-            stage.part, first, attempt, on_phase=self.enter, requests=self._requests
+            stage.part,
+            first,
+            attempt,
+            on_phase=self.enter,
+            requests=self._requests,
+            on_ended=self._note_ended,
         )
         body, since, first_byte = await self.open(request)
         if not request.reported:

@@ -230,6 +230,8 @@ class Prefetcher:
             quota=self.quota,
             requests=slot.requests,
         )
+        if slot.requests > 1:
+            fetch.on_ended = partial(self._requests_ended, slot)
         if slot is self.window.head_of_line:
             self.changed.set()  # delivery may be waiting for a part to be admitted
         if slot.part.body:
@@ -251,6 +253,10 @@ class Prefetcher:
                 fetch.last_chance, stage.awaited = True, False
                 self.changed.set()
         self.landed(slot)
+
+    def _requests_ended(self, slot: Slot, count: int) -> None:
+        self.window.requests_ended(slot, count)
+        self.start()
 
     def is_head(self, slot: Slot) -> bool:
         """As `hedger.Owner`."""

@@ -233,7 +233,8 @@ class BufferStages:
 
     def reserved_bytes(self, part: Part) -> int:
         """As `Stages.reserved_bytes`."""
-        return at_most_the_floor(held_in_buffers(part), buffer_bytes(part.body), self.quota)
+        held = sum(map(held_in_buffers, part.pieces))
+        return at_most_the_floor(held, buffer_bytes(part.body), self.quota)
 
     def make(self, part: Part, *, on_change: Callable[[], None], counters: ChannelCounters) -> BufferStage:
         self._pool.limit = self.quota.budget

@@ -14,9 +14,11 @@ it early. Large fragments (32 KiB on loopback) would let a pipe hold more than i
 that for its own pipes, but a FIFO may hold several MiB that way. A pipe that still holds bytes of an
 abandoned part is closed, never reused.
 
+The pieces of a span (`streamer.plan.Span`) share one pipe, which has a page for each at the least.
+
 A part reserves its whole length, since bytes outside its pipes are in its socket, whose pages are charged to
 the container too; a small part reserves the kernel's memory for its pipe as well. With engine processes a
-part reserves the engine's buffers, where its bytes may wait.
+part reserves the engine's buffers, where its bytes may wait; a span reserves as much.
 
 Pipes are scarce: an unprivileged user may have 64 MiB of them (/proc/sys/fs/pipe-user-pages-soft), FIFOs
 included, and each takes two open files. If that is less than the memory budget, a pipe reserves
@@ -44,6 +46,7 @@ SMALLEST_PIPE = 64 * KIB
 PIPE_COST = 4 * KIB
 """Memory of a pipe beside its bytes: 2.1 KiB of the kernel, measured, and the rest of its last page."""
 READ_SIZE = 256 * KIB
+PAGE = 4 * KIB
 
 
 class StagePipe(Pipe):
@@ -144,7 +147,7 @@ class PipeStages:
         """Return the memory that the part takes, wherever its bytes wait."""
         body = part.body
         pipe = PIPE_COST if body else 0
-        if self._engines:
+        if self._engines or part.requests > 1:
             return sum(map(held_in_buffers, part.pieces)) + (pipe if body <= OWN_BUFFER else 0)
         if body <= OWN_BUFFER:
             return len(part) + PART_COST + pipe
@@ -158,7 +161,9 @@ class PipeStages:
 
     def pipe_size(self, part: Part) -> int:
         """Return the size of a part's pipes, in bytes."""
-        return min(PIPE_SIZE, max(self._pool.smallest, 1 << (part.body - 1).bit_length()))
+        # Each piece of a span takes a page of the pipe at the least.
+        count = max(part.body, len(part.pieces) * PAGE)
+        return min(PIPE_SIZE, max(self._pool.smallest, 1 << (count - 1).bit_length()))
 
     def make(self, part: Part, *, on_change: Callable[[], None], counters: ChannelCounters) -> Stage:
         return PipeStage(part, self, on_change=on_change, counters=counters)

@@ -17,7 +17,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from streamer.errors import Denied, Expired, PenstockError
+from streamer.errors import Denied, Expired, PenstockError, SourceError
 from streamer.s3.client.faults import error_text
 from streamer.secrets import quoted, remember
 
@@ -138,12 +138,24 @@ class renewing:  # noqa: N801 - used as a context manager; as a generator it cos
         self._sent_at = time.monotonic()
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if not isinstance(error, Expired):
-            return
-        if self._credentials is None or not self._credentials.refused(self._sent_at):
-            denied = Denied(error.message, error.context)
-            denied.code = error.code
-            raise denied from error
+        if (
+            isinstance(error, Expired)
+            and (final := renewed(error, self._credentials, self._sent_at)) is not error
+        ):
+            raise final from error
+
+
+def renewed(error: SourceError, credentials: RenewableCredentials | None, sent_at: float) -> SourceError:
+    """Return the error of a request; if S3 refused its credentials, they are renewed before the next request.
+
+    Returns Denied instead of Expired if a renewal cannot help. `sent_at`: time at which the request was sent
+    (time.monotonic()).
+    """
+    if not isinstance(error, Expired) or (credentials is not None and credentials.refused(sent_at)):
+        return error
+    denied = Denied(error.message, error.context)
+    denied.code = error.code
+    return denied
 
 
 class FixedProvider:

@@ -54,7 +54,7 @@ class HttpBody:
         self._loop = asyncio.get_running_loop()
         self._began = self._loop.time()
         self._call: Callable[[], None] | None = None
-        self._parked = False
+        self._parked = self._closed = False
         self._failure: SourceError | None = None
         self._taken: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -173,6 +173,8 @@ class HttpBody:
         self._call = None
 
     def _on_readable(self) -> None:
+        if self._closed:
+            return  # the connection may carry another request
         call = self._call
         if call is None or (self._parked and self._connection.unread >= self.left):
             self._connection.pause()  # the stage does not wait, or all bytes have arrived
@@ -229,6 +231,7 @@ class HttpBody:
 
     def close(self) -> None:
         """As `Body.close`."""
+        self._closed = True
         self._end()
         if self.left or self._give_back is None:
             self._connection.close()

@@ -28,19 +28,38 @@ class Response:
     """A response whose header is read. It owns the connection until one of its methods ends the response."""
 
     def __init__(
-        self,
-        header: ResponseHeader,
-        reader: ResponseReader,
-        connection: Connection,
-        pool: ConnectionPool,
-        *,
-        stall_timeout: float,
+        self, reader: ResponseReader, connection: Connection, pool: ConnectionPool, *, stall_timeout: float
     ) -> None:
-        self.header = header
+        self.reused = connection.requests > 0
+        """Whether the connection has carried a request before."""
         self._reader = reader
         self._connection = connection
         self._pool = pool
         self._stall_timeout = stall_timeout
+
+    @property
+    def header(self) -> ResponseHeader:
+        """The header, once it is read."""
+        return self._reader.parsed
+
+    @property
+    def begun(self) -> bool:
+        """Whether any byte has arrived."""
+        return self._reader.begun
+
+    @property
+    def overdue(self) -> bool:
+        """Whether the header has not come in time."""
+        return self._reader.overdue
+
+    def read_header(self) -> None:
+        """Read the header. Raises BlockingIOError until all of it has arrived, SourceError, OSError."""
+        while not self._reader.read_header():
+            pass
+
+    def pause(self) -> None:
+        """Stop watching the connection until `error_body` or `body` reads from it."""
+        self._connection.pause()
 
     def body(self, length: int, context: ErrorContext) -> HttpBody:
         """Return the `length` bytes after the header as a body, which then owns the connection."""
@@ -103,6 +122,16 @@ class HttpClient:
             pool.close()
         self._poller.close()
 
+    def pool(self, endpoint: BucketEndpoint) -> ConnectionPool:
+        """Return the connections to an endpoint's host."""
+        pool = self._pools.get((endpoint.host, endpoint.port))
+        if pool is None:
+            tls = self._tls if endpoint.tls else None
+            pool = self._pools[endpoint.host, endpoint.port] = ConnectionPool(
+                endpoint.host, endpoint.port, self._poller, tls=tls
+            )
+        return pool
+
     async def send(
         self,
         endpoint: BucketEndpoint,
@@ -118,12 +147,7 @@ class HttpClient:
         not to use if the endpoint has another. `on_sent`: called with the address of the server. Raises
         SourceError.
         """
-        pool = self._pools.get((endpoint.host, endpoint.port))
-        if pool is None:
-            tls = self._tls if endpoint.tls else None
-            pool = self._pools[endpoint.host, endpoint.port] = ConnectionPool(
-                endpoint.host, endpoint.port, self._poller, tls=tls
-            )
+        pool = self.pool(endpoint)
         while True:
             request_bytes = await request()
             began = self._loop.time()
@@ -133,32 +157,33 @@ class HttpClient:
                 raise
             except Exception as error:
                 raise not_understood(error, context) from error
-            reused, connection.requests = connection.requests > 0, connection.requests + 1
-            if on_sent is not None:
-                on_sent(connection.peer)
             reader = ResponseReader(
                 connection,
                 context,
                 within=max(0.0, self._stall_timeout - (self._loop.time() - began)),
                 stall_timeout=self._stall_timeout,
             )
+            response = Response(reader, connection, pool, stall_timeout=self._stall_timeout)
+            connection.requests += 1
+            if on_sent is not None:
+                on_sent(connection.peer)
             try:
-                _write(connection, request_bytes, context)
-                header = await reader.header()
+                write_request(connection, request_bytes, context)
+                await reader.header()
             except BaseException as error:
                 connection.close()
                 reader.release()
-                if isinstance(error, Transient) and reused and not reader.begun:
+                if isinstance(error, Transient) and response.reused and not reader.begun:
                     continue  # the server closed the idle connection before it read the request
                 if isinstance(error, OSError):  # the kernel cannot watch another socket
                     raise broken(error, context) from error
                 if isinstance(error, Exception) and not isinstance(error, SourceError):
                     raise not_understood(error, context) from error
                 raise
-            return Response(header, reader, connection, pool, stall_timeout=self._stall_timeout)
+            return response
 
 
-def _write(connection: Connection, request: bytes, context: ErrorContext) -> None:
+def write_request(connection: Connection, request: bytes, context: ErrorContext) -> None:
     try:
         sent = connection.send(request)
     except OSError as error:

@@ -59,6 +59,10 @@ class ConnectionPool:
         `within`: seconds for DNS, connection and TLS handshake, at most `CONNECT_TIMEOUT`. Raises Transient
         if no connection can be opened.
         """
+        return self.idle(avoid) or await self._connect(context, avoid, min(within, CONNECT_TIMEOUT))
+
+    def idle(self, avoid: str | None) -> Connection | None:
+        """Return a usable idle connection to another address than `avoid`; None if there is none."""
         for index in range(len(self._idle) - 1, -1, -1):
             if avoid is None or self._idle[index].peer != avoid:
                 connection = self._idle.pop(index)
@@ -67,7 +71,7 @@ class ConnectionPool:
                 if not connection.spoilt:
                     return connection
                 connection.close()  # surplus bytes of one response must not begin the next
-        return await self._connect(context, avoid, min(within, CONNECT_TIMEOUT))
+        return None
 
     def give(self, connection: Connection) -> None:
         """Keep a connection whose last response was read to its end."""

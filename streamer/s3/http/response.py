@@ -77,16 +77,17 @@ class _Message:
 
     def __init__(self) -> None:
         self.header = ResponseHeader()
+        self._fields: dict[bytes, bytes] = {}
+        self.on_header = self._fields.__setitem__
         self.body = bytearray()
         self.complete = False
         self._parser = httptools.HttpResponseParser(self)
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        field_name = KEPT_FIELDS.get(name.lower())
-        if field_name is not None:
-            self.header.fields[field_name] = value.decode("utf-8", "replace")
-
     def on_headers_complete(self) -> None:
+        for name, value in self._fields.items():
+            field_name = KEPT_FIELDS.get(name.lower())
+            if field_name is not None:
+                self.header.fields[field_name] = value.decode("utf-8", "replace")
         self.header.status = self._parser.get_status_code()
         self.header.keep_alive = self._parser.should_keep_alive()
 
@@ -162,9 +163,19 @@ class ResponseReader:
 
     async def header(self) -> ResponseHeader:
         """Read the header. Raises SourceError."""
-        if not await self._run(self._read_header):
+        if not await self._run(self.read_header):
             raise Transient(f"no response for {self._stall_timeout:g} s", self._context)
+        return self.parsed
+
+    @property
+    def parsed(self) -> ResponseHeader:
+        """The header, once it is read."""
         return self._parser.message.header
+
+    @property
+    def overdue(self) -> bool:
+        """Whether the time for the header is over."""
+        return self._loop.time() >= self._deadline
 
     async def body(self, most: int) -> bytes:
         """Return what arrives of the body in time, at most about `most` bytes; the reader keeps none."""
@@ -216,8 +227,8 @@ class ResponseReader:
         except Exception as error:  # noqa: BLE001 - raised by the task that waits
             done.set_exception(error)
 
-    def _read_header(self) -> bool:
-        """Read some bytes of the header; return whether it is complete."""
+    def read_header(self) -> bool:
+        """Read some bytes of the header; return whether it is complete. Raises as `Connection.peek`."""
         count = self._connection.peek(_SCRATCH)
         if not count:
             raise Transient("the connection was closed before a response", self._context)

@@ -63,12 +63,18 @@ class RequestBuilder(ABC):
 
     async def ranged_get(self, endpoint: BucketEndpoint, part: Part, first: int) -> bytes:
         """Build the GET of bytes `first` to `part.end` of the listed version. Raises Denied."""
+        return self.ranged_get_by(await self.keys(part.object), endpoint, part, first)
+
+    def ranged_get_by(
+        self, keys: Credentials | None, endpoint: BucketEndpoint, part: Part, first: int
+    ) -> bytes:
+        """As `ranged_get`, with the credentials that `keys` has returned."""
         ref = part.object
         sends_if_match = self.sends_if_match and not is_modified(ref.etag)
         condition = {"If-Match": f'"{ref.etag}"'} if sends_if_match else {}
         headers = {"Range": f"bytes={first}-{part.end - 1}", **condition, **self._headers}
         path, query = _object_target(endpoint, ref.key, ref.version)
-        return await self._request("GET", endpoint, path, query, headers, named=(ref.bucket, ref.key))
+        return self._build("GET", endpoint, path, query, headers, keys=keys)
 
     async def get(self, endpoint: BucketEndpoint, bucket: str, key: str, headers: Mapping[str, str]) -> bytes:
         """Build the GET of the object with these further headers. Raises Denied."""
@@ -91,10 +97,14 @@ class RequestBuilder(ABC):
 
     async def keys(self, ref: ObjectRef) -> Credentials | None:
         """Return the credentials for a request of `ref` now; None if anonymous. Raises Denied."""
+        return await self._keys(ref.bucket, ref.key)
+
+    async def _keys(self, bucket: str, key: str) -> Credentials | None:
+        """As `keys`. `bucket`, `key`: for errors."""
         if self._anonymous:
             return None
         frozen = None if self.credentials is None else self.credentials.frozen()
-        found: Credentials = frozen or await self._frozen_credentials(ref.bucket, ref.key)
+        found: Credentials = frozen or await self._frozen_credentials(bucket, key)
         return found
 
     async def _frozen_credentials(self, bucket: str, key: str) -> Any:
@@ -117,13 +127,23 @@ class RequestBuilder(ABC):
         named: tuple[str, str],
     ) -> bytes:
         """Sign and build a request. `named`: bucket and key, for errors."""
-        if not self._anonymous:
-            frozen = None if self.credentials is None else self.credentials.frozen()
-            if frozen is None:
-                frozen = await self._frozen_credentials(*named)
+        keys = await self._keys(*named)
+        return self._build(method, endpoint, path, query, headers, keys=keys)
+
+    def _build(
+        self,
+        method: str,
+        endpoint: BucketEndpoint,
+        path: str,
+        query: str,
+        headers: Mapping[str, str],
+        *,
+        keys: Credentials | None,
+    ) -> bytes:
+        if keys is not None:
             now = time.time() - self.ahead if self.ahead else None
             headers = endpoint.signer.sign(
-                endpoint.authority, path, query, headers, frozen, method=method, now=now
+                endpoint.authority, path, query, headers, keys, method=method, now=now
             )
         target = f"{path}?{query}" if query else path
         lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])

@@ -1,0 +1,202 @@
+"""Spans of our own client: several requests, one body, the bytes and the errors of single parts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from streamer.errors import Denied, SourceError, Throttled
+from streamer.plan import Arrangement, Plan, S3Uri, Span, cut
+from streamer.relay.transport import TransportSpec, open_transport
+from streamer.s3.catalog.pages import open_pages
+from streamer.s3.ranges import Body, RangeRequest, RangeSource, RequestReport
+from streamer.units import KIB, MIB
+from tests.kit.harness import RunChannel, clients_of, fill
+from tests.kit.pipes import off_loop, read_all
+from tests.kit.planning import plan_prefix
+from tests.kit.stub import Answer, Fault, S3Stub, cut_after, fails, turns, with_headers
+
+pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
+
+SIZES = [1, 40_000, 130_000, 0, 7, 70_000, 3_000, 90_000, 256, 64 * KIB]
+
+
+def span_of(plan: Plan) -> Span:
+    return Span.of(list(cut(plan.segments(0), part_size=lambda: MIB, epoch=0)))
+
+
+@contextlib.asynccontextmanager
+async def opened(server: S3Stub, bundle: str | None) -> AsyncIterator[tuple[RangeSource, Span, bytes]]:
+    """Open our own client; yield it, the span of all objects, and its bytes."""
+    async with clients_of(server, ca_bundle=bundle) as clients:
+        spec = TransportSpec(buckets={"b"}, channels=[None], budget=8 * MIB)
+        async with open_transport(clients, spec) as transport:
+            with open_pages(clients, by_aiobotocore=False) as pages:
+                plan = await plan_prefix(pages, S3Uri("b", "data/"), None)
+            yield (
+                transport.source,
+                span_of(plan),
+                b"".join(server.objects[key] for key in sorted(server.objects)),
+            )
+
+
+@pytest.fixture
+def bundle(way: str, tmp_path: Path) -> str | None:
+    return str(tmp_path / "ca.pem") if way == "decrypted" else None
+
+
+async def pulled(body: Body) -> tuple[bytes, SourceError | None]:
+    """Take all bytes of a body, and close it; return them, and the error that followed them."""
+    room, whole = bytearray(body.left), body.left
+    failed: SourceError | None = None
+
+    def pull() -> None:
+        try:
+            while body.left:
+                body.read_into(memoryview(room)[whole - body.left :])
+        except BlockingIOError:
+            body.notify(pull)
+        except SourceError:
+            return  # `Body.taken` raises it too
+
+    pull()
+    try:
+        await body.taken()
+    except SourceError as error:
+        failed = error
+    finally:
+        body.close()
+    return bytes(room[: whole - body.left]), failed
+
+
+@pytest.mark.parametrize("wrap", [False, True])
+async def test_every_rest_of_a_span_has_the_bytes_of_the_stream(
+    server: S3Stub, run_own: RunChannel, *, wrap: bool
+) -> None:
+    """A retry and a resume begin anywhere, in an object and in literals."""
+    fill(server, SIZES)
+    async with run_own(arrangement=Arrangement(wrap=wrap)) as channel:
+        truth = await off_loop(read_all, channel.fifo(0))
+        span = span_of(channel.plan)
+        for first in (0, 1, 5, 9, 11, 40_003, 170_009, len(truth) - 5, len(truth) - 1):
+            body = await channel.source.open(RangeRequest(span, first, requests=4))
+            assert await pulled(body) == (truth[first:], None)
+
+
+async def test_requests_are_as_many_as_allowed_and_reported(server: S3Stub, run_own: RunChannel) -> None:
+    truth = fill(server, [20_000] * 40)
+    async with run_own(requests_in_flight=3) as channel:
+        assert await off_loop(read_all, channel.fifo(0)) == truth
+        found = channel.channel.statistics()
+        assert found.objects_completed == 40
+        assert found.requests["ok"] >= 40
+    assert server.most_in_flight <= 3
+
+
+async def test_a_failed_part_ends_the_span_after_the_bytes_before_it(
+    server: S3Stub, bundle: str | None
+) -> None:
+    """Also if its error is known first; nothing after it is requested any more."""
+    fill(server, [30_000] * 12)
+    keys = sorted(server.objects)
+    refused = asyncio.Event()
+
+    async def denies(answer: Answer) -> web.StreamResponse:
+        refused.set()
+        return await fails(403, "AccessDenied")(answer)
+
+    async def waits(answer: Answer) -> web.StreamResponse:
+        await refused.wait()
+        await turns()
+        return await with_headers()(answer)
+
+    reports: list[RequestReport] = []
+    async with opened(server, bundle) as (source, span, truth):
+        # The connections that it opens are kept; a first request goes alone.
+        assert await pulled(await source.open(RangeRequest(span, 0, requests=5))) == (truth, None)
+        server.seen.clear()
+        server.script(waits, key=keys[0])
+        server.script(denies, key=keys[3])
+        request = RangeRequest(span, 0, requests=5, on_report=reports.append)
+        data, error = await pulled(await source.open(request))
+    assert data == truth[:90_000]
+    assert isinstance(error, Denied)
+    assert error.context.key == "data/0003"
+    (report,) = reports
+    assert report.requests["ok"] == len(report.done) == 3
+    assert report.requests["denied"] == 1
+    assert "data/0011" not in {seen.key for seen in server.seen}
+
+
+async def test_a_retry_asks_for_one_part_first(server: S3Stub, bundle: str | None) -> None:
+    """A server that refuses gets few requests whose responses cannot be used."""
+    fill(server, [10_000] * 12)
+    server.script(*[fails(503, "SlowDown")] * 3, key="b/data/0002")
+    async with opened(server, bundle) as (source, span, truth):
+        data, attempt = b"", 0
+        while len(data) < len(truth):
+            attempt += 1
+            try:
+                body = await source.open(RangeRequest(span, len(data), attempt, requests=8))
+            except Throttled:
+                continue
+            more, error = await pulled(body)
+            data += more
+            assert error is None or isinstance(error, Throttled)
+    assert data == truth
+    assert attempt == 4
+    asked = Counter(seen.key for seen in server.seen)
+    assert asked["data/0002"] == 4
+    assert asked["data/0005"] == 2
+    assert asked["data/0011"] == 1
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [fails(500, "InternalError"), fails(503, "SlowDown"), cut_after(0), cut_after(5_000)],
+    ids=["error", "slow_down", "no_response", "cut"],
+)
+async def test_a_fault_in_a_span_passes(server: S3Stub, run_own: RunChannel, fault: Fault) -> None:
+    truth = fill(server, [50_000] * 30)
+    for key in sorted(server.objects)[::4]:
+        server.script(fault, key=key)
+    async with run_own() as channel:
+        assert await off_loop(read_all, channel.fifo(0)) == truth
+
+
+async def test_connections_that_end_with_each_response(server: S3Stub, run_own: RunChannel) -> None:
+    truth = fill(server, [5_000] * 40)
+
+    async def last(answer: Answer) -> web.StreamResponse:
+        response = await with_headers()(answer)
+        response.force_close()
+        return response
+
+    server.script(*[last] * 200)
+    async with run_own() as channel:
+        assert await off_loop(read_all, channel.fifo(0)) == truth
+
+
+async def test_a_body_of_unknown_length_in_a_span(server: S3Stub, run_own: RunChannel) -> None:
+    """Our own client leaves it to aiobotocore, with the rest of its span."""
+    truth = fill(server, [5_000] * 20)
+
+    async def chunked(answer: Answer) -> web.StreamResponse:
+        answer.headers.pop("Content-Length", None)
+        response = web.StreamResponse(status=answer.status, headers=answer.headers)
+        response.enable_chunked_encoding()
+        await response.prepare(answer.request)
+        await response.write(answer.body)
+        return response
+
+    keys = sorted(server.objects)
+    server.script(chunked, key=keys[0])
+    server.script(*[chunked] * 3, key=keys[7])
+    async with run_own() as channel:
+        assert await off_loop(read_all, channel.fifo(0)) == truth
