@@ -4,9 +4,10 @@ Programs that were written for SageMaker's reader catch `DataLossError` for a br
 `InternalError` for a bad record (docs/reference/contract.md §6.3, tests/readers/test_incumbent.py). A Python
 step cannot raise them: TensorFlow turns every exception of a step, even `tf.errors.DataLossError`, into
 `UnknownError`, and only a kernel may end with another status. This module registers a kernel through
-TensorFlow's C API by ctypes; nothing is compiled. The kernel runs only when a stream has failed.
+TensorFlow's C API by ctypes; nothing is compiled. The kernel runs a few times in an epoch (a `tf.cond` around
+it would cost each epoch two more functions that TensorFlow optimises).
 
-    failure (uint8 vector): one byte of status code, then the text
+    failure (uint8 vector): one byte of status code, then the text; empty: no failure
 
 If the C API is missing, `raiser` returns None and the step raises its exception in Python.
 """
@@ -113,8 +114,9 @@ def _register(library: Any) -> None:
         get_input(context, 0, ctypes.byref(tensor), status)
         failure = ctypes.string_at(data(tensor), size(tensor))
         delete_tensor(tensor)
-        set_status(status, failure[0], failure[1:])
-        fail(context, status)
+        if failure:
+            set_status(status, failure[0], failure[1:])
+            fail(context, status)
         delete_status(status)
 
     run = _COMPUTE(compute)

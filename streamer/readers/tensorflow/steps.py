@@ -32,6 +32,7 @@ finish and admits no more.
 from __future__ import annotations
 
 import atexit
+import functools
 import itertools
 import sys
 import time
@@ -98,8 +99,7 @@ def stepped(make: Callable[[], Steps], layouts: Sequence[Layout]) -> tf.data.Dat
     def turn(number: Any) -> Any:
         failure, layout = _call(registry.turn, (number,), (_FAILURE, _LAYOUT))
         if fail is not None:
-            ok = tf.cond(tf.equal(tf.size(failure), 0), lambda: True, lambda: _failing(fail, failure))
-            with tf.control_dependencies([ok]):
+            with tf.control_dependencies([fail(failure)]):
                 layout = tf.identity(layout)
         return number, layout
 
@@ -107,13 +107,16 @@ def stepped(make: Callable[[], Steps], layouts: Sequence[Layout]) -> tf.data.Dat
         return _call(registry.end, (number,), (_NUMBER,))[0]
 
     def elements(number: Any, layout: Any) -> tf.data.Dataset:
-        """Return the elements of the chosen layout; the datasets of all others are empty."""
-        joined = None
-        for index, kind in enumerate(layouts):
-            chosen = tf.where(tf.equal(layout[0], index), tf.constant(-1, tf.int64), 0)
-            each = kind.finish(_steps(registry, number, chosen, kind.signature), layout[1])
-            joined = each if joined is None else joined.concatenate(each)
-        return joined
+        """Return the elements of the chosen layout.
+
+        `take(0)` makes no iterator of its input, so TensorFlow prepares no other layout's functions; that
+        costs milliseconds for each. (tf.data crashes if a count is not the first output of its operation.)
+        """
+        each = [kind.finish(_steps(registry, number, kind.signature), layout[1]) for kind in layouts]
+        if len(each) > 1:
+            counts = [-tf.cast(tf.equal(layout[0], index), tf.int64) for index in range(len(each))]
+            each = [kind.take(count) for kind, count in zip(each, counts, strict=True)]
+        return functools.reduce(tf.data.Dataset.concatenate, each)
 
     # In flat_map, as in from_generator: after a bare _GeneratorDataset tf.data warns and does not optimise.
     nothing = tf.data.Dataset.from_tensors(tf.constant(0, tf.int64))
@@ -122,10 +125,8 @@ def stepped(make: Callable[[], Steps], layouts: Sequence[Layout]) -> tf.data.Dat
     ).flat_map(elements)
 
 
-def _steps(
-    registry: _Registry, number: Any, repeats: Any, signature: tuple[tf.TensorSpec, ...]
-) -> tf.data.Dataset:
-    """Return the steps of one layout. `repeats`: most of them, or -1 for all."""
+def _steps(registry: _Registry, number: Any, signature: tuple[tf.TensorSpec, ...]) -> tf.data.Dataset:
+    """Return the steps of one layout."""
     call = OwnedCall(registry.step, signature)
     registry.calls.append(call)
 
@@ -134,7 +135,7 @@ def _steps(
         return tuple(tensors) if len(tensors) > 1 else tensors[0]
 
     return _MapDataset(
-        tf.data.Dataset.from_tensors(number).repeat(repeats),
+        tf.data.Dataset.from_tensors(number).repeat(),
         step,
         use_inter_op_parallelism=False,
         preserve_cardinality=False,  # the steps end when the layout does
@@ -146,11 +147,6 @@ def _call(function: Callable[..., Any], arguments: tuple[Any, ...], specs: tuple
     for array, spec in zip(arrays, specs, strict=True):
         array.set_shape(spec.shape)
     return arrays
-
-
-def _failing(fail: Callable[[Any], None], failure: Any) -> bool:
-    fail(failure)
-    return True
 
 
 class _Registry:
