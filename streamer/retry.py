@@ -222,16 +222,18 @@ async def retry_while_unavailable(
     policy: RetryPolicy,
     *,
     on_wait: Callable[[SourceError], None] | None = None,
+    what: str = "a listing",
 ) -> T:
     """Repeat `make` while storage is unavailable or this machine's clock is wrong; return its result.
 
     `make` calls its argument for each page, row or piece that arrives. `give_up_after` limits the time until
-    more of these arrive than in any attempt before. `on_wait` is called with each retried error. Raises
-    SourceError: the first one, if the policy allows no time.
+    more of these arrive than in any attempt before. `what`: the missing result, for the text of GaveUp.
+    `on_wait` is called with each retried error. Raises SourceError: the first one, if the policy allows no
+    time.
     """
     if policy.give_up_after <= 0:
         return await make(lambda: None)
-    attempts, furthest = Attempts(policy, UNAVAILABLE, what="a listing"), 0
+    attempts, furthest = Attempts(policy, UNAVAILABLE, what=what), 0
 
     async def anew() -> T:
         reached = 0

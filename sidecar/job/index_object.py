@@ -116,7 +116,7 @@ class IndexObject:
         policy = RetryPolicy(give_up_after=self._access.job.penstock.give_up_after)
         for _ in range(MOST_CONFLICTS):
             copy, writes = file.snapshot()
-            etag = await retry_while_unavailable(partial(self._put, copy), policy)
+            etag = await retry_while_unavailable(partial(self._put, copy), policy, what="an upload")
             if etag is not None:
                 self.etag = etag
                 return writes
@@ -201,6 +201,8 @@ class IndexUpload:
         self._running: asyncio.Task[None] | None = None
         self._next = 0.0
         """Time of the next upload, at the earliest."""
+        self.failure: PenstockError | None = None
+        """Error of the last upload that failed."""
 
     def appended(self, rows: Sequence[IndexedObject]) -> None:
         """Store the file soon. Raises the error of the last upload."""
@@ -235,6 +237,9 @@ class IndexUpload:
         began = time.monotonic()
         try:
             self._stored = await self._object.store(self._file, self._scanned)
+        except PenstockError as error:
+            self.failure = error
+            raise
         finally:
             now = time.monotonic()
             self._next = now + max(UPLOAD_EVERY, UPLOAD_SHARE * (now - began))
@@ -254,11 +259,12 @@ async def kept_in_s3(object_: IndexObject, file: IndexFile) -> AsyncIterator[Ind
         try:
             yield upload
         except PenstockError as ended:
+            if ended is upload.failure:  # it had all its time
+                raise
             try:
                 await upload.finish()
             except PenstockError as error:
-                if str(error) != str(ended):  # what ended the build is raised
-                    log.warning("record index not stored", error=str(error))
+                log.warning("record index not stored", error=str(error))
             raise
         await upload.finish()
     finally:

@@ -24,7 +24,7 @@ class Puts:
     before: deque[Callable[[], None]] = field(default_factory=deque)
     """Called before the next objects are made, as if another client wrote in between."""
     refused: deque[tuple[int, str]] = field(default_factory=deque)
-    """Statuses and codes of the next answers."""
+    """Statuses and codes of the next answers; an answer without a code has no body."""
     uploads: dict[str, dict[int, bytes]] = field(default_factory=dict)
     """Parts by upload id."""
 
@@ -82,6 +82,6 @@ def _xml(name: str, inside: str) -> web.Response:
 def _error(status: int, code: str) -> web.Response:
     return web.Response(
         status=status,
-        text=f"<Error><Code>{code}</Code><Message>scripted</Message></Error>",
+        text=f"<Error><Code>{code}</Code><Message>scripted</Message></Error>" if code else "",
         content_type="application/xml",
     )

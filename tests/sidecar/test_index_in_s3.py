@@ -176,6 +176,17 @@ def replaced(stub: S3Stub, data: bytes) -> Fault:
     return fault
 
 
+def test_an_upload_that_never_succeeds_is_given_up_once(stub: S3Stub, tmp_path: Path) -> None:
+    stub.objects |= OBJECTS
+    document = job(stub.url, tmp_path / "ml", "b/train/")
+    document["Penstock"]["GiveUpAfter"] = 0.1
+    path = write_job(tmp_path / "job.yaml", document)
+    stub.puts.refused.extend([(503, "SlowDown")] * 1000)
+    done = build(path, code=5)
+    assert "without an upload; first error: " in done.stderr
+    assert "record index not stored" not in done.stderr
+
+
 def test_what_s3_answers_is_an_error_by_name(stub: S3Stub, tmp_path: Path) -> None:
     path = written(stub, tmp_path, Count=2, Batch=7)
 
@@ -192,8 +203,11 @@ def test_what_s3_answers_is_an_error_by_name(stub: S3Stub, tmp_path: Path) -> No
     command = tuple(shlex.split(order)[1:])
     stub.puts.refused.append((403, "AccessDenied"))
     fails_with(3, "may not write this object; they need s3:PutObject", name, command=command)
+    stub.puts.refused.append((403, ""))
+    fails_with(3, "may not write this object; they need s3:PutObject", name, command=command)
     stub.puts.refused.append((501, "NotImplemented"))
     fails_with(5, "set Penstock.Endpoint.IfMatch: omit", name, command=command)
+    assert KEY not in stub.objects, "an upload that has failed is not tried once more"
     document = yaml.safe_load(Path(path).read_text())
     document["Penstock"]["Endpoint"]["IfMatch"] = "omit"
     without = write_job(tmp_path / "omit.yaml", document)

@@ -93,6 +93,7 @@ EXPLANATIONS = {
     "412": "the object was replaced after it was listed",
     "NotImplemented": "the endpoint does not support this request",
     "InvalidRange": "the object is shorter than when it was listed",
+    "416": "the object is shorter than when it was listed",
 }
 _SECONDS = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 _REFUSED_SKEW = 900.0

@@ -31,6 +31,8 @@ MOST_PARTS = 10_000
 """S3's limit."""
 _CONFLICTS = {"412", "PreconditionFailed", "ConditionalRequestConflict", "NoSuchKey", "NoSuchUpload"}
 """Codes of a request whose condition does not hold: the object is another one, or there is none any more."""
+_NOT_ALLOWED = {"AccessDenied", "403"}
+"""Codes without permission; a response without a body has its status in the place of the code."""
 _UNSUPPORTED = {"NotImplemented", "InvalidArgument", "InvalidRequest"}
 """Codes with which servers refuse a condition that they do not know."""
 
@@ -63,10 +65,10 @@ async def put_object(
             else:
                 answer = await _in_parts(botocore, new, name, conditions)
     except Denied as error:
-        if error.code == "AccessDenied":
+        if error.code in _NOT_ALLOWED:
             denied = Denied(
-                "the credentials may not write this object; they need s3:PutObject on it (S3 responded 403 "
-                "AccessDenied)",
+                "the credentials may not write this object; they need s3:PutObject on it (S3 responded "
+                f"{'403 AccessDenied' if error.code == 'AccessDenied' else 403})",
                 error.context,
             )
             raise denied from error
