@@ -76,6 +76,8 @@ class Trailer:
     """Records of the epoch, if ranks share the channel by record; else None."""
     steps: int | None = None
     """Global batches of the epoch, if ranks share the channel by record; else None."""
+    padding: int = 0
+    """How many of the records, at the end of the epoch, are padding (`Remainder: pad`)."""
     records_skipped: int = 0
     """Records of the epoch before the FIFO's first byte, if ranks share the channel by record; else 0."""
     order: Mapping[str, Any] | None = None
@@ -154,6 +156,8 @@ def write_trailer(directory: str, trailer: Trailer) -> None:
         del document["bytes_skipped"]
     if trailer.steps is None:
         del document["records"], document["steps"]
+    if not trailer.padding:
+        del document["padding"]
     if trailer.order is None:
         del document["order"]
     if not trailer.records_skipped:
@@ -253,6 +257,7 @@ _IS_VALID: dict[str, Callable[[object], bool]] = {
     "objects": _is_count,
     "records": _is_count,
     "steps": _is_count,
+    "padding": _is_count,
     "records_skipped": _is_count,
     "order": is_order,
     "digest": _is_text,

@@ -128,9 +128,14 @@ def _ranks(_: str, channel: dict[str, Any]) -> Iterator[str]:
 
 def _steps(name: str, channel: dict[str, Any]) -> Iterator[str]:
     """Yield the lines of the table of --steps: a row for each rank FIFO, or for the channel without any."""
-    rows = [("", "records", "steps", "bytes", "requests", "bytes a request")]
-    for rank, each in channel.get("ranks", {name: channel}).items():
-        figures = (each.get("records", "-"), each.get("steps", "-"), each["bytes"], each["parts"])
+    ranks = channel.get("ranks", {name: channel})
+    keys = ["records", "padding", "steps"]
+    if not any(each.get("padding") for each in ranks.values()):
+        keys.remove("padding")
+    rows = [("", *keys, "bytes", "requests", "bytes a request")]
+    for rank, each in ranks.items():
+        counts = (each.get(key, "-") for key in keys)
+        figures = (*counts, each["bytes"], each["parts"])
         rows.append((rank, *map(str, figures), str(each["requested"] // max(each["parts"], 1))))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for first, *others in rows:

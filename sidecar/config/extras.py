@@ -61,15 +61,6 @@ Glob = Annotated[StrictStr, AfterValidator(_glob)]
 """A glob on keys (`streamer.plan.globs`)."""
 
 
-def _no_padding(value: Any) -> Any:
-    if value == "pad":
-        raise ValueError(
-            "must not be pad: a stream of bytes has no empty record that every reader knows; use drop, or "
-            "repeat, which fills the last batch with the first records"
-        )
-    return value
-
-
 _Fifos = Annotated[StrictInt, Field(ge=1, le=MOST_RANKS)]
 """A number of rank FIFOs."""
 
@@ -85,7 +76,7 @@ class RanksConfig(Model):
     """Records of one rank in one global batch."""
     global_batch: Annotated[StrictInt, Field(ge=1, le=MOST_RANKS * LARGEST_BATCH)] | None = None
     """Records of a global batch, over all ranks of all hosts."""
-    remainder: Annotated[Remainder, BeforeValidator(_no_padding)] = "drop"
+    remainder: Remainder = "drop"
     """What becomes of the last records, which fill no global batch."""
     index: IndexPlace | None = None
     """Folder of the record index, or a prefix of S3 URIs."""

@@ -62,12 +62,13 @@ class Planned:
 
 
 def figures_by_record(plan: Plan) -> dict[str, Any]:
-    """Return records, steps, ranks of all hosts, and digest of the order; nothing for ranks of objects."""
+    """Return records, steps, padding, all ranks, and digest of the order; nothing for ranks of objects."""
     if not isinstance(plan, RecordPlan):
         return {}
     return {
         "records": plan.records(0),
         "steps": plan.steps(0),
+        "padding": plan.padding(0),
         "all_ranks": plan.deal.ranks,
         "order": plan.host_ranks.order_digest[:16],
     }

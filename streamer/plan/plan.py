@@ -272,6 +272,10 @@ class Plan:
         """Return the number of global batches of the epoch; None if ranks do not share it by record."""
         return None
 
+    def padding(self, epoch: int) -> int:  # noqa: ARG002 - see `RecordPlan`
+        """Return how many records of the epoch are padding, at its end."""
+        return 0
+
     @property
     def record_order(self) -> Mapping[str, Any] | None:
         """Digest of the order of records and its inputs; None if ranks do not share the plan by record."""

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 BLOCK = 1 * MIB
 """Default bytes of a block."""
 
-Remainder = Literal["drop", "repeat"]
+Remainder = Literal["drop", "repeat", "pad"]
 """The last records of an epoch that fill no global batch: leave them out, or fill the batch with the order's
-first records."""
+first records. With `pad` these are padding, which an evaluation leaves out."""
 
 
 class Run(NamedTuple):
@@ -211,6 +211,13 @@ class Deal:
     def records(self, records: int) -> int:
         """Return how many of an epoch's records the ranks of this deal get, repeated ones included."""
         return self.steps(records) * self.slice * (self.end - self.first)
+
+    def padding(self, records: int) -> int:
+        """Return how many of the records of these ranks are padding: the last ones of each rank's epoch."""
+        if self.remainder != "pad":
+            return 0
+        end = (self.steps(records) - 1) * self.global_batch + self.end * self.slice
+        return max(0, min(end - records, self.slice * (self.end - self.first))) if records else 0
 
     def deal(self, walk: Walk, first: int = 0) -> Iterator[tuple[int, Run]]:
         """Yield the runs of these ranks, each with its rank: batch by batch, and in a batch rank by rank.

@@ -120,6 +120,10 @@ class RecordPlan(Plan):
         """Return the number of global batches of the epoch."""
         return self.deal.steps(self.host_ranks.order.records)
 
+    def padding(self, epoch: int) -> int:  # noqa: ARG002 - likewise
+        """Return how many records of each epoch of these ranks are padding."""
+        return self.deal.padding(self.host_ranks.order.records)
+
     def segments(self, epoch: int, first: int = 0, end: int | None = None) -> Iterator[Segment | Literal]:
         """Yield the epoch's byte ranges, in stream order. Raises ValueError for a part of the entries."""
         if first or end not in (None, self.known):

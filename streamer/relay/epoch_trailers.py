@@ -44,6 +44,7 @@ class EpochTrailers:
             objects=plan.objects(epoch),
             records=None if (steps := plan.steps(epoch)) is None else plan.records(epoch),
             steps=steps,
+            padding=plan.padding(epoch),
             records_skipped=start.records_skipped if begun else 0,
             order=plan.record_order,
             digest=plan.digest,

@@ -94,7 +94,7 @@ class Job:
             min(divisors, key=lambda each: abs(each - target))
             for target in (2 ** draw.uniform(0, 6) for _ in range(draw.randint(1, MOST_KILLS) + 1))
         )
-        ranks: dict[str, Any] = {"GlobalBatch": batch, "Remainder": draw.choice(["drop", "repeat"])}
+        ranks: dict[str, Any] = {"GlobalBatch": batch, "Remainder": draw.choice(["drop", "repeat", "pad"])}
         shuffle = draw.choice([None, draw.randrange(1 << 31)])
         if shuffle is not None:
             ranks["Block"] = draw.choice([1, 100, 700, 1 << 20])

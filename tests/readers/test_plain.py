@@ -141,7 +141,14 @@ def test_the_length_is_not_kept_from_the_trailer_of_an_earlier_run(feeder: Feede
     assert len(reader) == 10
     feeder.feed(0, encoded("TFRecord", RECORDS[:20]), records=20, steps=2)
     assert list(reader) == RECORDS[:20]
-    assert (len(reader), reader.steps_per_epoch) == (20, 2)
+    assert (len(reader), reader.steps_per_epoch, reader.padding) == (20, 2, 0)
+
+
+def test_an_evaluation_leaves_out_the_padding(feeder: Feeder) -> None:
+    feeder.feed(0, encoded("TFRecord", RECORDS[:20]), records=20, steps=2, padding=3)
+    reader = PipeReader("train", "TFRecord")
+    left = len(reader) - reader.padding
+    assert [record for number, record in enumerate(reader) if number < left] == RECORDS[:17]
 
 
 def test_the_length_after_a_state_was_loaded_is_that_of_the_epoch_to_come(feeder: Feeder) -> None:

@@ -77,11 +77,11 @@ def test_the_cardinality_of_a_channel_shared_by_record(
     feeder: Feeder, options: dict[str, Any], elements: int
 ) -> None:
     for epoch in range(2):
-        feeder.feed(epoch, encoded(), records=len(RECORDS), steps=7)
+        feeder.feed(epoch, encoded(), records=len(RECORDS), steps=7, padding=5)
     dataset = PipeModeDataset("train", "TFRecord", cardinality=True, **options)
     assert len(dataset) == elements
     assert len(dataset.prefetch(1)) == elements
-    assert dataset.steps_per_epoch == 7
+    assert (dataset.steps_per_epoch, dataset.padding) == (7, 5)
     assert [len(contents(dataset)), len(contents(dataset))] == [elements, elements]
     assert feeder.next_epoch() == 2
 
@@ -108,6 +108,8 @@ def test_a_channel_without_counts_has_no_cardinality(feeder: Feeder) -> None:
     assert contents(dataset) == RECORDS
     with pytest.raises(PipeModeDatasetException, match="steps of a path"):
         _ = PipeModeDataset.from_path("/nowhere").steps_per_epoch
+    with pytest.raises(PipeModeDatasetException, match="padding of a path"):
+        _ = PipeModeDataset.from_path("/nowhere").padding
 
 
 def test_a_cardinality_from_the_trailer_of_an_earlier_run_is_refused(feeder: Feeder) -> None:

@@ -73,6 +73,34 @@ def test_the_length_is_known_if_ranks_share_records(feeder: Feeder, workers: int
         assert len(list(loader)) == due == len(dataset)
 
 
+@pytest.mark.parametrize(("workers", "channels"), [(0, 2), (2, 2), (2, 1)])
+@pytest.mark.parametrize("batch_size", [None, 4, 3])
+def test_each_element_has_the_number_of_its_records_that_are_padding(
+    feeder: Feeder, batch_size: int | None, workers: int, channels: int
+) -> None:
+    """Of 20 records the last 6, which may be those of several elements, in every order of the FIFOs."""
+    names = ["train-0", "train-1"][:channels]
+    feeder.configure(dict.fromkeys(names, "Pipe"))
+    due, found = list[bytes](), list[bytes]()
+    for name in names:
+        records = [f"{name} {number}".encode() for number in range(14)]
+        due += records
+        stream = encoded("TFRecord", records + [b"padding"] * 6)
+        order = {"digest": "d"}
+        feeder.feed(0, stream, channel=name, order=order, records=20, steps=5, padding=6)
+    dataset = PipeIterableDataset(names, "TFRecord", batch_size=batch_size, padding=True)
+    for element, padding in load(dataset, workers):
+        batch = [element] if batch_size is None else element
+        found += batch[: len(batch) - padding]
+    assert sorted(found) == sorted(due)
+
+
+def test_without_ranks_by_record_no_record_is_padding(feeder: Feeder) -> None:
+    feeder.feed(0, encoded("TFRecord", [b"a", b"b", b"c"]))
+    dataset = PipeIterableDataset("train", "TFRecord", batch_size=2, decode=len, padding=True)
+    assert list(dataset) == [(2, 0), (1, 0)]
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_the_length_is_unknown_if_ranks_do_not_share_records(feeder: Feeder, workers: int) -> None:
     """Before the epoch, in mid-epoch and after it. A worker takes the epoch in another process."""

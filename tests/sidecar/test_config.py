@@ -157,7 +157,6 @@ def test_what_sagemaker_prints_for_unset_fields_is_accepted(tmp_path: Path) -> N
                 ({"Batch": 1, "Index": "i", "Block": "100000EiB"}, "write a size from 1 B to 1 TiB"),
                 ({"Batch": 1, "GlobalBatch": 2, "Index": "i"}, "Batch and GlobalBatch exclude each other"),
                 ({"GlobalBatch": 3, "Index": "i"}, "cannot be divided over 2 ranks in equal slices"),
-                ({"Batch": 1, "Index": "i", "Remainder": "pad"}, "Ranks.Remainder: must not be pad"),
                 ({"Batch": 0, "Index": "i"}, "Ranks.Batch: must be greater than or equal to 1"),
                 ({"Batch": 1, "Index": "i", "Block": "1MiB"}, "Block has no meaning without ShuffleConfig"),
                 ({"Count": "from launcher"}, "none of LOCAL_WORLD_SIZE"),

@@ -47,6 +47,17 @@ def test_the_table_has_a_row_for_each_rank(stub: S3Stub, tmp_path: Path) -> None
     assert [(each["steps"], each["parts"]) for each in found["ranks"].values()] == [(2, 3), (2, 3)]
 
 
+def test_the_table_has_the_padding_of_each_rank(stub: S3Stub, tmp_path: Path) -> None:
+    """Of 15 records in global batches of 9 the last three are padding, all of them of the last rank."""
+    ranks = {"Count": 3, "Batch": 3, "RecordSize": 100, "Remainder": "pad"}
+    assert plan(job_file(stub, tmp_path, Penstock={"Ranks": ranks}), "--steps")[-4:] == [
+        "           records  padding  steps  bytes  requests  bytes a request",
+        "  train-0        6        0      2    600         3              200",
+        "  train-1        6        0      2    600         3              200",
+        "  train-2        6        3      2    600         3              200",
+    ]
+
+
 def test_a_channel_without_ranks_is_a_row(stub: S3Stub, tmp_path: Path) -> None:
     path = job_file(stub, tmp_path)
     assert plan(path, "--steps")[-2:] == [

@@ -160,6 +160,63 @@ def test_two_hosts_share_every_global_batch(stub: S3Stub, tmp_path: Path) -> Non
         assert set(Counter(record for batch in found[:-1] for record in batch).values()) == {1}
 
 
+EVALUATION = """
+import hashlib, json, sys
+from streamer.readers import PipeReader
+
+found = {}
+for channel in sys.argv[1:]:
+    reader = PipeReader(channel, "TFRecord")
+    records = [hashlib.sha256(record).hexdigest() for record in reader]
+    found[channel] = [reader.steps_per_epoch, reader.padding, records]
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize(("count", "copies", "together"), [(1, 1, False), (2, 2, True), (8, 1, False)])
+def test_padding_gives_every_record_once_at_equal_steps(
+    stub: S3Stub, tmp_path: Path, count: int, copies: int, together: bool
+) -> None:
+    """Of 72 records in global batches of 40 the last 8 are padding; of 8 ranks one has 5 and one has 3."""
+    records = uneven(stub)
+    keys = {"Copies": copies} | ({"Fetch": "together"} if together else {})
+    document = shuffled(divided(stub, tmp_path, Count=count, GlobalBatch=40, Remainder="pad", **keys))
+    path = write_job(tmp_path / "job.yaml", document)
+    index(path, tmp_path)
+    channels = [f"train-{number}" for number in range(count * copies)]
+    with sidecar(path) as running:
+        running.wait_for("ready")
+        environment = os.environ | {"SAGEMAKER_BASE_DIR": str(tmp_path / "ml")}
+        read: dict[str, tuple[int, int, list[str]]] = {}
+        trainers = [
+            subprocess.Popen(
+                [sys.executable, "-c", EVALUATION, name], env=environment, stdout=subprocess.PIPE
+            )
+            for name in channels
+        ]
+        for trainer in trainers:
+            read |= json.loads(trainer.communicate()[0])
+        trailer = published_trailer(tmp_path / "ml/input/data", channels[-1], 0)
+        assert running.end() == 0
+    assert {steps for steps, _, _ in read.values()} == {2}
+    assert len({len(records) for _, _, records in read.values()}) == 1
+    assert trailer.padding == read[channels[-1]][1] == min(8, 40 // count)
+    plan = penstock("plan", "-c", path, "--json").stdout
+    planned = json.loads(plan)["channels"]["train"]["ranks"]
+    assert {name: each["padding"] for name, each in planned.items()} == {
+        name: padding for name, (_, padding, _) in read.items()
+    }
+    for copy in range(copies):
+        found = [
+            record
+            for name in channels[copy::copies]
+            for record in read[name][2][: len(read[name][2]) - read[name][1]]
+        ]
+        assert sorted(found) == sorted(
+            hashlib.sha256(record[12:-4]).hexdigest() for each in records for record in each
+        )
+
+
 def requested(stub: S3Stub) -> set[tuple[str, int, int]]:
     """The ranges of objects that were requested, without those of record headers."""
     found = set()

@@ -205,7 +205,7 @@ def global_batches(order: list[Record], size: int, remainder: str) -> list[list[
     batches = [order[first : first + size] for first in range(0, len(order), size)]
     if batches and len(batches[-1]) < size:
         last = batches.pop()
-        if remainder == "repeat":
+        if remainder != "drop":
             endless = last + order * (size // len(order) + 1)
             batches.append(endless[:size])
     return batches

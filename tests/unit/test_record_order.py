@@ -28,7 +28,7 @@ from tests.unit import reference
 from tests.unit.reference import Record
 
 seeds = st.none() | st.integers(-(2**63), 2**63 - 1)
-remainders: st.SearchStrategy[Remainder] = st.sampled_from(["drop", "repeat"])
+remainders: st.SearchStrategy[Remainder] = st.sampled_from(["drop", "repeat", "pad"])
 objects = st.lists(st.lists(st.integers(1, 300), max_size=30), max_size=8)
 """The sizes of the records of some objects."""
 small_objects = st.lists(st.lists(st.integers(1, 5), max_size=12), min_size=1, max_size=4).filter(any)
@@ -189,6 +189,27 @@ def test_a_run_of_very_many_records_is_summed_up_in_portions(deal: Deal) -> None
         assert list(sums) == [3 * step * deal.slice] * 2 + [6 * step * deal.slice]
         again = deal.deal(ranks.walk(0, walk), step)
         assert next(again) == next(deal.deal(ranks.walk(0), step))
+
+
+@given(objects, seeds, st.sampled_from([1, 2, 3, 4, 6, 12]), st.integers(1, 40), remainders)
+def test_without_the_padding_the_ranks_have_every_record_once(
+    sizes: list[list[int]], seed: int | None, ranks: int, width: int, remainder: Remainder
+) -> None:
+    """The padding is at the end of a rank's epoch. A global batch may have more records than there are."""
+    if sum(map(len, sizes)) < ranks * width:
+        remainder = "pad"
+    whole = plan_of(sizes, Deal(ranks * width, ranks, 0, ranks, remainder), seed=seed)
+    found, padding = list[Record](), 0
+    for plan in whole.ranks(ranks):
+        own = records([run for _, run in plan.deal.deal(Walk(plan.host_ranks.order, 0))])
+        assert plan.steps(0) == whole.steps(0)
+        assert 0 <= plan.padding(0) <= min(width, len(own))
+        found += own[: len(own) - plan.padding(0)]
+        padding += plan.padding(0)
+    every = [(entry, number) for entry, each in enumerate(sizes) for number in range(len(each))]
+    if remainder == "pad":
+        assert sorted(found) == every
+    assert whole.padding(0) == padding == (whole.records(0) - len(every) if remainder == "pad" else 0)
 
 
 def ranges(segments: Iterable[Segment | Literal]) -> list[tuple[int, int, int]]:

@@ -46,6 +46,13 @@ class ChannelReader:
         """Number of global batches of an epoch, the same on all ranks. Raises TypeError as `len` does."""
         return self._epochs.counts().steps
 
+    @property
+    def padding(self) -> int:
+        """Number of records at the end of each epoch of this rank that an evaluation leaves out, because they
+        fill its last global batch (`Remainder: pad`). Raises TypeError as `len` does.
+        """
+        return self._epochs.counts().padding
+
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last record that was returned."""
         if self._start is not None:

@@ -42,6 +42,8 @@ class EpochCounts(NamedTuple):
     """Records of this rank."""
     steps: int
     """Global batches."""
+    padding: int
+    """How many of the records, at the end of the epoch, are padding."""
 
 
 class ChannelEpochs:
@@ -126,7 +128,7 @@ class ChannelEpochs:
                 f"the number of records of channel {self.channel} is unknown: only a channel whose Ranks "
                 "have Batch or GlobalBatch has it"
             )
-        self._counts = EpochCounts(trailer.records, trailer.steps)
+        self._counts = EpochCounts(trailer.records, trailer.steps, trailer.padding)
         return self._counts
 
     def next_stream(self) -> PipeStream:

@@ -27,6 +27,8 @@ class RankSteps:
     first: int
     """Number of the FIFO's first record in the epoch; not 0 if the sidecar resumed."""
     order: Mapping[str, Any]
+    padding: int = 0
+    """Records at the end of the epoch that are padding."""
 
     @classmethod
     def of(cls, trailer: Trailer | None) -> RankSteps | None:
@@ -34,7 +36,12 @@ class RankSteps:
         if trailer is None or trailer.order is None or not trailer.steps or not trailer.records:
             return None
         channel, records = channel_of_rank(trailer.channel), trailer.records // trailer.steps
-        return cls(channel, trailer.steps, records, trailer.records_skipped, trailer.order)
+        first, padding = trailer.records_skipped, trailer.padding
+        return cls(channel, trailer.steps, records, first, trailer.order, padding)
+
+    def padding_of(self, first: int, end: int) -> int:
+        """Return how many of the records `first` up to `end` of the epoch are padding; they are the last."""
+        return max(0, min(end - first, end + self.padding - self.steps * self.records))
 
     def state(self, epoch: int, records: int) -> StepState:
         """Return the state after so many records of this rank. A step counts when it is whole."""

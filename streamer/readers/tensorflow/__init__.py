@@ -227,6 +227,15 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
         return _counts(self._epochs).steps
 
     @property
+    def padding(self) -> int:
+        """Number of records at the end of each epoch of this rank that an evaluation leaves out, because they
+        fill its last global batch (`Remainder: pad`). Waits, and raises, as `steps_per_epoch` does.
+        """
+        if self._epochs is None:
+            raise PipeModeDatasetException("the padding of a path is unknown; read a channel")
+        return _counts(self._epochs).padding
+
+    @property
     def next_epoch(self) -> int:
         """Epoch that the next iterator reads. Raises PipeModeDatasetException for a path."""
         if self._epochs is None:

@@ -66,7 +66,8 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
     `key`: each record is a `KeyedRecord`: the record, the key of its object, its number there, and the
     bucket; errors name them too. The sidecar must keep key lists (`RecordKeys`). `skip`: corrupt records and
     objects that may be left out of each epoch of a channel (`SkipPolicy`); `skipped` counts those of this
-    process.
+    process. `padding`: elements are pairs of the element and how many of its records are padding, the last
+    ones (`Remainder: pad`).
 
     `share`: (index, number) of this process among the processes of this host that make this dataset with the
     same channels. Default: LOCAL_RANK and LOCAL_WORLD_SIZE, which torchrun sets. `timeout`: seconds to wait
@@ -97,6 +98,7 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
         timeout: float = TIMEOUT,
         key: bool = False,
         skip: SkipPolicy | None = None,
+        padding: bool = False,
     ) -> None:
         spec = ElementSpec(
             record_format,
@@ -106,6 +108,7 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
             decode=decode,
             key=key,
             skip=skip,
+            padding=padding,
         )
         self._spec = spec
         self.record_format = record_format

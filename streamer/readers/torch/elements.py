@@ -64,6 +64,7 @@ class ElementSpec:
     decode: Callable[[Any], Any] | None = None
     key: bool = False
     skip: SkipPolicy | None = None
+    padding: bool = False
 
     def __post_init__(self) -> None:
         if self.record_format != WEBDATASET:
@@ -145,8 +146,11 @@ class ElementSource:
                 rank = RankSteps.of(stream.trailer)
                 for records, numbers in elements:
                     element = self._spec.element(records)
-                    origin = ElementOrigin(name, stream.epoch, digest, numbers, rank)
-                    yield element if decode is None else decode(element), origin
+                    if decode is not None:
+                        element = decode(element)
+                    if self._spec.padding:
+                        element = element, rank.padding_of(numbers.first, numbers.end) if rank else 0
+                    yield element, ElementOrigin(name, stream.epoch, digest, numbers, rank)
 
     def _records(self, channel: str, group: WorkerGroup | None, saved: RemainingRecords | None) -> Blocks:
         if group is not None:
