@@ -1,7 +1,9 @@
-"""Measures an index of very many records: its file, and `penstock plan` of ranks that share them.
+"""Measures an index of very many records: its file, and plan and start of ranks.
 
-The objects have 8,192 bytes a record and exist only as ranges that the server makes. So the index is written
-from arithmetic, not by a scan; the plan is made as for any channel: listing, index, headers that are sampled.
+A start is timed from exec until every rank has the records of its first step; with a state, of a step in the
+middle of the epoch. The objects have 8,192 bytes a record and exist only as ranges that the server makes. So
+the index is written from arithmetic, not by a scan; the plan is made as for any channel: listing, index,
+headers that are sampled.
 """
 
 from __future__ import annotations
@@ -14,8 +16,11 @@ import sys
 import tempfile
 import time
 from array import array
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from benchmarks.index_server import Periodic, etag, running_server
+from benchmarks.process import cpu_seconds
 from sidecar.job.index_file import open_index
 from streamer.formats.record_format import RecordFormat
 from streamer.formats.record_index import IndexedObject, object_name, object_version
@@ -23,6 +28,7 @@ from streamer.formats.record_index import IndexedObject, object_name, object_ver
 RECORDS_EACH = 100_000
 PAYLOAD = 8192
 RANKS = 8
+BATCH = 32
 KEYS = {"AWS_ACCESS_KEY_ID": "AKIDBENCHMARK", "AWS_SECRET_ACCESS_KEY": "not-a-secret"}
 
 
@@ -46,6 +52,13 @@ def measure_large(records: int, rounds: int) -> None:
             for place in (served, "s3://bucket/index/"):
                 for _ in range(rounds):
                     print(f"large  plan of {RANKS} ranks, index in {_plan(folder, url, place)}", flush=True)
+            for _ in range(rounds):
+                text, trailer = _start(folder, url, served, len(periodic.record))
+                print(f"large  start of {RANKS} ranks: {text}", flush=True)
+                state = {"format": 1, "channel": "train", "epoch": 0, "step": trailer["steps"] // 2}
+                state["order"] = trailer["order"]
+                text, _ = _start(folder, url, served, len(periodic.record), "--resume", json.dumps(state))
+                print(f"large  start of {RANKS} ranks, in the middle of an epoch: {text}", flush=True)
 
 
 def write_index(path: str, periodic: Periodic) -> None:
@@ -60,16 +73,63 @@ def write_index(path: str, periodic: Periodic) -> None:
             file.append([row])
 
 
-def _plan(folder: str, url: str, place: str) -> str:
-    """Run `penstock plan`; return its figures as text. Raises RuntimeError."""
+def _job(folder: str, url: str, place: str) -> str:
+    """Write the job file of ranks whose index is in `place`; return its path."""
     path = os.path.join(folder, "job.json")
     source = {"S3DataType": "S3Prefix", "S3Uri": "s3://bucket/data/"}
-    ranks = {"Count": RANKS, "Batch": 32, "Index": place}
+    ranks = {"Count": RANKS, "Batch": BATCH, "Index": place}
     channel = {"ChannelName": "train", "DataSource": {"S3DataSource": source}, "Penstock": {"Ranks": ranks}}
     channel["ShuffleConfig"] = {"Seed": 1}
-    document = {"InputDataConfig": [channel], "Penstock": {"Endpoint": {"Url": url, "PathStyle": True}}}
+    penstock = {
+        "BaseDirectory": os.path.join(folder, "ml"),
+        "MemoryBudget": "512MiB",
+        "Admin": {"Port": 0},
+        "Endpoint": {"Url": url, "PathStyle": True},
+    }
     with open(path, "w", encoding="utf-8") as file:
-        json.dump(document, file)
+        json.dump({"InputDataConfig": [channel], "Penstock": penstock}, file)
+    return path
+
+
+def _start(folder: str, url: str, place: str, record: int, *options: str) -> tuple[str, dict[str, Any]]:
+    """Start the sidecar; return its figures as text, and the trailer of rank 0. `record`: bytes of one."""
+    command = [sys.executable, "-m", "sidecar", "run", "-c", _job(folder, url, place), *options]
+    data = os.path.join(folder, "ml/input/data")
+    variables = os.environ | KEYS | {"AWS_DEFAULT_REGION": "us-east-1"}
+    began = time.monotonic()
+
+    def read(rank: int) -> int:
+        """Return the bytes of a step; leave the epoch after them."""
+        with open(os.path.join(data, f"train-{rank}_0"), "rb") as fifo:
+            return len(fifo.read(BATCH * record))
+
+    with (
+        ThreadPoolExecutor(RANKS) as readers,
+        subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True) as sidecar,
+    ):
+        try:
+            line = ""
+            for line in sidecar.stderr or ():
+                if '"ready"' in line:
+                    break
+            if '"ready"' not in line:
+                raise RuntimeError(f"the sidecar did not start: {line}")
+            taken = sum(readers.map(read, range(RANKS)))
+            seconds, cpu = time.monotonic() - began, cpu_seconds(sidecar.pid)
+            with open(f"/proc/{sidecar.pid}/status", encoding="ascii") as status:
+                peak = next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
+            with open(os.path.join(data, ".train-0_0.penstock.json"), encoding="utf-8") as file:
+                trailer = json.load(file)
+        finally:
+            sidecar.kill()
+    if taken != RANKS * BATCH * record:
+        raise RuntimeError(f"{taken} bytes came")
+    return f"first global batch after {seconds:.1f} s, {cpu:.1f} CPU-s, {peak // 1024} MiB of memory", trailer
+
+
+def _plan(folder: str, url: str, place: str) -> str:
+    """Run `penstock plan`; return its figures as text. Raises RuntimeError."""
+    path = _job(folder, url, place)
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     command = [sys.executable, "-m", "benchmarks.large_index", "plan", "-c", path, "--json"]
     variables = os.environ | KEYS | {"AWS_DEFAULT_REGION": "us-east-1", "TMPDIR": folder}
