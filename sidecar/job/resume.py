@@ -165,18 +165,28 @@ def saved_by_fifo(
     """
     found: dict[str, Saved] = {}
     for name, state in saved.items():
+        fifos = plans.get(name, {})
         if isinstance(state, Saved):
+            if fifos and name not in fifos:
+                raise ConfigError(
+                    f"--resume: the state of channel {name} is of one FIFO, and the channel has Ranks now; "
+                    "remove Ranks, or start without --resume"
+                )
             found[name] = state
             continue
-        fifos = plans.get(name, {})
         begun = any(fifo in held and not held[fifo].untouched for fifo in fifos)
         for fifo, plan in fifos.items():
             if begun and fifo in held:
                 continue
-            if fifo in saved:
+            if fifo in saved and fifo != name:
                 raise ConfigError(f"--resume has states of channel {name} and of its FIFO {fifo}; remove one")
             found[fifo] = _at_step(plan, state, anyway=anyway)
         if not fifos:
+            if any(name in of_channel for of_channel in plans.values()):
+                raise ConfigError(
+                    f"--resume: the state of channel {name} has steps, which are those of a whole channel, "
+                    f"and {name} is one of several FIFOs; save what state_dict() returns"
+                )
             found[name] = Saved(state.epoch, 0, "")  # refused by name: the job has no such channel
     return found
 

@@ -285,9 +285,21 @@ def test_a_state_of_steps_that_is_none_is_refused(fields: dict[str, Any]) -> Non
 def test_a_state_of_steps_needs_ranks_by_record() -> None:
     with pytest.raises(ConfigError, match="its ranks do not share it by record"):
         saved_by_fifo(parse_saved(json.dumps(STEP)), {"train": {"train-0": PLAN}}, {}, anyway=True)
+    with pytest.raises(ConfigError, match="its ranks do not share it by record"):
+        saved_by_fifo(parse_saved(json.dumps(STEP)), {"train": {"train": PLAN}}, {}, anyway=False)
     both = json.dumps([STEP, STATE | {"channel": "train-2"}])
     with pytest.raises(ConfigError, match="states of channel train and of its FIFO train-2"):
         saved_by_fifo(parse_saved(both), {"train": {"train-2": STEPS.ranks(5)[2]}}, {}, anyway=False)
+
+
+def test_a_state_names_what_the_job_has_now() -> None:
+    """A state of one FIFO for a channel with several, and the other way round."""
+    ranks = {"train": {"train-0": STEPS.ranks(5)[0]}}
+    with pytest.raises(ConfigError, match="channel train is of one FIFO, and the channel has Ranks now"):
+        saved_by_fifo(parse_saved(json.dumps(STATE)), ranks, {}, anyway=True)
+    of_rank = json.dumps(STEP | {"channel": "train-0"})
+    with pytest.raises(ConfigError, match="train-0 has steps, which are those of a whole channel"):
+        saved_by_fifo(parse_saved(of_rank), ranks, {}, anyway=True)
 
 
 def test_a_rank_that_the_keeper_holds_goes_before_a_state_of_steps() -> None:
