@@ -93,7 +93,7 @@ NO_INDEX = 'var __index = {"config": {"lang": ["en"], "separator": " ", "pipelin
 def test_every_page_fits_a_telephone(site: Path, pages: Any) -> None:
     """What is too wide scrolls within the page, and every picture is there."""
     page, wrong = pages
-    # Each page would index the whole site for its search: two thirds of the CPU time of this test.
+    # Each page would index the whole site for its search, which nothing here needs.
     page.route("**/search/search_index.js", lambda route: route.fulfill(body=NO_INDEX))
     page.set_viewport_size({"width": 400, "height": 800})
     for path in sorted(site.rglob("*.html")):

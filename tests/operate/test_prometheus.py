@@ -207,12 +207,12 @@ def test_what_the_overview_says_of_rank_fifos_is_true(scraped: Scraped) -> None:
     # Both in one query: another evaluation would see another scrape.
     whole = f'sum(rate(penstock_fifo_written_bytes_total{{instance="{scraped.targets[1]}"}}[10s]))'
     together = queries["Delivered by channels with rank FIFOs A"]
-    ((_, ratio),) = server.ask(f"sum({together}) / {whole}")
+    ((_, ratio),) = eventually(lambda: server.ask(f"sum({together}) / {whole}"))
     assert ratio == pytest.approx(1)
-    ((labels, apart),) = server.ask(queries["Ranks apart A"])
+    ((labels, apart),) = eventually(lambda: server.ask(queries["Ranks apart A"]))
     assert labels == ranks
     assert 0 <= apart <= 1
-    ((labels, idle),) = server.ask(queries["Idlest rank FIFO A"])
+    ((labels, idle),) = eventually(lambda: server.ask(queries["Idlest rank FIFO A"]))
     assert labels == ranks
     assert 0 <= idle <= 1.1
 

@@ -104,7 +104,7 @@ def test_without_ranks_by_record_no_record_is_padding(feeder: Feeder) -> None:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_the_length_is_unknown_if_ranks_do_not_share_records(feeder: Feeder, workers: int) -> None:
     """Before the epoch, in mid-epoch and after it. A worker takes the epoch in another process."""
-    dataset = PipeIterableDataset("train", "TFRecord", timeout=30)
+    dataset = PipeIterableDataset("train", "TFRecord", timeout=300)
     assert bool(dataset) is True  # also before the sidecar offers an epoch
     loader = load(dataset, workers)
     feed = feeder.feed(0, encoded("TFRecord"), proof=False)

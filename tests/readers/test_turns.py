@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -168,6 +169,33 @@ def test_a_turn_that_was_begun_and_not_ended_is_an_error(feeder: Feeder) -> None
         ):
             next(each)
     assert received
+
+
+def test_a_worker_that_is_killed_in_its_turn_takes_no_bytes_along(feeder: Feeder) -> None:
+    """It dies between two reads: what it has read is lost, and no other worker goes on without it."""
+    feed = feeder.feed(0, b"".join(map(encode, RECORDS)), hold=True)
+    first = member(feeder, 0)
+    assert next(first)
+    program = f"""
+import os, signal
+from streamer.formats.tfrecord import TFRecordReader
+from streamer.readers.core.config import directories
+from streamer.readers.torch.workers import WorkerGroup, WorkerGroupReader
+class Killed:
+    def __init__(self, source):
+        self.source = source
+    def readinto(self, buffer):
+        assert self.source.readinto(buffer)
+        os.kill(os.getpid(), signal.SIGKILL)
+paths = directories(**{feeder_directories(feeder)!r})
+group = WorkerGroup("seed-1", 1, 2)
+list(WorkerGroupReader("train", paths, group, lambda source: TFRecordReader(Killed(source)), timeout=300))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (-signal.SIGKILL, "")
+    with pytest.raises(TruncatedStream, match="a worker died while it read train, after byte"):
+        list(first)
+    feed.release.set()
 
 
 def test_a_book_that_is_half_written_is_an_error(feeder: Feeder) -> None:

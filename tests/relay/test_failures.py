@@ -314,7 +314,7 @@ async def test_who_leaves_a_failed_epoch_is_told_in_the_next(
             TruncatedStream,
             match=r"received 0 of 90000 bytes of train_1: the source failed: .* s3://b/data/0001 ",
         ):
-            await off_loop(lambda: PipeStream(running.fifo(1), timeout=30).read(1))
+            await off_loop(lambda: PipeStream(running.fifo(1), timeout=300).read(1))
         assert running.withdrawn(0).exists()  # held: a restart may go on with it
         await end(running)
 

@@ -9,6 +9,7 @@ import json
 import os
 import random
 import tempfile
+import threading
 import zlib
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -96,6 +97,28 @@ async def test_a_fifo_holds_what_was_compressed(
         statistics = running.channel.statistics()
         assert statistics.bytes_total == sum(map(len, stub.objects.values()))
         assert (statistics.written_bytes, statistics.objects_completed) == (2 * len(due), 12)
+
+
+@pytest.mark.parametrize("refused", ["inflate-ahead", "inflate"])
+async def test_a_thread_that_cannot_start_costs_no_epoch(
+    stub: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    """As at pids.max: the second thread of inflation, or both of them."""
+    contents = fill(stub, [700_000] * 8)
+    start, asked = threading.Thread.start, set()
+
+    def started(thread: threading.Thread) -> None:
+        if thread.name.startswith(refused):
+            asked.add(thread.name.rpartition("_")[0])
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    arguments: dict[str, Any] = {"arrangement": Arrangement(inflate=True), "inflate": True, "ahead": 4 * MIB}
+    async with running_channel(stub, tmp_path, transport="buffered", **arguments) as running:
+        monkeypatch.setattr(threading.Thread, "start", started)
+        assert await off_loop(read_all, running.fifo(0)) == b"".join(contents)
+        monkeypatch.undo()
+    assert asked == {"inflate-ahead", refused}
 
 
 @pytest.mark.parametrize("wrap", [False, True])

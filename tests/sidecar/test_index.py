@@ -142,7 +142,7 @@ def test_a_build_that_is_ended_goes_on(stub: S3Stub, tmp_path: Path, number: sig
         while not _has_rows(folder / "train.index"):
             assert process.poll() is None
         process.send_signal(number)
-        assert process.wait(30) == (-signal.SIGKILL if number is signal.SIGKILL else 130)
+        assert process.wait() == (-signal.SIGKILL if number is signal.SIGKILL else 130)
     stub.faults.clear()
     stub.release()
     requested(stub)
