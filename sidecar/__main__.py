@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import signal
 import sys
 
 COLLECT_AFTER = 50_000
@@ -20,8 +21,9 @@ time while small objects are streamed.
 def main() -> None:
     """Run the command line, or name the package that is missing."""
     gc.set_threshold(COLLECT_AFTER)
-    # The interpreter collects at its end. That would take a sixth of the CPU time of `plan`.
+    # These run at the end of the interpreter. Its collection would take a sixth of the CPU time of `plan`.
     atexit.register(gc.freeze)
+    atexit.register(_ignore_handled_signals)
     try:
         from sidecar import cli
     except ModuleNotFoundError as error:
@@ -33,6 +35,13 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     cli.main()
+
+
+def _ignore_handled_signals() -> None:
+    """Ignore signals that have a handler; the interpreter, as it ends, would restore the default action."""
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_IGN)
 
 
 if __name__ == "__main__":

@@ -74,6 +74,8 @@ async def run(job: Job, flags: Flags, continuation: Continuation) -> int:
     with handled((signal.SIGTERM, signal.SIGINT, signal.SIGUSR2), shutdown.note):
         code = await _unless_stopped(supervisor.serve(until), shutdown, supervisor)
         if handed_over:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, signal.SIG_DFL)  # this process would ignore it and execute itself anew
             return RESTART
     return Exit.INTERRUPTED if shutdown.at_once.is_set() else code
 

@@ -2,6 +2,10 @@
 
 The first SIGTERM or SIGINT requests an orderly end, the second an end at once. A third ends the process
 without any clean-up, in case the clean-up hangs. SIGUSR2 requests a restart of `penstock run`.
+
+A handled signal stays handled until the process has ended, because the default action would replace the exit
+code; `sidecar.__main__` does the last part. While the event loop and the interpreter end, the first request
+for an end is met already, and a second one ends the process.
 """
 
 from __future__ import annotations
@@ -43,14 +47,30 @@ class Shutdown:
             self.requested.set()
 
 
+_STOPS = (signal.SIGTERM, signal.SIGINT)
+
+
 @contextlib.contextmanager
 def handled(numbers: tuple[signal.Signals, ...], note: Callable[[signal.Signals], None]) -> Iterator[None]:
-    """Call `note` on the event loop for each of these signals, until the end of the block."""
+    """Call `note` on the event loop for each of these signals, until the end of the block.
+
+    After the block, the second SIGTERM or SIGINT of all ends the process; the other signals are ignored.
+    """
     loop = asyncio.get_running_loop()
+    stops, over = 0, False
+
+    def receive(number: int, _frame: object) -> None:
+        nonlocal stops
+        stops += number in _STOPS
+        if not over:
+            loop.call_soon_threadsafe(note, signal.Signals(number))
+        elif number in _STOPS and stops > 1:
+            os._exit(Exit.INTERRUPTED)
+
     for number in numbers:
-        loop.add_signal_handler(number, note, number)
+        signal.signal(number, receive)
+        signal.siginterrupt(number, False)  # noqa: FBT003 - positional only
     try:
         yield
     finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)
+        over = True

@@ -224,6 +224,20 @@ def test_a_second_signal_ends_at_once(stub: S3Stub, tmp_path: Path) -> None:
     assert leftovers(tmp_path / "ml") == [".train_0.penstock.json"]
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
+def test_a_signal_after_the_end_does_not_replace_the_exit_code(
+    stub: S3Stub, tmp_path: Path, number: signal.Signals
+) -> None:
+    """The event loop and the interpreter take a moment to end."""
+    fill(stub, [100], prefix="b/train/")
+    path = write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/"))
+    with sidecar(path, cold=True) as running:
+        running.wait_for("ready")
+        running.process.send_signal(signal.SIGTERM)
+        running.wait_for("ended", code=0)
+        assert running.end(number) in ((0,) if number == signal.SIGUSR2 else (0, 130))
+
+
 def test_a_failed_channel_is_held_and_the_others_go_on(stub: S3Stub, tmp_path: Path) -> None:
     fill(stub, [100], prefix="b/train/")
     evaluation = fill(stub, [100], prefix="b/eval/")
