@@ -201,7 +201,7 @@ def test_too_few_open_files_end_the_start(stub: S3Stub, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "text"),
     [
         (("exec", "-c", "JOB", "true"), "cannot make a temporary directory: No usable temporary directory"),
         (
@@ -216,7 +216,7 @@ def test_too_few_open_files_end_the_start(stub: S3Stub, tmp_path: Path) -> None:
     ],
 )
 def test_a_machine_without_a_place_for_temporary_files(
-    stub: S3Stub, tmp_path: Path, command: tuple[str, ...], said: str
+    stub: S3Stub, tmp_path: Path, command: tuple[str, ...], text: str
 ) -> None:
     """As in a container with a read-only root file system. Here no file can have a byte."""
     fill(stub, [10], prefix="b/train/")
@@ -232,7 +232,7 @@ def test_a_machine_without_a_place_for_temporary_files(
         cwd=tmp_path,
     )
     assert done.returncode == 7, done.stderr
-    assert said in done.stderr
+    assert text in done.stderr
 
 
 def private_names(place: Path) -> list[str]:
