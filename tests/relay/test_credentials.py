@@ -211,7 +211,9 @@ async def test_what_is_refused_in_mid_stream_is_renewed(
         stub.refused_keys["AKID0"] = "ExpiredToken"
         stub.release()
         assert await reading == truth
-        assert running.channel.statistics().retries["expired"] >= 1
+        found = running.channel.statistics()
+        assert found.retries["expired"] >= 1
+        assert found.starved["credentials"] > 0
         assert stub.seen[-1].token == "T1"
         assert issuer.issued in (0, 2), "asked more often than needed"
 

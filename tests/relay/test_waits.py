@@ -12,7 +12,7 @@ import pytest
 from streamer.relay.transport import Wish
 from tests.kit.harness import MORE_THAN_A_FIFO, Running, fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all
-from tests.kit.stub import S3Stub, fails, stalls
+from tests.kit.stub import S3Stub, cut_after, fails, stalls
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
 
@@ -74,16 +74,16 @@ async def test_waiting_to_ask_again(
         assert fault[1] in found.errors[0].text
 
 
-async def test_credentials_and_connecting(stub: S3Stub, tmp_path: Path) -> None:
-    """A new connection to our own client is waited for by name."""
-    truth = fill(stub, [100_000] * 3)
-    async with running_channel(
-        stub, tmp_path, requests_in_flight=1, parts=1, transport="buffered"
-    ) as running:
-        assert await off_loop(read_all, running.fifo(0)) == truth
-        found = starved(running)
-        assert found["credentials"] > 0
-        assert found["connect"] > 0
+async def test_connecting(stub: S3Stub, tmp_path: Path) -> None:
+    """The rest of a broken body needs a new connection."""
+    truth, broken = fill(stub, [100_000]), asyncio.Event()
+    stub.script(cut_after(50_000, once=broken))
+    async with running_channel(stub, tmp_path, part_size=100_000, transport="buffered") as running:
+        reading = asyncio.create_task(off_loop(read_all, running.fifo(0)))
+        await eventually(lambda: starved(running)["body"] > 0)
+        broken.set()
+        assert await reading == truth
+        assert starved(running)["connect"] > 0
 
 
 @TRANSPORTS
