@@ -17,36 +17,32 @@ class Bandwidth:
     """Limits delivery to `limit` bytes per second; None: no limit."""
 
     def __init__(self, limit: int | None = None) -> None:
-        self._limit = limit
+        self.limit = limit
+        """Bytes per second; `change` sets it."""
         self._level = 0.0
         """Bytes that may be sent now; negative if overdrawn."""
         self._at = 0.0
 
     def __repr__(self) -> str:
-        return f"<Bandwidth {self._limit or 'no limit'}, {self._level:.0f} bytes>"
-
-    @property
-    def limit(self) -> int | None:
-        """Bytes per second."""
-        return self._limit
+        return f"<Bandwidth {self.limit or 'no limit'}, {self._level:.0f} bytes>"
 
     def change(self, limit: int | None, now: float) -> None:
         """Set another limit and forgive an overdraft. Raises ValueError for a limit of 0 or less."""
         if limit is not None and limit <= 0:
             raise ValueError("a limit is more than 0 bytes per second")
-        self._limit, self._level, self._at = limit, 0.0, now
+        self.limit, self._level, self._at = limit, 0.0, now
 
     def wait(self, now: float) -> float:
         """Return the seconds until bytes may be sent; 0: now."""
-        if self._limit is None:
+        if self.limit is None:
             return 0.0
-        self._fill(self._limit, now)
-        return max(0.0, -self._level / self._limit)
+        self._fill(self.limit, now)
+        return max(0.0, -self._level / self.limit)
 
     def sent(self, count: int, now: float) -> None:
         """Charge `count` bytes that have been sent."""
-        if self._limit is not None:
-            self._fill(self._limit, now)
+        if self.limit is not None:
+            self._fill(self.limit, now)
             self._level -= count
 
     def _fill(self, limit: int, now: float) -> None:

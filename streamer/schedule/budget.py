@@ -198,6 +198,8 @@ class ChannelQuota:
 
     def __init__(self, whole: MemoryBudget) -> None:
         self._whole = whole
+        self.concurrency = whole.concurrency
+        self.hedging = whole.hedging
         self.bandwidth = Bandwidth()
         """Bandwidth limit of this channel alone."""
         self.reserved_bytes = 0
@@ -211,14 +213,6 @@ class ChannelQuota:
     def __repr__(self) -> str:
         requests = f"{self.requests_in_flight}/{self.requests_limit} requests"
         return f"<ChannelQuota {self.reserved_bytes}/{self.byte_limit} bytes, {requests}>"
-
-    @property
-    def concurrency(self) -> ConcurrencyController:
-        return self._whole.concurrency
-
-    @property
-    def hedging(self) -> Hedging:
-        return self._whole.hedging
 
     @property
     def budget(self) -> int:
@@ -253,7 +247,7 @@ class ChannelQuota:
     def requests_limit(self) -> int:
         """Requests that this channel may have in flight now."""
         whole = self._whole
-        return whole.concurrency.limit // (whole.active if self.active else whole.members) or 1
+        return self.concurrency.limit // (whole.active if self.active else whole.members) or 1
 
     def activate(self, *, active: bool) -> None:
         """Note that the channel's reader has come or gone."""
@@ -289,7 +283,7 @@ class ChannelQuota:
 
     def starved(self, seconds: float) -> None:
         """Note that the channel's reader waited `seconds` for storage."""
-        self._whole.concurrency.starved(seconds / max(1, self._whole.active))
+        self.concurrency.starved(seconds / max(1, self._whole.active))
 
     def may_request(self, count: int = 1) -> bool:
         """Return whether `count` more requests may begin; note a refusal."""

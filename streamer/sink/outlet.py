@@ -74,7 +74,7 @@ class PipeOutlet:
         os.set_blocking(fd, False)
         self._fd = fd
         self._on_gone = on_gone
-        self._gone = False
+        self.reader_gone = False
         self._short_since: float | None = None
         """Time since which the kernel has refused every write, although the pipe may not be full."""
         self._short = False
@@ -92,12 +92,8 @@ class PipeOutlet:
         self._loop.add_reader(self._epoll.fileno(), self._on_event)
 
     def __repr__(self) -> str:
-        state = "closed" if self._fd < 0 else "reader gone" if self._gone else "open"
+        state = "closed" if self._fd < 0 else "reader gone" if self.reader_gone else "open"
         return f"<PipeOutlet {state}, {self.capacity} bytes>"
-
-    @property
-    def reader_gone(self) -> bool:
-        return self._gone
 
     @property
     def refused(self) -> bool:
@@ -147,7 +143,7 @@ class PipeOutlet:
             raise shortage
 
     async def writable(self) -> None:
-        if self._gone:
+        if self.reader_gone:
             raise ReaderGone("the reader closed the pipe")
         if self._short:  # no event reports that the kernel accepts writes again
             self._short = False
@@ -168,7 +164,7 @@ class PipeOutlet:
             if events & (select.EPOLLERR | select.EPOLLHUP):
                 # The condition persists: stop watching, or the loop would spin.
                 self._unwatch()
-                self._gone = True
+                self.reader_gone = True
                 self._wake(ReaderGone("the reader closed the pipe"))
                 self._on_gone()
                 return

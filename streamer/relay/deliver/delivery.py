@@ -189,7 +189,7 @@ class Delivery:
                 await outlet.writable()
                 continue
             fetch = self._head_fetch(epoch)
-            if (error := self._torn()) is not None:
+            if self._amends and (error := self._torn()) is not None:
                 await self._amend(error)
                 continue
             if fetch is None or not (fetch.stage.ready or self._taking):
@@ -261,7 +261,7 @@ class Delivery:
     def _torn(self) -> SourceError | None:
         """Return the error of a changed object at the head of line, if no byte of it is delivered."""
         head = self._window.head_of_line
-        if not self._amends or head is None or head.part.start or head.delivered:
+        if head is None or head.part.start or head.delivered:
             return None
         errors = (self._fetches[slot].error for slot in self._window.object_at_head())
         return next((error for error in errors if is_change(error)), None)

@@ -40,6 +40,7 @@ from streamer.units import KIB, MIB
 MOST_WRITTEN = 1 * MIB
 """Bytes passed to one writev(2), plus up to one chunk: the capacity of a pipe. Passing all staged chunks
 would cost more than moving those that fit."""
+_NOTHING = memoryview(b"")
 _MAX_VECTORS = 64
 """Chunks passed to one writev(2); the kernel allows 1,024."""
 
@@ -106,9 +107,10 @@ class Stage(ABC):
         self._full = False
         """Whether the stage is full and further bytes stay in the socket."""
         self._discarded = False
-        self._before = memoryview(part.leading)
+        self._before = memoryview(part.leading) if part.leading else _NOTHING
         """Undelivered literals before the body; always in memory."""
-        self._arrived(0)
+        if not part.body:
+            self._arrived(0)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.received}/{self.part.body} bytes arrived, {self.staged} staged>"
@@ -241,7 +243,7 @@ class Stage(ABC):
         self._discarded = True
         if self._body is not None:
             self.detach(self._body)
-        self._before = memoryview(b"")
+        self._before = _NOTHING
         self._chunks.clear()
         self._in_memory = 0
 
