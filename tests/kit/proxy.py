@@ -79,10 +79,15 @@ class TcpProxy:
         self._ready = threading.Event()
         self._stopping: asyncio.Event | None = None
         self._server: asyncio.Server | None = None
+        self._reserved = socket.socket()
+        """Bound and not listening, so that nobody else gets the port while connecting is refused."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._run, name=THREAD)
 
     def start(self) -> None:
+        self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._reserved.bind(("127.0.0.1", 0))
+        self.port = self._reserved.getsockname()[1]
         self._thread.start()
         assert self._ready.wait()
 
@@ -91,6 +96,7 @@ class TcpProxy:
         self._loop.call_soon_threadsafe(self._stopping.set)
         self._thread.join()
         assert not self._thread.is_alive()
+        self._reserved.close()
 
     def refuse(self) -> None:
         """Close the port: connecting is refused until `accept`. Connections that are open stay."""
@@ -129,7 +135,6 @@ class TcpProxy:
 
     async def _listen(self) -> None:
         sock = socket.create_server(("127.0.0.1", self.port))
-        self.port = sock.getsockname()[1]
         self._server = await asyncio.start_server(self._accepted, sock=sock)
 
     async def _close_server(self) -> None:

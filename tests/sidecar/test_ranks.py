@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from streamer.units import counted
 from tests.kit.harness import MORE_THAN_A_FIFO, fill
 from tests.kit.pipes import read_all
 from tests.kit.processes import job, leftovers, penstock, sidecar, write_job
@@ -198,7 +199,8 @@ def test_plan_shows_rank_fifos(stub: S3Stub, tmp_path: Path) -> None:
     }
     shown = penstock("plan", "-c", path).stdout
     for name, rank in ranks.items():
-        line = f"  {name}  {rank['objects']} objects, {rank['bytes']} bytes, digest {rank['digest'][:16]}\n"
+        objects, digest = counted(rank["objects"], "object"), rank["digest"][:16]
+        line = f"  {name}  {objects}, {rank['bytes']} bytes, digest {digest}\n"
         assert line in shown
     assert document["digest"] in shown
     alone = ranked(stub, None, 1)

@@ -20,9 +20,9 @@ from tests.kit.stub import S3Stub
 from tests.kit.trailers import published_trailer
 from tests.sidecar.test_record_ranks import GLOBAL, divided, index, shuffled, uneven
 
-EPOCHS, RARE = 3, 30
-AT = 1, 2
-"""Epoch and step of the change."""
+EPOCHS, RARE = 4, 30
+AT = 2, 2
+"""Epoch and step of the change: beyond the small epochs that are fetched before a reader comes."""
 
 
 class MixedJob:
@@ -94,7 +94,7 @@ def test_any_number_of_ranks_goes_on_with_the_weights_of_the_state(mixed: MixedJ
     mixed.state.unlink()
     steps = max(step for _, step, _ in whole) + 1
     assert len(whole) == EPOCHS * steps
-    parts = mixed.train(2, limit=steps + 1, change=True)
+    parts = mixed.train(2, limit=AT[0] * steps + 1, change=True)
     assert json.loads(mixed.state.read_text())["order"]["changes"]["weights"] == [[*AT, [1, 1]]]
     parts += mixed.train(3, limit=3, change=False)
     parts += mixed.train(1, change=False)
