@@ -154,6 +154,8 @@ class ChannelConfig(Model):
                 "WhenFailed: poison separates the records of each FIFO, which neither Copies nor Fetch: "
                 "together does; use hold or close"
             )
+        if found is None and extras.join == "tar" and ranks.index is None:
+            found = "Join: tar joins tar samples, which are not of one size; remove it, or set Index instead"
         if found is None and ranks.block is not None:
             if self.shuffle_config is None and extras.mix is None:
                 found = "Block has no meaning without ShuffleConfig or Mix; remove it"
@@ -177,7 +179,7 @@ class ChannelConfig(Model):
             and "makes every object one record; use Ranks without Batch",
             "AugmentedManifestFile": self.source.s3_data_type == "AugmentedManifestFile"
             and "has a sample on each line of its manifest; use Ranks without Batch",
-            f"Join: {extras.join}": extras.join is not None and "joins whole objects; remove it",
+            f"Join: {extras.join}": extras.join == "arrow" and "joins whole objects; remove it",
             f"WhenChanged: {extras.when_changed}": extras.when_changed != "fail"
             and "would change where records are; use fail",
             "Integrity: checksum": extras.integrity == "checksum"

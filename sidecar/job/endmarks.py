@@ -27,7 +27,8 @@ def end_mark_advice(channel: ChannelConfig, join: Join) -> str:
     """Return advice for a channel whose objects of this format have end marks."""
     stops = "programs that know the format stop at the first end mark and report success"
     own_readers = "Penstock's own readers, which read on"
-    if channel.penstock.by_record is not None:  # such a channel can have no Join
+    ranks = channel.penstock.by_record
+    if ranks is not None and (join != "tar" or ranks.index is None):  # such a channel can have no Join
         return f"{stops}; read the channel with {own_readers}"
     return f"{stops}; add Penstock: {{Join: {join}}} to the channel, or read it with {own_readers}"
 

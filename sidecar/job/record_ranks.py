@@ -89,7 +89,8 @@ async def plan_by_record(
     if setup.index is None:
         table = await in_thread(FixedRecords, plan.entries, int(setup.ranks.record_size or 0))
     else:
-        table = await _checked(setup.index, plan, Access(job, clients))
+        join = setup.channel.penstock.join is not None
+        table = await _checked(setup.index, plan, Access(job, clients), join=join)
 
     channel = setup.channel
     if (split := channel.penstock.record_selection.split) is not None:
@@ -113,11 +114,12 @@ def deal_of(ranks: RanksConfig, shard: Shard) -> Deal:
     return Deal(size, count, first, first + ranks.count, ranks.remainder)
 
 
-async def _checked(index: RecordIndex, plan: Plan, access: Access) -> IndexedRecords:
+async def _checked(index: RecordIndex, plan: Plan, access: Access, *, join: bool) -> IndexedRecords:
     """Return the offsets of the records of the plan's objects, once the index is compared with these."""
     objects = await in_thread(ChannelObjects, plan)
     await in_thread(check_rows, index, objects)
-    table = await in_thread(IndexedRecords, index, plan.entries, _names(plan.entries, objects))
+    names = _names(plan.entries, objects)
+    table = await in_thread(lambda: IndexedRecords(index, plan.entries, names, join=join))
     if index.format.kind == "fixed":
         return table
     borders = await in_thread(_sample, index, objects)
@@ -138,17 +140,18 @@ async def load_index(channel: ChannelConfig, place: str, memory: PlanMemory, acc
 
     `memory`: counts the index, on the event loop. Raises ConfigError, SinkError, SourceError.
     """
-    name, framing = channel.channel_name, channel.penstock.framing
+    name, extras = channel.channel_name, channel.penstock
+    key, kind = ("Join", extras.join) if extras.join is not None else ("Framing", extras.framing)
     build = f"penstock index build -c JOB --to {shlex.quote(place)} --channel {name} --every 1 --format"
     stored = await open_channel_index(
-        place, name, access, named_by="Ranks.Index", build=f"{build} {framing or 'FORMAT'}"
+        place, name, access, named_by="Ranks.Index", build=f"{build} {kind or 'FORMAT'}"
     )
     path = stored.path
     memory.count_index(path, await in_thread(memory_of, stored))
     index = await in_thread(stored.index)
-    if framing is not None and framing != str(index.format):
+    if kind is not None and kind != str(index.format):
         raise ConfigError(
-            f"the record index {path} is of {index.format}, and channel {name!r} has Framing: {framing}; "
+            f"the record index {path} is of {index.format}, and channel {name!r} has {key}: {kind}; "
             "correct one of the two"
         )
     if index.stride != 1:

@@ -3,11 +3,13 @@
     epoch's stream of these ranks   ── step 0 ──────────────┬── step 1 ─────────…
     pieces                          rank 0 │ rank 1 │ rank 2 │ rank 0 │ …
     pieces of tar samples           rank 0, mark │ rank 1, mark, more, mark │ …
+    joined, in the last step        rank 0, mark │ rank 1, mark │ rank 2, mark
 
 The pieces are the rank of each run of bytes and its length, in stream order. The end mark of a run of tar
 samples is a piece that is not in the stream: it follows the run at once, so that its last sample is whole
-before the stream goes on with another rank. Pieces are computed while the stream is delivered: in O(√B)
-memory, as its segments are (`streamer.plan.record_order`); for end marks also the runs of one step.
+before the stream goes on with another rank. Joined samples have one, at the end of the epoch. Pieces are
+computed while the stream is delivered: in O(√B) memory, as its segments are (`streamer.plan.record_order`);
+for end marks of runs also the runs of one step.
 """
 
 from __future__ import annotations
@@ -75,7 +77,7 @@ def deal_stream(plan: Plan, epoch: int, offsets: Sequence[int]) -> DealtEpoch:
         if after:
             step, start, sums = positions[after - 1]
             *before, offset = sums
-    pieces = _marked_pieces if plan.host_ranks.table.end_mark else _pieces
+    pieces = _marked_pieces if plan.host_ranks.table.end_marks.run else _pieces
     return _after(offset, before, pieces(plan, plan.host_ranks.walk(epoch, start), step), offsets)
 
 
@@ -93,8 +95,10 @@ def _after(offset: int, before: list[int], pieces: Iterator[Piece], offsets: Seq
 
 
 def _pieces(plan: RecordPlan, walk: Walk, step: int) -> Iterator[Piece]:
-    """Yield the pieces of the plan's ranks from a step on: one for each rank and step."""
-    border, ranks = plan.host_ranks.table.border, plan.deal.end - plan.deal.first
+    """Yield the pieces of the plan's ranks from a step on: one for each rank and step, and epoch ends."""
+    border, mark_bytes = plan.host_ranks.table.border, len(plan.host_ranks.table.end_marks.epoch)
+    ranks = plan.deal.end - plan.deal.first
+    slices = ranks * (plan.deal.steps(walk.records) - step)
     rank, left, size = 0, plan.deal.slice, 0
     for entry, first, end in plan.deal.together(walk, step):
         record, start = first, border(entry, first)
@@ -106,7 +110,9 @@ def _pieces(plan: RecordPlan, walk: Walk, step: int) -> Iterator[Piece]:
             record, start = last, stop
             if not left:
                 yield Piece(rank, size)
-                rank, left, size = (rank + 1) % ranks, plan.deal.slice, 0
+                if mark_bytes and slices <= ranks:
+                    yield Piece(rank, mark_bytes, mark=True)
+                rank, left, size, slices = (rank + 1) % ranks, plan.deal.slice, 0, slices - 1
 
 
 def _marked_pieces(plan: RecordPlan, walk: Walk, step: int) -> Iterator[Piece]:
@@ -114,8 +120,8 @@ def _marked_pieces(plan: RecordPlan, walk: Walk, step: int) -> Iterator[Piece]:
 
     A run that goes on in the rank's next slice has no end mark, so the runs of one step are held.
     """
-    deal, border, mark_bytes = plan.deal, plan.host_ranks.table.border, len(plan.host_ranks.table.end_mark)
-    steps = deal.steps(walk.records)
+    deal, table = plan.deal, plan.host_ranks.table
+    border, mark_bytes, steps = table.border, len(table.end_marks.run), deal.steps(walk.records)
     held: list[tuple[int, Run]] = []
     for number in range(step, steps + 1):
         runs = list(deal.step(walk, number)) if number < steps else []

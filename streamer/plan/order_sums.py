@@ -76,7 +76,7 @@ class PartCounter:
         return self._parts + -(-(self._stop - self._start) // self._part_size)
 
 
-class _EndMarks:
+class _RunMarks:
     """Adds the end mark of each run of adjacent bytes to the sums; a `PieceObserver`."""
 
     def __init__(self, size: int, totals: list[int], positions: list[StepPosition]) -> None:
@@ -118,8 +118,8 @@ def sum_order(
     """
     size, ranks, steps, records = deal.slice, deal.end - deal.first, deal.steps(order.records), order.records
     totals, together, positions = [0] * ranks, 0, list[StepPosition]()
-    if table.end_mark:
-        observers = [*observers, _EndMarks(len(table.end_mark), totals, positions)]
+    if table.end_marks.run:
+        observers = [*observers, _RunMarks(len(table.end_marks.run), totals, positions)]
     others = deal.global_batch - ranks * size
     """Records of other hosts between two steps of this one; theirs is the rank after this host's last one."""
     step, rank, left = (-1, ranks, deal.first * size) if deal.first else (0, 0, size)
@@ -155,7 +155,8 @@ def sum_order(
                     positions.append(
                         StepPosition(step, WalkPosition(number, at), array("Q", [*totals, together]))
                     )
-    return OrderSums(array("Q", [*totals, together]), positions)
+    end = len(table.end_marks.epoch) if steps else 0
+    return OrderSums(array("Q", [*(total + end for total in totals), together]), positions)
 
 
 def _portions(order: Order, epoch: int, records: int) -> Iterator[tuple[int, int, Run]]:

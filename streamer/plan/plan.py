@@ -179,6 +179,11 @@ class Plan:
         return self.inflate or self.join is not None
 
     @property
+    def one_archive(self) -> bool:
+        """Whether an epoch is one archive or stream, with one end mark."""
+        return self.join is not None
+
+    @property
     def streams(self) -> bool:
         """Whether any epoch has bytes for this host. Raises ValueError if the plan is open."""
         if self.varies:

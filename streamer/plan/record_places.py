@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from streamer.plan.host_ranks import HostRanks
     from streamer.plan.order_sums import StepPosition
     from streamer.plan.record_order import Deal
+    from streamer.plan.record_table import EndMarks
 
 _NO_RUN = Run(0, 0, 0)
 
@@ -31,8 +32,8 @@ class RankPlan(Protocol):
     deal: Deal
 
     @property
-    def end_mark(self) -> bytes:
-        """Bytes that end each run of adjacent records in the stream of these ranks."""
+    def end_marks(self) -> EndMarks:
+        """End marks in the stream of these ranks."""
         ...
 
     def own(self, sums: array[int]) -> int:
@@ -89,7 +90,7 @@ def places(
     `follow`: walk as a stream does, so that changes of the order come after the steps that were walked.
     """
     host_ranks = plan.host_ranks
-    border, end_mark_bytes = host_ranks.table.border, len(plan.end_mark)
+    border, (run_mark, epoch_mark) = host_ranks.table.border, plan.end_marks
     step, position, offset = 0, START, 0
     if start is not None:
         step, position, offset = start.step, start.walk, plan.own(start.sums)
@@ -100,9 +101,11 @@ def places(
     for _, run in plan.deal.deal(walk, step):
         entry, first, end = run
         if last is not None and last != (entry, first):
-            offset += end_mark_bytes
+            offset += len(run_mark)
         yield Place(records, offset, run)
         records += end - first
         offset += border(entry, end) - border(entry, first)
         last = entry, end
-    yield Place(records, offset if last is None else offset + end_mark_bytes, _NO_RUN)
+    if last is not None:
+        offset += len(run_mark) + len(epoch_mark)
+    yield Place(records, offset, _NO_RUN)

@@ -3,10 +3,10 @@
     record order ─ deal ─▶ runs of records ─ RecordTable ─▶ byte ranges ─▶ parts, as of any plan
 
 `RecordTable` has the offsets of all records. Of tar each run of adjacent samples is an archive in the stream
-of a rank, with its end mark. A stream of several ranks has records alone, so that its requests are large;
-`streamer.plan.dealing` adds the end marks. The plans of one host's ranks share the order
-(`streamer.plan.host_ranks`). Digests (docs/explanation/record-order.md): `order_digest` is the same on all
-hosts and at any number of ranks, `digest` also covers the ranks.
+of a rank, with its end mark; with `Join` a whole epoch is one. A stream of several ranks has records alone,
+so that its requests are large; `streamer.plan.dealing` adds the end marks. The plans of one host's ranks
+share the order (`streamer.plan.host_ranks`). Digests (docs/explanation/record-order.md): `order_digest` is
+the same on all hosts and at any number of ranks, `digest` also covers the ranks and `Join`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from streamer.plan.epoch_cache import EpochCache
 from streamer.plan.plan import Plan
 from streamer.plan.record_order import Deal, joined
 from streamer.plan.record_places import offset_of, records_before
-from streamer.plan.record_table import misplaced, only_object
+from streamer.plan.record_table import EndMarks, misplaced, only_object
 from streamer.plan.segments import Literal, Segment
 from streamer.step_state import with_changes
 
@@ -59,9 +59,14 @@ class RecordPlan(Plan):
         )
 
     @property
-    def end_mark(self) -> bytes:
-        """Bytes that end each run of adjacent records in this stream; empty if it is of several ranks."""
-        return b"" if self.deal.end - self.deal.first > 1 else self.host_ranks.table.end_mark
+    def end_marks(self) -> EndMarks:
+        """End marks in this stream; it has none if it is of several ranks."""
+        return EndMarks() if self.deal.end - self.deal.first > 1 else self.host_ranks.table.end_marks
+
+    @property
+    def one_archive(self) -> bool:
+        """See `Plan.one_archive`."""
+        return bool(self.host_ranks.table.end_marks.epoch)
 
     @property
     def varies(self) -> bool:
@@ -146,7 +151,7 @@ class RecordPlan(Plan):
 
     def _segments(self, walk: Walk, step: int) -> Iterator[Segment | Literal]:
         """Yield the byte ranges of these ranks from a step on."""
-        border, end_mark = self.host_ranks.table.border, self.end_mark
+        border, (run_mark, epoch_mark) = self.host_ranks.table.border, self.end_marks
         current: tuple[int, ObjectRef] | None = None
         for entry, start, stop in joined(self.deal.together(walk, step)):
             if current is None or current[0] != entry:
@@ -155,8 +160,10 @@ class RecordPlan(Plan):
             if end <= begin:
                 raise misplaced(self.entries, entry)
             yield Segment(current[1], begin, end)
-            if end_mark:
-                yield Literal(end_mark)
+            if run_mark:
+                yield Literal(run_mark)
+        if epoch_mark and current is not None:
+            yield Literal(epoch_mark)
 
     @property
     def digest(self) -> str:
@@ -165,7 +172,8 @@ class RecordPlan(Plan):
 
     def _digest(self, order_digest: str) -> str:
         deal = self.deal
-        text = f"penstock ranks 1\n{order_digest} {deal.first} {deal.end} {deal.ranks}\n"
+        join = " tar" if self.one_archive else ""
+        text = f"penstock ranks 1\n{order_digest} {deal.first} {deal.end} {deal.ranks}{join}\n"
         return hashlib.sha256(text.encode()).hexdigest()
 
     def covers(self, digest: str, position: Position) -> bool:

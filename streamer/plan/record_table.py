@@ -6,7 +6,7 @@ A table answers for any record of any object at once. An index must have every r
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from streamer.errors import ConfigError, CorruptObject, ErrorContext
 from streamer.plan.segments import ObjectRef
@@ -20,6 +20,15 @@ if TYPE_CHECKING:
 
 END_MARK = bytes(1024)
 """The end of a tar archive. Without it, two samples of one key would be read as one if they came together."""
+
+
+class EndMarks(NamedTuple):
+    """Bytes that the stream of one rank has besides its records; most formats have none."""
+
+    run: bytes = b""
+    """After each run of adjacent records."""
+    epoch: bytes = b""
+    """After the last record of an epoch."""
 
 
 class RecordTable(Protocol):
@@ -36,8 +45,8 @@ class RecordTable(Protocol):
         ...
 
     @property
-    def end_mark(self) -> bytes:
-        """Bytes that end each run of adjacent records in a stream; empty for most formats."""
+    def end_marks(self) -> EndMarks:
+        """End marks in the stream of one rank."""
         ...
 
     def border(self, entry: int, record: int) -> int:
@@ -54,7 +63,7 @@ class FixedRecords:
 
     def __init__(self, entries: Entries, size: int) -> None:
         """Raises ConfigError for an object that is no multiple of `size` bytes."""
-        self.record_format, self.end_mark = f"fixed:{size}", b""
+        self.record_format, self.end_marks = f"fixed:{size}", EndMarks()
         self._size = size
         self.counts = array("Q", [each // size for each in entries.sizes])
         for entry, each in enumerate(entries.sizes):
@@ -77,17 +86,22 @@ class FixedRecords:
 class IndexedRecords:
     """Records whose offsets an index has."""
 
-    def __init__(self, index: RecordIndex, entries: Entries, names: Sequence[int]) -> None:
+    def __init__(
+        self, index: RecordIndex, entries: Entries, names: Sequence[int], *, join: bool = False
+    ) -> None:
         """`names`: of the objects, by entry; the index has rows of their versions.
 
-        If the offsets are in a file, `border` and `borders` read it, and raise the errors of its source.
-        Raises CorruptObject for a row that ends after its object, ValueError for an index that does not have
-        every record.
+        `join`: an epoch of tar samples is one archive; else each run of adjacent samples is one. If the
+        offsets are in a file, `border` and `borders` read it, and raise the errors of its source. Raises
+        CorruptObject for a row that ends after its object, ValueError for an index that does not have every
+        record.
         """
         if index.stride != 1:
             raise ValueError(f"the index has 1 record of {index.stride}")
         self.record_format = str(index.format)
-        self.end_mark = END_MARK if index.format.kind == "tar" else b""
+        self.end_marks = EndMarks()
+        if index.format.kind == "tar":
+            self.end_marks = EndMarks(epoch=END_MARK) if join else EndMarks(run=END_MARK)
         self.counts, self._first, self._ends = array("Q"), array("Q"), array("Q")
         self._offsets = index.offsets
         for entry, name in enumerate(names):

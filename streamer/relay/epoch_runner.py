@@ -257,7 +257,7 @@ class EpochRunner:
 
     def _note_end_believed(self, delivery: EpochDelivery, outlet: PipeOutlet) -> None:
         """Report a reader that stopped at an object's end; with a keeper its position is unknown."""
-        if self._plan.framed or self._plan.join is not None or self._keeper:
+        if self._plan.framed or self._plan.one_archive or self._keeper:
             return
         epoch, taken = self._state.epoch, delivery.delivered - outlet.unread
         total = self._plan.known_bytes(epoch)

@@ -206,7 +206,12 @@ def test_channel_names_must_differ(tmp_path: Path) -> None:
     [
         ({"CompressionType": "Gzip"}, {}, "CompressionType: Gzip has no records at fixed offsets"),
         ({"RecordWrapperType": "RecordIO"}, {}, "RecordWrapperType: RecordIO makes every object one record"),
-        ({}, {"Join": "tar"}, "Join: tar joins whole objects"),
+        ({}, {"Join": "arrow"}, "Join: arrow joins whole objects"),
+        (
+            {},
+            {"Join": "tar", "Ranks": {"Count": 2, "Batch": 8, "RecordSize": 512}},
+            "Join: tar joins tar samples",
+        ),
         ({}, {"WhenChanged": "skip"}, "WhenChanged: skip would change where records are"),
         ({}, {"Integrity": "checksum"}, "Integrity: checksum compares whole objects"),
     ],
@@ -216,7 +221,7 @@ def test_what_has_no_records_at_offsets_is_not_divided_by_record(
 ) -> None:
     job = document()
     job["InputDataConfig"][0] |= channel | {
-        "Penstock": extras | {"Ranks": {"Count": 2, "Batch": 8, "Index": "index"}}
+        "Penstock": {"Ranks": {"Count": 2, "Batch": 8, "Index": "index"}} | extras
     }
     with pytest.raises(ConfigError, match="divide a channel by record, and " + text):
         load(tmp_path, job)

@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import tarfile
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.kit.pipes import read_all
 from tests.kit.processes import Sidecar, job, penstock, sidecar, write_job
 from tests.kit.stub import S3Stub
+from tests.kit.trailers import published_trailer
 from tests.sidecar.test_keeper import killed, place, sha
+from tests.sidecar.test_record_ranks import divided, index
 from tests.unit.test_joiners import arrow, joined, joiners
 from tests.unit.test_tar import archive
 
@@ -29,6 +33,10 @@ WEBDATASET = """
 import sys, webdataset
 found = webdataset.WebDataset(sys.argv[1], shardshuffle=False)
 print(sum(1 for sample in found if {"jpg", "cls"} <= sample.keys()))
+"""
+KEYS = """
+import sys, webdataset
+print(*(sample["__key__"] for sample in webdataset.WebDataset(sys.argv[1], shardshuffle=False)))
 """
 TARFILE = """
 import sys, tarfile
@@ -136,6 +144,46 @@ def test_a_killed_sidecar_goes_on_at_the_exact_byte(stub: S3Stub, place: Any, jo
     path, data = place(Penstock={"Join": join})
     kills = [dice.randrange(10_000_000, len(whole)), len(whole) + dice.randrange(len(whole))]
     killed(path, data, [sha(whole)] * 2, kills)
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("fetch", ["separately", "together"])
+def test_programs_read_all_samples_of_a_rank(stub: S3Stub, tmp_path: Path, fetch: str) -> None:
+    """Each rank is one archive per epoch, also from a step on: its samples, padding included, and one end."""
+    found = []
+    for shard, count in enumerate((7, 3, 12)):
+        members = [[(f"{shard}{i:03d}.{x}", bytes(600)) for x in ("jpg", "cls")] for i in range(count)]
+        found += members
+        stub.objects[f"b/train/{shard}.tar"] = archive(each for pair in members for each in pair)
+    document = divided(stub, tmp_path, Count=2, Batch=3, Remainder="pad", Fetch=fetch)
+    document["InputDataConfig"][0]["Penstock"]["Join"] = "tar"
+    path = write_job(tmp_path / "job.yaml", document)
+    index(path, tmp_path, kind="tar")
+    data = tmp_path / "ml" / "input" / "data"
+    due = [[found[n % 22] for n in range(24) if n // 3 % 2 == rank] for rank in range(2)]
+    streams = [[archive(pair, end=False) for pair in each] for each in due]
+    fifos = [[data / f"train-{rank}_{epoch}" for rank in range(2)] for epoch in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        with sidecar(path) as running:
+            running.wait_for("ready")
+            theirs = pool.submit(read, KEYS, fifos[0][0])
+            with tarfile.open(fifos[0][1], "r|") as tar:
+                assert tar.getnames() == [name for pair in due[1] for name, _ in pair]
+            assert theirs.result().split() == [pair[0][0].partition(".")[0] for pair in due[0]]
+            assert list(pool.map(read_all, fifos[1])) == [b"".join(each) + bytes(1024) for each in streams]
+            for rank in range(2):
+                running.wait_for("epoch complete", channel=f"train-{rank}", epoch=1)
+            trailers = [published_trailer(data, f"train-{rank}", 1) for rank in range(2)]
+            assert not [event for event in running.events if event["event"] == "objects carry end marks"]
+            assert running.end() == 0
+        assert [(each.steps, each.records, each.padding) for each in trailers] == [(4, 12, 0), (4, 12, 2)]
+        assert [each.bytes_delivered for each in trailers] == [len(b"".join(each)) + 1024 for each in streams]
+        state = {"format": 1, "channel": "train", "epoch": 0, "step": 2, "order": trailers[0].order}
+        with sidecar(path, "--resume", json.dumps(state)) as running:
+            running.wait_for("ready")
+            rest = list(pool.map(read_all, fifos[0]))
+            assert running.end() == 0
+    assert rest == [b"".join(each[6:]) + bytes(1024) for each in streams]
 
 
 def test_cat_joins(stub: S3Stub) -> None:

@@ -286,20 +286,27 @@ def test_ranks_of_every_record_format(stub: S3Stub, tmp_path: Path, kind: str) -
 def test_the_warning_of_end_marks_names_no_key_that_the_job_file_refuses(
     stub: S3Stub, tmp_path: Path
 ) -> None:
-    """`Join` and ranks by record exclude each other."""
+    """`Join` is for ranks with an index of tar, and not for records of one size."""
     stub.objects |= {f"b/train/{number}.tar": made("tar", [b"a", b"b"]) for number in range(2)}
-    path = write_job(tmp_path / "job.yaml", divided(stub, tmp_path, Count=2, Batch=1))
+    document = divided(stub, tmp_path, Count=2, Batch=1)
+    path = write_job(tmp_path / "job.yaml", document)
     index(path, tmp_path, kind="tar")
-    advice = "read the channel with Penstock's own readers"
-    with sidecar(path) as running:
-        warning = running.wait_for("objects carry end marks", channel="train", format="tar")
-        assert advice in warning["do"]
-        assert "Join" not in warning["do"]
-        assert running.end() == 0
-    report = json.loads(penstock("doctor", "--json", "-c", path).stdout)
-    (fix,) = (each["fix"] for each in report["findings"] if each["check"] == "end marks train")
-    assert advice in fix
-    assert "Join" not in fix
+    extras = document["InputDataConfig"][0]["Penstock"]
+    for ranks in (extras["Ranks"], {"Count": 2, "Batch": 1, "RecordSize": 512}):
+        extras["Ranks"] = ranks
+        write_job(Path(path), document)
+        with sidecar(path) as running:
+            warning = running.wait_for("objects carry end marks", channel="train", format="tar")
+            assert running.end() == 0
+        report = json.loads(penstock("doctor", "--json", "-c", path).stdout)
+        (fix,) = (each["fix"] for each in report["findings"] if each["check"] == "end marks train")
+        for text in (warning["do"], fix):
+            assert "with Penstock's own readers" in text
+            assert ("Join: tar" in text) == ("Index" in ranks)
+        extras["Join"] = "tar"
+        write_job(Path(path), document)
+        assert penstock("plan", "-c", path).returncode == (0 if "Index" in ranks else 2)
+        del extras["Join"]
 
 
 def test_plan_shows_what_each_rank_gets(stub: S3Stub, tmp_path: Path) -> None:
@@ -469,6 +476,9 @@ def test_an_index_that_does_not_fit_is_an_error_by_name(stub: S3Stub, tmp_path: 
     refused(path, 2, f"make it by `{build} RecordIO`")
     index(path, tmp_path)
     del extras["WhenFailed"], extras["Framing"]
+    extras["Join"] = "tar"
+    refused(write_job(Path(path), document), 2, f"{file} is of TFRecord, and channel 'train' has Join: tar")
+    del extras["Join"]
     write_job(Path(path), document)
 
     before = dict(stub.objects)

@@ -12,7 +12,17 @@ from streamer.plan.dealing import DealtEpoch, Piece, deal_stream
 from streamer.plan.host_ranks import HostRanks
 from streamer.plan.record_order import Deal, RecordOrder
 from streamer.plan.record_plan import RecordPlan
-from tests.unit.test_record_order import Table, contents, objects, plan_of, remainders, seeds
+from streamer.plan.record_table import EndMarks
+from tests.unit.test_record_order import (
+    UNMARKED,
+    Table,
+    contents,
+    marked,
+    objects,
+    plan_of,
+    remainders,
+    seeds,
+)
 
 
 def host_of(
@@ -21,19 +31,22 @@ def host_of(
     seed: int | None,
     *,
     positions_every: int = 3,
-    end_mark: bytes = b"",
+    end_marks: EndMarks = UNMARKED,
 ) -> RecordPlan:
-    table = Table(sizes, end_mark)
+    table = Table(sizes, end_marks)
     order = RecordOrder(table.counts, table.sizes, seed=seed, block=500)
     return RecordPlan(HostRanks(table.entries(), table, order, deal, positions_every=positions_every))
 
 
-def shares(dealt: DealtEpoch, stream: list[tuple[str, int]], end_mark: bytes) -> list[list[tuple[str, int]]]:
+def shares(
+    dealt: DealtEpoch, stream: list[tuple[str, int]], end_marks: EndMarks
+) -> list[list[tuple[str, int]]]:
     """The bytes of each rank from the point on."""
     found: list[list[tuple[str, int]]] = [[] for _ in dealt.before]
     offset = dealt.offset
     for rank, size, mark in dealt.pieces:
         if mark:
+            end_mark = end_marks.run or end_marks.epoch
             assert size == len(end_mark)
             found[rank] += [("", byte) for byte in end_mark]
             continue
@@ -47,22 +60,22 @@ def shares(dealt: DealtEpoch, stream: list[tuple[str, int]], end_mark: bytes) ->
     objects,
     seeds,
     st.integers(0, 2),
-    st.tuples(st.sampled_from([2, 3, 4]), st.sampled_from([b"", b"end"])),
+    st.tuples(st.sampled_from([2, 3, 4]), marked),
     st.data(),
 )
 def test_every_rank_gets_its_own_stream_from_any_point_on(
-    sizes: list[list[int]], seed: int | None, epoch: int, form: tuple[int, bytes], data: st.DataObject
+    sizes: list[list[int]], seed: int | None, epoch: int, form: tuple[int, EndMarks], data: st.DataObject
 ) -> None:
     """Of two hosts' ranks those of this host; the point is before the first byte that a rank lacks.
 
-    `form`: ranks of a host, and what ends each run of adjacent records.
+    `form`: ranks of a host, and what ends each run of adjacent records, or the epoch.
     """
-    ranks, end_mark = form
+    ranks, end_marks = form
     size = 2 * ranks * data.draw(st.integers(1, 3))
     remainder = data.draw(remainders)
     if sum(map(len, sizes)) < size:
         remainder = "repeat"
-    whole = host_of(sizes, Deal(size, 2 * ranks, ranks, 2 * ranks, remainder), seed, end_mark=end_mark)
+    whole = host_of(sizes, Deal(size, 2 * ranks, ranks, 2 * ranks, remainder), seed, end_marks=end_marks)
     streams = [contents(plan.segments(epoch)) for plan in whole.ranks(ranks)]
     common = contents(whole.segments(epoch))
     assert whole.total_bytes(epoch) == len(common) == sum(1 for stream in streams for key, _ in stream if key)
@@ -70,7 +83,7 @@ def test_every_rank_gets_its_own_stream_from_any_point_on(
     dealt = deal_stream(whole, epoch, offsets)
     before = list(dealt.before)
     assert all(have <= offset for have, offset in zip(before, offsets, strict=True))
-    assert shares(dealt, common, end_mark) == [
+    assert shares(dealt, common, end_marks) == [
         stream[have:] for have, stream in zip(before, streams, strict=True)
     ]
     again = deal_stream(whole, epoch, offsets)
@@ -113,12 +126,21 @@ def test_pieces_are_as_long_as_slices() -> None:
 
 def test_an_end_mark_follows_each_run_at_once() -> None:
     """The reader of a rank has its last sample before the others get theirs."""
-    whole = plan_of([[1, 2, 4], [8, 16, 32, 64, 128]], Deal(4, 2, 0, 2), end_mark=b"end")
+    whole = plan_of([[1, 2, 4], [8, 16, 32, 64, 128]], Deal(4, 2, 0, 2), end_marks=EndMarks(run=b"end"))
     first, end, second = Piece(0, 3), Piece(0, 3, mark=True), Piece(1, 3, mark=True)
     assert list(deal_stream(whole, 0, [0, 0]).pieces) == [
         *(first, end, Piece(1, 4), second, Piece(1, 8), second),
         *(Piece(0, 48), end, Piece(1, 192), second),
     ]
+
+
+def test_joined_archives_end_with_the_epoch() -> None:
+    """Each rank's after its last record: the reader need not wait for other ranks."""
+    whole = plan_of([[1, 2, 4], [8, 16, 32, 64, 128]], Deal(4, 2, 0, 2), end_marks=EndMarks(epoch=b"end"))
+    last = [Piece(0, 48), Piece(0, 3, mark=True), Piece(1, 192), Piece(1, 3, mark=True)]
+    assert list(deal_stream(whole, 0, [0, 0]).pieces) == [Piece(0, 3), Piece(1, 12), *last]
+    assert list(deal_stream(whole, 0, [54, 207]).pieces) == []
+    assert list(deal_stream(whole, 0, [51, 207]).pieces)[:1] == [Piece(0, 3, mark=True)]
 
 
 def test_other_ranks_than_those_of_the_stream_are_refused() -> None:

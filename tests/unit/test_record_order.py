@@ -22,13 +22,15 @@ from streamer.plan.rank_parts import count_parts
 from streamer.plan.record_order import Deal, RecordOrder, Remainder, Run, Walk, joined
 from streamer.plan.record_plan import RecordPlan
 from streamer.plan.record_selection import RecordLimit, RecordSelection, select_records, taken_blocks
-from streamer.plan.record_table import FixedRecords
+from streamer.plan.record_table import EndMarks, FixedRecords
 from streamer.plan.split import Split
 from tests.unit import reference
 from tests.unit.reference import Record
 
 seeds = st.none() | st.integers(-(2**63), 2**63 - 1)
 remainders: st.SearchStrategy[Remainder] = st.sampled_from(["drop", "repeat", "pad"])
+UNMARKED = EndMarks()
+marked = st.sampled_from([UNMARKED, EndMarks(run=b"end"), EndMarks(epoch=b"end")])
 objects = st.lists(st.lists(st.integers(1, 300), max_size=30), max_size=8)
 """The sizes of the records of some objects."""
 small_objects = st.lists(st.lists(st.integers(1, 5), max_size=12), min_size=1, max_size=4).filter(any)
@@ -40,8 +42,8 @@ class Table:
 
     record_format = "TFRecord"
 
-    def __init__(self, sizes: list[list[int]], end_mark: bytes = b"") -> None:
-        self.end_mark = end_mark
+    def __init__(self, sizes: list[list[int]], end_marks: EndMarks = UNMARKED) -> None:
+        self.end_marks = end_marks
         self.counts = array("Q", map(len, sizes))
         self.sizes = array("Q", map(sum, sizes))
         self.borders_of = [list(accumulate(each, initial=0)) for each in sizes]
@@ -69,9 +71,9 @@ def plan_of(
     *,
     seed: int | None = None,
     block: int = 500,
-    end_mark: bytes = b"",
+    end_marks: EndMarks = UNMARKED,
 ) -> RecordPlan:
-    table = Table(sizes, end_mark)
+    table = Table(sizes, end_marks)
     order = RecordOrder(table.counts, table.sizes, seed=seed, block=block)
     return RecordPlan(HostRanks(table.entries(), table, order, deal))
 
@@ -123,32 +125,34 @@ def test_any_number_of_ranks_gives_the_same_global_batches(
     seeds,
     st.integers(0, 2),
     st.sampled_from([1, 2, 4]),
-    st.tuples(remainders, st.sampled_from([b"", b"end"])),
+    st.tuples(remainders, marked),
 )
 def test_the_plans_of_ranks_stream_the_bytes_of_their_records(
-    sizes: list[list[int]], seed: int | None, epoch: int, ranks: int, form: tuple[Remainder, bytes]
+    sizes: list[list[int]], seed: int | None, epoch: int, ranks: int, form: tuple[Remainder, EndMarks]
 ) -> None:
-    """`form`: remainder, and what ends each run of adjacent records."""
-    remainder, end_mark = form
+    """`form`: remainder, and what ends each run of adjacent records, or the epoch."""
+    remainder, end_marks = form
     number = sum(map(len, sizes))
     size = ranks * max(1, number // (3 * ranks))
     if number < size:
         remainder = "repeat"
-    whole = plan_of(sizes, Deal(size, ranks, 0, ranks, remainder), seed=seed, end_mark=end_mark)
+    whole = plan_of(sizes, Deal(size, ranks, 0, ranks, remainder), seed=seed, end_marks=end_marks)
     table = Table(sizes)
     order = reference.record_order(table.counts, table.sizes, seed=seed, epoch=epoch, block=500)
     batches = reference.global_batches(order, size, remainder)
     width, counted = size // ranks, count_parts(whole, epoch, 64)
+    after_run, after_epoch = ([Literal(mark)] if mark else [] for mark in end_marks)
     for rank, plan in enumerate(whole.ranks(ranks)):
         due = [record for batch in batches for record in batch[rank * width : (rank + 1) * width]]
         segments = list(plan.segments(epoch))
-        found = ranges(each for each in segments if isinstance(each, Segment))
-        assert segments[1::2] == [Literal(end_mark)] * len(found) or not end_mark
+        bodies = [each for each in segments if isinstance(each, Segment)]
+        found = ranges(bodies)
+        assert segments == [each for body in bodies for each in (body, *after_run)] + after_epoch * bool(due)
         assert merged(found) == merged(
             [(each, table.border(each, n), table.border(each, n + 1)) for each, n in due]
         )
         assert found == merged(found), "ranges that follow each other are one segment"
-        total = sum(len(end_mark) + end - start for _, start, end in found)
+        total = sum(map(len, segments))
         assert plan.total_bytes(epoch) == plan.known_bytes(epoch) == total
         assert (plan.records(epoch), plan.steps(epoch)) == (len(due), len(batches))
         assert plan.streams == bool(due)
@@ -276,7 +280,11 @@ def test_the_digest_covers_the_order_and_the_rank() -> None:
     ]
     orders = [plan.host_ranks.order_digest for plan in (shuffled, *others)]
     assert len(set(orders)) == len(orders)
-    same = [plan_of(sizes, Deal(4, 1, 0, 1), seed=1), plan_of(sizes, Deal(4, 4, 2, 4), seed=1)]
+    same = [
+        plan_of(sizes, Deal(4, 1, 0, 1), seed=1),
+        plan_of(sizes, Deal(4, 4, 2, 4), seed=1),
+        plan_of(sizes, Deal(4, 2, 0, 2), seed=1, end_marks=EndMarks(epoch=b"end")),
+    ]
     assert {plan.host_ranks.order_digest for plan in same} == {orders[0]}
     plans = [shuffled, *others, *same, *shuffled.ranks(2)]
     assert len({plan.digest for plan in plans}) == len(plans)
@@ -303,12 +311,17 @@ def test_a_resume_begins_near_its_offset(
         assert places(rest[0]) == places(rest[1])
 
 
-@given(small_objects, seeds, st.integers(1, 3), st.integers(1, 3), remainders)
+@given(small_objects, seeds, st.integers(1, 3), st.integers(1, 3), st.tuples(remainders, marked))
 def test_a_resume_of_archives_begins_near_its_offset(
-    sizes: list[list[int]], seed: int | None, ranks: int, positions_every: int, remainder: Remainder
+    sizes: list[list[int]],
+    seed: int | None,
+    ranks: int,
+    positions_every: int,
+    form: tuple[Remainder, EndMarks],
 ) -> None:
-    """With an end mark after each run, also where a run goes on in the step at which a resume begins."""
-    table = Table(sizes, b"end")
+    """With end marks, also where a run goes on in the step at which a resume begins."""
+    remainder, end_marks = form
+    table = Table(sizes, end_marks)
     order = RecordOrder(table.counts, table.sizes, seed=seed, block=20)
     deal = Deal(2 * ranks, ranks, 0, ranks, "repeat" if order.records < 2 * ranks else remainder)
     host_ranks = HostRanks(table.entries(), table, order, deal, positions_every=positions_every)
@@ -329,10 +342,10 @@ def contents(segments: Iterable[Segment | Literal]) -> list[tuple[str, int]]:
     ]
 
 
-@pytest.mark.parametrize("end_mark", [b"", b"end"])
+@pytest.mark.parametrize("end_marks", [UNMARKED, EndMarks(run=b"end")])
 @pytest.mark.parametrize("seed", [None, 3])
-def test_a_resume_in_one_large_object_walks_over_few_slices(seed: int | None, end_mark: bytes) -> None:
-    table = Table([[1] * 3000], end_mark)
+def test_a_resume_in_one_large_object_walks_over_few_slices(seed: int | None, end_marks: EndMarks) -> None:
+    table = Table([[1] * 3000], end_marks)
     order = RecordOrder(table.counts, table.sizes, seed=seed, block=10)
     host_ranks = HostRanks(table.entries(), table, order, Deal(6, 2, 0, 2), positions_every=20)
     for plan in RecordPlan(host_ranks).ranks(2):
@@ -436,7 +449,7 @@ class Counts:
     """Records of unknown sizes."""
 
     record_format = "TFRecord"
-    end_mark = b""
+    end_marks = UNMARKED
 
     def __init__(self, counts: list[int]) -> None:
         self.counts = counts

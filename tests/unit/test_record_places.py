@@ -14,24 +14,25 @@ from streamer.plan.host_ranks import HostRanks
 from streamer.plan.record_order import Deal, RecordOrder, Remainder
 from streamer.plan.record_places import offset_of, records_before
 from streamer.plan.record_plan import RecordPlan
+from streamer.plan.record_table import EndMarks
 from streamer.readers.core.rank_steps import RankSteps
 from tests.unit import reference
 from tests.unit.reference import Record
-from tests.unit.test_record_order import Table, contents, remainders, seeds, small_objects
+from tests.unit.test_record_order import Table, contents, marked, remainders, seeds, small_objects
 
 DIVISORS = [number for number in range(1, 65) if 192 % number == 0]
 
 
-@given(small_objects, seeds, st.integers(1, 3), st.integers(1, 3), st.tuples(remainders, st.booleans()))
+@given(small_objects, seeds, st.integers(1, 3), st.integers(1, 3), st.tuples(remainders, marked))
 def test_a_step_begins_where_its_first_record_does(
     sizes: list[list[int]],
     seed: int | None,
     ranks: int,
     positions_every: int,
-    form: tuple[Remainder, bool],
+    form: tuple[Remainder, EndMarks],
 ) -> None:
     """At every step, with and without end marks; and every byte is after the records that precede it."""
-    table = Table(sizes, b"end" if form[1] else b"")
+    table = Table(sizes, form[1])
     order = RecordOrder(table.counts, table.sizes, seed=seed, block=20)
     deal = Deal(2 * ranks, ranks, 0, ranks, "repeat" if order.records < 2 * ranks else form[0])
     host_ranks = HostRanks(table.entries(), table, order, deal, positions_every=positions_every)
@@ -60,7 +61,7 @@ def resized(seed: int) -> None:
     draw = random.Random(seed)
     sizes = [[draw.randint(1, 9) for _ in range(draw.randint(0, 400))] for _ in range(draw.randint(1, 6))]
     sizes.append([3] * draw.randint(1, 500))
-    table = Table(sizes, draw.choice([b"", b"end"]))
+    table = Table(sizes, draw.choice([EndMarks(), EndMarks(run=b"end"), EndMarks(epoch=b"end")]))
     shuffle, block = draw.choice([None, draw.randrange(1 << 40)]), draw.randint(1, 300)
     order = RecordOrder(table.counts, table.sizes, seed=shuffle, block=block)
     remainder: Remainder = "repeat" if order.records < 192 else draw.choice(["drop", "repeat"])
