@@ -36,6 +36,10 @@ POSITIONS_EVERY = 1 << 13
 """Runs of the order and slices of ranks between two stored positions: a resume walks over so many in some ten
 milliseconds."""
 
+MOST_FILLED = 100_000
+"""Records that may always fill up an epoch; more are at most as many as the epoch has. So sums and walks over
+the order take at most twice as long as without, or a second or two."""
+
 
 class HostRanks:
     """The ranks of one channel on this host: objects, order, deal, and the totals of every rank."""
@@ -49,7 +53,10 @@ class HostRanks:
         *,
         positions_every: int = POSITIONS_EVERY,
     ) -> None:
-        """`deal`: of all ranks of this host. Raises ConfigError if no rank would have a step."""
+        """`deal`: of all ranks of this host.
+
+        Raises ConfigError if no rank would have a step, or if a step would repeat the order very often.
+        """
         self.entries = entries
         self.table = table
         self.order = order
@@ -67,6 +74,13 @@ class HostRanks:
             raise ConfigError(
                 f"the channel has {order.records} records, fewer than one global batch of "
                 f"{deal.global_batch}; lower Batch or GlobalBatch, or set Remainder: repeat"
+            )
+        filled = deal.steps(order.records) * deal.global_batch - order.records
+        if filled > (most := max(order.records, MOST_FILLED)):
+            raise ConfigError(
+                f"the channel has {order.records} records, and Remainder: {deal.remainder} would fill a "
+                f"global batch of {deal.global_batch} with {filled} more; lower Batch or GlobalBatch, to a "
+                f"global batch of at most {order.records + most}"
             )
 
     def sums(self, epoch: int) -> OrderSums:

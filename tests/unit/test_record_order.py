@@ -257,6 +257,23 @@ def test_too_few_records_for_one_step_are_refused() -> None:
     assert not plan_of([[], []], Deal(4, 2, 0, 2)).streams
 
 
+@pytest.mark.parametrize(("records", "most"), [(3, 100_003), (150_000, 300_000)])
+@pytest.mark.parametrize("remainder", ["repeat", "pad"])
+def test_a_batch_that_repeats_the_order_very_often_is_refused(
+    records: int, most: int, remainder: Remainder
+) -> None:
+    """A global batch of 64 Mi records over 3 would be walked for minutes, and every stream of it is wrong."""
+    entries = Entries()
+    entries.add(ObjectRef("b", "k", 4 * records, "e"))
+    table = FixedRecords(entries, 4)
+    order = RecordOrder(table.counts, entries.sizes)
+    for size in (most + 1, 1 << 26):
+        with pytest.raises(ConfigError, match=f"would fill a global batch of {size} with {size - records} "):
+            HostRanks(entries, table, order, Deal(size, 1, 0, 1, remainder))
+    plan = RecordPlan(HostRanks(entries, table, order, Deal(most, 1, 0, 1, remainder)))
+    assert (plan.steps(0), plan.total_bytes(0)) == (1, 4 * most)
+
+
 def test_records_of_one_size_need_whole_records() -> None:
     entries = Entries()
     entries.add(ObjectRef("b", "even", 12, "e"))
