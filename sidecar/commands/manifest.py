@@ -52,6 +52,11 @@ if TYPE_CHECKING:
     from streamer.plan.selection import Selection
     from streamer.s3.client.endpoint import Endpoint
 
+LONGEST_KEY = 1024
+"""Most bytes of a key in UTF-8 (Amazon S3 User Guide, "Naming Amazon S3 objects")."""
+LONGEST_LINE = 4096
+"""Most characters of a line of a list: a key, and perhaps bucket and version id."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestOptions:
@@ -146,11 +151,15 @@ def read_keys(path: str, prefix: str | None, selection: Selection) -> Found:
     for number, line in enumerate(_lines(path), 1):
         if not line:
             continue
+        if len(line) > LONGEST_LINE:
+            raise _too_long(path, number, f"a line of {len(line.encode())} bytes")
         try:
             uri, _ = parse_object_uri(before + line)
         except ConfigError as error:
             advice = "" if prefix else "; write an S3URI that all keys of the list follow"
             raise ConfigError(f"{path}: line {number}: {error}{advice}") from None
+        if (size := len(uri.key.encode())) > LONGEST_KEY:
+            raise _too_long(path, number, f"a key of {size} bytes")
         if keys(uri.key):
             items.append(Item(before + line, uri.key))
             buckets.setdefault(uri.bucket, S3Uri(uri.bucket, ""))
@@ -160,6 +169,13 @@ def read_keys(path: str, prefix: str | None, selection: Selection) -> Found:
         raise ConfigError(f"{path} names no object; write one key on each line")
     starts = list(buckets.values()) if prefix is None else [parse_s3_uri(prefix)]
     return Found(items, partial(common_prefix, starts))
+
+
+def _too_long(path: str, line: int, found: str) -> ConfigError:
+    """Return the error of a line that is longer than a key."""
+    return ConfigError(
+        f"{path}: line {line}: {found}, and a key of S3 has at most {LONGEST_KEY}; write one key on each line"
+    )
 
 
 def _lines(path: str) -> list[str]:

@@ -232,6 +232,14 @@ def test_refusals(stub: S3Stub, arguments: tuple[str, ...], code: int, words: st
         (b"a\n\xff\n", 2, "line 2 is no UTF-8"),
         (b"cat/0.jpg\n", 2, "line 1: 'cat/0.jpg' is not an S3 URI"),
         (b"s3://b/x\ns3://b\n", 2, "line 2: 's3://b' names no object"),
+        pytest.param(
+            ("s3://b/x\ns3://b/" + "ä" * 513).encode(),
+            2,
+            "line 2: a key of 1026 bytes, and a key of S3 has at most 1024; write one key on each line",
+            id="a long key",
+        ),
+        pytest.param(b"x" * 3_000_000, 2, "line 1: a line of 3000000 bytes, and a key", id="a long line"),
+        pytest.param(b"s3://b/k?versionId=" + b"v" * 5000, 2, "a line of 5019 bytes", id="a long version"),
     ],
 )
 def test_refusals_of_a_list(tmp_path: Path, content: bytes | None, code: int, words: str) -> None:
@@ -241,6 +249,14 @@ def test_refusals_of_a_list(tmp_path: Path, content: bytes | None, code: int, wo
     done = penstock("manifest", "--keys", str(path))
     assert (done.returncode, done.stdout) == (code, "")
     assert words in done.stderr
+    assert len(done.stderr) < 1000
+
+
+def test_a_key_of_1024_bytes_is_taken(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("ä" * 510)
+    done = penstock("manifest", "s3://b/key/", "--keys", str(keys))
+    assert json.loads(done.stdout) == [{"prefix": "s3://b/key/"}, "ä" * 510]
 
 
 def test_a_key_that_a_manifest_cannot_name_is_refused(stub: S3Stub) -> None:
