@@ -47,7 +47,8 @@ def redirecting(status: int = 307, **headers: str) -> Iterator[Any]:
 
         def reply(request: Request) -> bytes:
             location = place.format(other=other.url, host=other.url[7:], path=request.target, own=own.url)
-            body = b"" if request.method == "HEAD" else b"<Error><Code>TemporaryRedirect</Code></Error>"
+            bare = request.method == "HEAD" or status == 304
+            body = b"" if bare else b"<Error><Code>TemporaryRedirect</Code></Error>"
             return answer(status, body, Location=location, **headers)
 
         with raw_server(reply) as own:
@@ -116,6 +117,17 @@ async def test_what_is_refused_is_named(
     assert words in str(caught.value)
     assert "hunter2" not in str(caught.value)
     assert len(own.seen) <= 2  # by our own client, and by aiobotocore, which judges redirects
+
+
+@pytest.mark.parametrize("region", [{}, {"x-amz-bucket-region": "eu-west-3"}])
+async def test_not_modified_is_no_redirect(
+    run: RunChannel, tmp_path: Path, pages_from: PagesFrom, region: dict[str, str]
+) -> None:
+    with redirecting(304, **region) as (own, _):
+        async with pages_from(own) as pages:
+            with pytest.raises(WrongEndpoint, match=r"304 \(Not Modified\), which no request asked for"):
+                await plan_prefix(pages, S3Uri("b", "data/"))
+        assert "responded 304" in str(await failed(run, own, tmp_path))
 
 
 @pytest.mark.parametrize("status", [300, 301, 302, 303, 305, 307, 308])

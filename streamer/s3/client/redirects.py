@@ -4,6 +4,7 @@ Requests go to the endpoint in the job file, or to the one that AWS's endpoint r
 
     3xx that names a region    botocore resolves the endpoint for that region and sends the request again
     3xx to the very same URL   Transient: the server wants the same request again
+    304                        WrongEndpoint: no request has a condition for it
     any other 3xx              WrongEndpoint, whose text names the target; no request goes there
 
 No client follows a redirect's Location: otherwise the responding server would choose which server gets the
@@ -15,6 +16,7 @@ ones.
 from __future__ import annotations
 
 import asyncio
+import http
 import select
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -98,6 +100,12 @@ class _Unfollowing:
 def check_redirect(url: str, status: int, headers: Any) -> None:
     """Accept only a redirect that names a region; botocore follows it. Raises WrongEndpoint, Transient."""
     context = ErrorContext(request_id=escaped_id(headers.get("x-amz-request-id")))
+    if status == http.HTTPStatus.NOT_MODIFIED:
+        raise WrongEndpoint(
+            "S3 responded 304 (Not Modified), which no request asked for; remove the cache or the proxy in "
+            "front of the endpoint, or correct Penstock.Endpoint.Url",
+            context,
+        )
     if (region := headers.get("x-amz-bucket-region")) is not None:
         if not REGION.fullmatch(region):
             raise WrongEndpoint(
