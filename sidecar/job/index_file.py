@@ -13,6 +13,7 @@ that learns an index (`sidecar.job.index_learning`) appends in a thread, and the
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import stat
@@ -188,7 +189,15 @@ def _locked(path: str) -> int:
     """Open and lock the file of this name, or make it. Raises SinkError, OSError."""
     while True:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        fd = os.open(path, flags, 0o644)
+        try:
+            fd = os.open(path, flags, 0o644)
+        except OSError as error:
+            if error.errno == errno.ELOOP and os.path.islink(path):
+                raise SinkError(
+                    f"{path} is a symbolic link, and a record index is not written through one, because a "
+                    "rename replaces it; remove the link, or name the folder of the file that it leads to"
+                ) from error
+            raise
         try:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):

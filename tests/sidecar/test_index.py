@@ -184,8 +184,15 @@ def test_what_is_no_file_is_refused_and_never_waited_for(stub: S3Stub, tmp_path:
     assert "there is no record index" in verify(path, folder, code=2).stderr
     os.unlink(folder / "train.index")
     os.symlink(tmp_path / "elsewhere", folder / "train.index")
-    assert "cannot write the record index" in build(path, folder, "--format", "TFRecord", code=7).stderr
+    done = build(path, folder, "--format", "TFRecord", code=7)
+    assert f"{folder}/train.index is a symbolic link" in done.stderr
     assert not (tmp_path / "elsewhere").exists()
+    os.unlink(folder / "train.index")
+    os.symlink(folder, tmp_path / "link")
+    build(path, tmp_path / "link", "--format", "TFRecord")
+    (tmp_path / "read").mkdir()
+    os.symlink(folder / "train.index", tmp_path / "read" / "train.index")
+    verify(path, tmp_path / "read")
 
 
 def test_faults_of_storage_are_survived(stub: S3Stub, tmp_path: Path) -> None:
