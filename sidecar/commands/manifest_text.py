@@ -114,10 +114,10 @@ def find_labels(items: Collection[Item], labels: Sequence[Label], *, skip_unmatc
             rows.append(known.setdefault(row, row))
     if first is not None and (not skip_unmatched or not known):
         uri, label = first
+        left_out = ", or leave such objects out with --exclude or --skip-unmatched" if known else ""
         raise ConfigError(
             f"{rows.count(None)} of {len(rows)} objects have no label: in the key of {uri} nothing matches "
-            f"--label {label.name}={label.pattern.pattern}; correct it, or leave such objects out with "
-            "--exclude or --skip-unmatched"
+            f"--label {label.name}={label.pattern.pattern}; correct it{left_out}"
         )
     return Labelled(tuple(label.name for label in labels), rows)
 

@@ -120,13 +120,14 @@ def test_objects_without_a_label_are_an_error_or_left_out(stub: S3Stub) -> None:
     assert done.stdout == ""
     assert (
         "2 of 5 objects have no label: in the key of s3://b/images/readme.txt nothing matches "
-        "--label class=images/([^/]*)/" in done.stderr
+        "--label class=images/([^/]*)/; correct it, or leave such objects out with" in done.stderr
     )
     done = manifest(stub, *narrow, "--skip-unmatched")
     assert [line["class"] for line in lines(done.stdout)] == ["cat", "cat", "dog"]
     assert done.stderr.endswith("2 labels of class; 2 objects without a label left out\n")
     done = manifest(stub, "s3://b/images/", "--label", "class=(lion)", "--skip-unmatched", code=2)
     assert "6 of 6 objects have no label" in done.stderr
+    assert done.stderr.endswith("--label class=(lion); correct it\n")
 
 
 def test_numbers_of_labels_are_written_once_and_used_again(stub: S3Stub, tmp_path: Path) -> None:
