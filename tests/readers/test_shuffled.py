@@ -154,3 +154,15 @@ def test_states_of_other_arguments_are_refused(feeder: Feeder) -> None:
             made(feeder, **other).load_state_dict(state)
     with pytest.raises(ValueError, match="is not what PipeReader"):
         PipeReader("train", "TFRecord").load_state_dict(state)
+
+
+@pytest.mark.parametrize("padding", [0, 3])
+def test_shuffled_padding_is_an_error(feeder: Feeder, padding: int) -> None:
+    feeder.feed(0, encoded(RECORDS[:20]), records=20, steps=2, padding=padding)
+    reader = made(feeder)
+    if padding:
+        with pytest.raises(TypeError, match="read an evaluation by a PipeReader"):
+            _ = reader.padding
+    else:
+        assert reader.padding == 0
+    assert sorted(reader) == sorted(RECORDS[:20])

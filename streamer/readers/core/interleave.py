@@ -78,7 +78,9 @@ class InterleavedReader:
 
     `channels`: one channel's name, for all its rank FIFOs, or the names of several channels. `block`: number
     of records of each FIFO in turn; None for records as they arrive. `key`: records are `KeyedRecord`s, each
-    with the object of its own FIFO. Other arguments: as for `PipeReader`; `skip` is the budget of each FIFO.
+    with the object of its own FIFO. Padding (`Remainder: pad`) comes among other records: for an evaluation
+    read each rank FIFO by a `PipeReader`. Other arguments: as for `PipeReader`; `skip` is the budget of each
+    FIFO.
 
     Raises ValueError for an unknown format or a block below 1, PipeModeDatasetException as `rank_channels`.
     Iterating raises what `PipeReader` raises, and ChannelError if the rank FIFOs of a channel are at

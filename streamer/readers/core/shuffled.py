@@ -104,6 +104,16 @@ class ShuffledReader(PipeReader):
         """Raise TypeError: records are shuffled one by one."""
         raise TypeError("a ShuffledReader returns records one by one; iterate it, or use a PipeReader")
 
+    @property
+    def padding(self) -> int:
+        """0. Raises TypeError as `len` does, and if there is padding, which comes among other records."""
+        if super().padding:
+            raise TypeError(
+                "a ShuffledReader returns the padding of Remainder: pad among other records; read an "
+                "evaluation by a PipeReader"
+            )
+        return 0
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state after the last record that was returned, for JSON and checkpoints.
 
