@@ -352,7 +352,7 @@ ROOMS = {
 FOUNDATION = {
     "streamer", "streamer.errors", "streamer.units", "streamer.trailer", "streamer.secrets", "streamer.aio",
     "streamer.key_list", "streamer.linux", "streamer.inflate", "streamer.retry", "streamer.escaping",
-    "streamer.shares", "streamer.step_state", "sidecar",
+    "streamer.shares", "streamer.step_state", "streamer.cancellation", "sidecar",
 }  # fmt: skip
 """Rooms that import no other room; the diagram has them as a list, without arrows."""
 SHARED = {
@@ -462,7 +462,7 @@ def rooms(colours: dict[str, str]) -> Canvas:
     c.text(
         24,
         719,
-        "Every room may import errors, units, escaping, shares and step_state; "
+        "Every room may import errors, units, cancellation, escaping, shares and step_state; "
         "the table below names who imports the others.",
         size=11,
         colour="muted",

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from streamer.cancellation import set_cancelled
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
@@ -55,9 +59,14 @@ def thread_worked() -> float:
 
 
 async def in_thread(call: Callable[..., T], *arguments: object) -> T:
-    """Run `call` in a worker thread. If cancelled, wait for its end, before the caller cleans up."""
-    running = asyncio.get_running_loop().run_in_executor(None, partial(call, *arguments))
-    await finished(running)
+    """Run `call` in a worker thread. If cancelled, wait for its end, before the caller cleans up.
+
+    A `call` that asks for it (`streamer.cancellation`) ends early then.
+    """
+    cancelled, context = threading.Event(), contextvars.copy_context()
+    context.run(set_cancelled, cancelled.is_set)
+    running = asyncio.get_running_loop().run_in_executor(None, partial(context.run, call, *arguments))
+    await finished(running, cancelled.set)
     return running.result()
 
 
@@ -99,14 +108,19 @@ def _nothing() -> None:
     """Start a thread, and nothing else."""
 
 
-async def finished(running: asyncio.Future[Any]) -> None:
-    """Wait for the end of `running`. If cancelled, wait all the same, and raise CancelledError then."""
+async def finished(running: asyncio.Future[Any], cancel: Callable[[], None] | None = None) -> None:
+    """Wait for the end of `running`. If cancelled, wait all the same, and raise CancelledError then.
+
+    `cancel`: called when this is cancelled, so that `running` ends early.
+    """
     cancelled: asyncio.CancelledError | None = None
     while not running.done():
         try:
             await asyncio.wait([running])
         except asyncio.CancelledError as error:  # not even a second one may free what the call uses
             cancelled = error
+            if cancel is not None:
+                cancel()
     if cancelled is not None:
         if not running.cancelled():
             running.exception()  # retrieved, so that asyncio does not log it

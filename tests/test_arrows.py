@@ -20,7 +20,7 @@ from tests.kit.stub import S3Stub
 ROOT = Path(__file__).parent.parent
 BASE = {
     "streamer", "streamer.errors", "streamer.units",
-    "streamer.escaping", "streamer.shares", "streamer.step_state",
+    "streamer.cancellation", "streamer.escaping", "streamer.shares", "streamer.step_state",
 }  # fmt: skip
 """Names that every room may use."""
 
@@ -28,6 +28,7 @@ MAY_IMPORT = {
     "streamer": set(),
     "streamer.errors": set(),
     "streamer.units": set(),
+    "streamer.cancellation": set(),
     "streamer.escaping": set(),
     "streamer.shares": set(),
     "streamer.step_state": set(),

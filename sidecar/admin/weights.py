@@ -23,6 +23,7 @@ from sidecar.config.mistakes import explain
 from sidecar.config.mixing import Weight
 from sidecar.config.model import Model
 from sidecar.process.logs import log
+from streamer.aio import in_thread
 from streamer.errors import ConfigError, SinkError
 from streamer.plan.mix import MOST_CHANGES, MixChange, changed, lowest_terms
 from streamer.plan.mixed_order import MixedOrder
@@ -95,7 +96,7 @@ class WeightChanger:
                     "the weights into the job file, and begin a new job from the trainer's checkpoint"
                 )
             if first >= ranks.following:
-                new = await asyncio.to_thread(_prepared, ranks, order, changes, first)
+                new = await in_thread(_prepared, ranks, order, changes, first)
                 if self._changed(ranks, new, first, name):
                     log.info(
                         "weights changed",

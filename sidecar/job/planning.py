@@ -20,6 +20,7 @@ from sidecar.job.planning_log import PlanningLog
 from sidecar.job.record_ranks import plan_by_record, set_up
 from sidecar.job.rehearsal import disk
 from sidecar.process.logs import log
+from streamer.aio import in_thread
 from streamer.plan import Arrangement, Shard
 from streamer.retry import RetryPolicy, retry_while_unavailable
 from streamer.s3.catalog.manifests import Manifest
@@ -171,7 +172,7 @@ class _JobPlanner:
                     )
             planned = self.plans[name] = Planned.dealt(whole, job.fifos(channel), channel.penstock.ranks)
             notes.digest()
-            await asyncio.to_thread(_sum_up, planned)  # takes seconds for a million entries
+            await in_thread(_sum_up, planned)  # takes seconds for a million entries
         if self._layout is not None and name in self._files:
             planned_files = {each: self.plans[each].whole for each in self._files & self.plans.keys()}
             await asyncio.to_thread(disk, self._layout, planned_files)

@@ -54,6 +54,7 @@ from sidecar.observe.state import JobState
 from sidecar.process.exits import Exit, exit_code
 from sidecar.process.logs import log
 from sidecar.process.memory import freeze_gc
+from streamer.aio import in_thread
 from streamer.plan import START
 from streamer.s3.checksums import StoredChecksums
 
@@ -148,7 +149,7 @@ class Supervisor:
             for fifo in streams:
                 if fifo.name in self._keeper.held or fifo.name in saved:
                     await listings.ended(fifo.channel.channel_name)  # its position is in the whole plan
-            starts = await asyncio.to_thread(self._start_positions, streams, saved)
+            starts = await in_thread(self._start_positions, streams, saved)
             whole = {name: planned.whole for name, planned in plans.items()}
             await download_channels(state, whole, clients, layout)
             self._learners = await stack.enter_async_context(learn_indexes(job, clients, plans))

@@ -13,6 +13,7 @@ from array import array
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from streamer.cancellation import Cancelled, cancelled
 from streamer.plan.record_order import WalkPosition
 from streamer.plan.record_table import misplaced
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 AT_ONCE = 1 << 16
 """Records whose offsets are in memory at once: a run may be an object of many millions."""
+
+LOOKS_EVERY = 1 << 10
+"""Runs between two looks whether the sums are cancelled: some milliseconds."""
 
 
 class StepPosition(NamedTuple):
@@ -114,7 +118,7 @@ def sum_order(
     """Return the sums of the ranks of `deal`. `positions_every`: runs and slices between two positions.
 
     Takes some microseconds for each run, and a third of one for each piece. Raises CorruptObject for a piece
-    without bytes.
+    without bytes, and Cancelled (`streamer.cancellation`).
     """
     size, ranks, steps, records = deal.slice, deal.end - deal.first, deal.steps(order.records), order.records
     totals, together, positions = [0] * ranks, 0, list[StepPosition]()
@@ -162,13 +166,17 @@ def sum_order(
 def _portions(order: Order, epoch: int, records: int) -> Iterator[tuple[int, int, Run]]:
     """Yield the runs of the order, over and over, up to so many records: number, position, and the records.
 
-    Of a long run come several portions, with the number and the position of the run.
+    Of a long run come several portions, with the number and the position of the run. Raises Cancelled.
     """
-    at = 0
+    at, stopped = 0, cancelled()
     for number, run in enumerate(chain.from_iterable(order.runs(epoch) for _ in repeat(None, records))):
         first = run.first
         end = min(run.end, first + records - at)
+        if not number % LOOKS_EVERY and stopped():
+            raise Cancelled
         while end - first > AT_ONCE:
+            if stopped():
+                raise Cancelled
             yield number, at, run._replace(first=first, end=first + AT_ONCE)
             first += AT_ONCE
         yield number, at, run if end - first == run.end - run.first else run._replace(first=first, end=end)

@@ -15,7 +15,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from streamer.aio import first_of, task_group
+from streamer.aio import first_of, in_thread, task_group
 from streamer.errors import KeeperLost, ReaderGone, Shortage, SinkError, SourceError
 from streamer.relay.channel_state import ChannelFailure
 from streamer.relay.failed_epoch import FailedEpoch
@@ -70,7 +70,7 @@ class EpochRunner:
         try:
             if self._plan.varies:
                 # Takes seconds for millions of records, but no time if it was known before (`_offer`).
-                await asyncio.to_thread(self._plan.total_bytes, epoch)
+                await in_thread(self._plan.total_bytes, epoch)
             try:
                 outlet = await self._open(delivery)
                 if outlet is None:
@@ -161,7 +161,7 @@ class EpochRunner:
         If the length cannot be computed, the epoch before fails at its end, when it is needed.
         """
         with contextlib.suppress(SourceError, SinkError):
-            await asyncio.to_thread(self._plan.total_bytes, epoch)
+            await in_thread(self._plan.total_bytes, epoch)
             self._next_known = True
             self._prepare(epoch)
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from streamer.aio import in_thread
 from streamer.errors import ReaderGone, SinkError, SourceError
 from streamer.plan import Position
 from streamer.plan.dealing import DealtEpoch, deal_stream
@@ -76,7 +77,7 @@ class SharedStream:
     async def run(self) -> None:
         """Stream epoch after epoch until every channel has ended. Raises SinkError."""
         try:
-            dealt = await asyncio.to_thread(deal_stream, self._plan, self._group.epoch, self._offsets())
+            dealt = await in_thread(deal_stream, self._plan, self._group.epoch, self._offsets())
         except (SourceError, SinkError) as error:
             self._fail(error)
             return

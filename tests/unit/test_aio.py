@@ -9,6 +9,10 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from streamer.aio import WorkerThread, in_thread, task_group
+from streamer.plan import Entries, ObjectRef
+from streamer.plan.host_ranks import HostRanks
+from streamer.plan.record_order import Deal, RecordOrder
+from streamer.plan.record_table import FixedRecords
 
 
 async def test_an_error_of_the_block_is_raised_itself_after_the_tasks_have_ended() -> None:
@@ -89,3 +93,32 @@ async def test_without_a_further_thread_calls_run_in_the_pool_once_each(
     await worker.run(calls.append, 3)
     assert calls == [0, 1, 2, 3]
     worker.close()
+
+
+class Started:
+    """Sets an event of the loop with the first piece of an epoch; a `PieceObserver`."""
+
+    def __init__(self) -> None:
+        self.event = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
+
+    def add(self, *_: int) -> None:
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self.event.set)
+            self._loop = None
+
+
+@pytest.mark.parametrize("seed", [None, 7])
+async def test_sums_that_would_take_years_end_when_their_task_is_cancelled(seed: int | None) -> None:
+    """So a sidecar that computes them ends when it is stopped. In one run of 2^50 records, or in 2^34."""
+    entries = Entries()
+    entries.add(ObjectRef("b", "k", 1 << 50, "e"))
+    table = FixedRecords(entries, 1)
+    order = RecordOrder(table.counts, entries.sizes, seed=seed, block=1 << 16)
+    ranks = HostRanks(entries, table, order, Deal(1 << 16, 1, 0, 1))
+    started = Started()
+    task = asyncio.create_task(in_thread(ranks.sum_up, order, 0, ranks.deal, [started]))
+    await started.event.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
