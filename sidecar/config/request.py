@@ -154,6 +154,11 @@ class ChannelConfig(Model):
                 "WhenFailed: poison separates the records of each FIFO, which neither Copies nor Fetch: "
                 "together does; use hold or close"
             )
+        if found is None and extras.join == "tar" and ranks.fetch == "together":
+            found = (
+                "Join: tar ends a sample where the rank's next one begins, which with Fetch: together comes "
+                "after those of the other ranks, so that ranks would wait for each other; remove Fetch"
+            )
         if found is None and extras.join == "tar" and ranks.index is None:
             found = "Join: tar joins tar samples, which are not of one size; remove it, or set Index instead"
         if found is None and ranks.block is not None:

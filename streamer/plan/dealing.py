@@ -3,13 +3,13 @@
     epoch's stream of these ranks   ── step 0 ──────────────┬── step 1 ─────────…
     pieces                          rank 0 │ rank 1 │ rank 2 │ rank 0 │ …
     pieces of tar samples           rank 0, mark │ rank 1, mark, more, mark │ …
-    joined, in the last step        rank 0, mark │ rank 1, mark │ rank 2, mark
 
 The pieces are the rank of each run of bytes and its length, in stream order. The end mark of a run of tar
 samples is a piece that is not in the stream: it follows the run at once, so that its last sample is whole
-before the stream goes on with another rank. Joined samples have one, at the end of the epoch. Pieces are
-computed while the stream is delivered: in O(√B) memory, as its segments are (`streamer.plan.record_order`);
-for end marks of runs also the runs of one step.
+before the stream goes on with another rank. Joined samples (`Join`) have no stream of several ranks: a
+sample would be whole when the rank's next one begins, after the other ranks' slices. Pieces are computed
+while the stream is delivered: in O(√B) memory, as its segments are (`streamer.plan.record_order`); for end
+marks also the runs of one step.
 """
 
 from __future__ import annotations
@@ -95,10 +95,8 @@ def _after(offset: int, before: list[int], pieces: Iterator[Piece], offsets: Seq
 
 
 def _pieces(plan: RecordPlan, walk: Walk, step: int) -> Iterator[Piece]:
-    """Yield the pieces of the plan's ranks from a step on: one for each rank and step, and epoch ends."""
-    border, mark_bytes = plan.host_ranks.table.border, len(plan.host_ranks.table.end_marks.epoch)
-    ranks = plan.deal.end - plan.deal.first
-    slices = ranks * (plan.deal.steps(walk.records) - step)
+    """Yield the pieces of the plan's ranks from a step on: one for each rank and step."""
+    border, ranks = plan.host_ranks.table.border, plan.deal.end - plan.deal.first
     rank, left, size = 0, plan.deal.slice, 0
     for entry, first, end in plan.deal.together(walk, step):
         record, start = first, border(entry, first)
@@ -110,9 +108,7 @@ def _pieces(plan: RecordPlan, walk: Walk, step: int) -> Iterator[Piece]:
             record, start = last, stop
             if not left:
                 yield Piece(rank, size)
-                if mark_bytes and slices <= ranks:
-                    yield Piece(rank, mark_bytes, mark=True)
-                rank, left, size, slices = (rank + 1) % ranks, plan.deal.slice, 0, slices - 1
+                rank, left, size = (rank + 1) % ranks, plan.deal.slice, 0
 
 
 def _marked_pieces(plan: RecordPlan, walk: Walk, step: int) -> Iterator[Piece]:

@@ -212,6 +212,14 @@ def test_channel_names_must_differ(tmp_path: Path) -> None:
             {"Join": "tar", "Ranks": {"Count": 2, "Batch": 8, "RecordSize": 512}},
             "Join: tar joins tar samples",
         ),
+        (
+            {},
+            {
+                "Join": "tar",
+                "Ranks": {"Count": 2, "Batch": 8, "Index": "index", "Fetch": "together"},
+            },
+            "Join: tar ends a sample where the rank's next one begins",
+        ),
         ({}, {"WhenChanged": "skip"}, "WhenChanged: skip would change where records are"),
         ({}, {"Integrity": "checksum"}, "Integrity: checksum compares whole objects"),
     ],

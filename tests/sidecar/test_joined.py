@@ -147,15 +147,14 @@ def test_a_killed_sidecar_goes_on_at_the_exact_byte(stub: S3Stub, place: Any, jo
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("fetch", ["separately", "together"])
-def test_programs_read_all_samples_of_a_rank(stub: S3Stub, tmp_path: Path, fetch: str) -> None:
+def test_programs_read_all_samples_of_a_rank(stub: S3Stub, tmp_path: Path) -> None:
     """Each rank is one archive per epoch, also from a step on: its samples, padding included, and one end."""
     found = []
     for shard, count in enumerate((7, 3, 12)):
         members = [[(f"{shard}{i:03d}.{x}", bytes(600)) for x in ("jpg", "cls")] for i in range(count)]
         found += members
         stub.objects[f"b/train/{shard}.tar"] = archive(each for pair in members for each in pair)
-    document = divided(stub, tmp_path, Count=2, Batch=3, Remainder="pad", Fetch=fetch)
+    document = divided(stub, tmp_path, Count=2, Batch=3, Remainder="pad")
     document["InputDataConfig"][0]["Penstock"]["Join"] = "tar"
     path = write_job(tmp_path / "job.yaml", document)
     index(path, tmp_path, kind="tar")

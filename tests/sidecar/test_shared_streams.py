@@ -37,7 +37,6 @@ from tests.sidecar.test_record_ranks import (
     uneven,
 )
 from tests.unit.test_borders import made
-from tests.unit.test_tar import archive
 
 TOGETHER = {"Fetch": "together"}
 RECORD = 4096
@@ -345,22 +344,14 @@ def test_what_cannot_be_shared_is_refused(stub: S3Stub, tmp_path: Path) -> None:
         )
 
 
-def tars(
-    stub: S3Stub, tmp_path: Path, *, longest: int = 40_000, join: bool = False, **ranks: Any
-) -> dict[str, Any]:
-    """A shuffled job of 25 tar samples with long names, pax headers, and the same keys in every object.
-
-    `join`: as one archive, for which every key is another one.
-    """
+def tars(stub: S3Stub, tmp_path: Path, *, longest: int = 40_000, **ranks: Any) -> dict[str, Any]:
+    """A shuffled job of 25 tar samples with long names, pax headers, and the same keys in every object."""
     payload = random.Random(2).randbytes
     for number, records in enumerate((7, 2, 12, 4)):
         samples = [payload(1 + (number + 3) * each * 997 % longest) for each in range(records)]
-        named = [(f"{number}/{each:0100}.jpg", sample) for each, sample in enumerate(samples)]
-        stub.objects[f"b/train/{number}.tar"] = archive(named) if join else made("tar", samples)
+        stub.objects[f"b/train/{number}.tar"] = made("tar", samples)
     document = shuffled(divided(stub, tmp_path, Batch=2, Remainder="repeat", **ranks))
     document["InputDataConfig"][0]["Penstock"]["Ranks"]["Block"] = longest
-    if join:
-        document["InputDataConfig"][0]["Penstock"]["Join"] = "tar"
     return document
 
 
@@ -374,23 +365,13 @@ def tar_streams(path: str, tmp_path: Path, fifos: int, *options: str) -> list[by
 
 
 @pytest.mark.parametrize(
-    ("form", "transport", "join"),
-    [
-        ((3, 1), "splice", False),
-        ((2, 2), "buffered", False),
-        ((3, 1), "aiobotocore", False),
-        ((2, 2), "splice", True),
-    ],
+    ("count", "copies", "transport"), [(3, 1, "splice"), (2, 2, "buffered"), (3, 1, "aiobotocore")]
 )
 def test_tar_samples_that_are_fetched_together(
-    stub: S3Stub, tmp_path: Path, form: tuple[int, int], transport: str, join: bool
+    stub: S3Stub, tmp_path: Path, count: int, copies: int, transport: str
 ) -> None:
-    """Each rank has the bytes, end marks included, that it has alone; also from a saved step on.
-
-    `form`: ranks, and copies of each.
-    """
-    count, copies = form
-    document = tars(stub, tmp_path, join=join, Count=count, Copies=copies)
+    """Each rank has the bytes, end marks included, that it has alone; also from a saved step on."""
+    document = tars(stub, tmp_path, Count=count, Copies=copies)
     document["Penstock"]["Transport"] = transport
     path = write_job(tmp_path / "job.yaml", document)
     index(path, tmp_path, kind="tar")
@@ -417,15 +398,12 @@ def samples(stream: bytes) -> list[bytes]:
     return [record for batch in TarReader(io.BytesIO(stream)).batches() for record in batch]
 
 
-@pytest.mark.parametrize("join", [False, True])
-def test_a_killed_sidecar_loses_no_end_mark(stub: S3Stub, tmp_path: Path, join: bool) -> None:
+def test_a_killed_sidecar_loses_no_end_mark(stub: S3Stub, tmp_path: Path) -> None:
     """A keeper holds the FIFOs, in which the readers are at different bytes."""
-    path = write_job(
-        tmp_path / "job.yaml", tars(stub, tmp_path, longest=1 << 20, join=join, Count=2, Copies=2)
-    )
+    path = write_job(tmp_path / "job.yaml", tars(stub, tmp_path, longest=1 << 20, Count=2, Copies=2))
     index(path, tmp_path, kind="tar")
     due = tar_streams(path, tmp_path, 4)
-    document = tars(stub, tmp_path, longest=1 << 20, join=join, Count=2, Copies=2, **TOGETHER)
+    document = tars(stub, tmp_path, longest=1 << 20, Count=2, Copies=2, **TOGETHER)
     path = write_job(tmp_path / "job.yaml", document)
     with contextlib.ExitStack() as stack:
         with running(path, "--keeper", "auto") as started:

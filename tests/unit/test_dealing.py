@@ -17,7 +17,6 @@ from tests.unit.test_record_order import (
     UNMARKED,
     Table,
     contents,
-    marked,
     objects,
     plan_of,
     remainders,
@@ -46,7 +45,7 @@ def shares(
     offset = dealt.offset
     for rank, size, mark in dealt.pieces:
         if mark:
-            end_mark = end_marks.run or end_marks.epoch
+            end_mark = end_marks.run
             assert size == len(end_mark)
             found[rank] += [("", byte) for byte in end_mark]
             continue
@@ -60,7 +59,7 @@ def shares(
     objects,
     seeds,
     st.integers(0, 2),
-    st.tuples(st.sampled_from([2, 3, 4]), marked),
+    st.tuples(st.sampled_from([2, 3, 4]), st.sampled_from([UNMARKED, EndMarks(run=b"end")])),
     st.data(),
 )
 def test_every_rank_gets_its_own_stream_from_any_point_on(
@@ -68,7 +67,7 @@ def test_every_rank_gets_its_own_stream_from_any_point_on(
 ) -> None:
     """Of two hosts' ranks those of this host; the point is before the first byte that a rank lacks.
 
-    `form`: ranks of a host, and what ends each run of adjacent records, or the epoch.
+    `form`: ranks of a host, and what ends each run of adjacent records.
     """
     ranks, end_marks = form
     size = 2 * ranks * data.draw(st.integers(1, 3))
@@ -132,15 +131,6 @@ def test_an_end_mark_follows_each_run_at_once() -> None:
         *(first, end, Piece(1, 4), second, Piece(1, 8), second),
         *(Piece(0, 48), end, Piece(1, 192), second),
     ]
-
-
-def test_joined_archives_end_with_the_epoch() -> None:
-    """Each rank's after its last record: the reader need not wait for other ranks."""
-    whole = plan_of([[1, 2, 4], [8, 16, 32, 64, 128]], Deal(4, 2, 0, 2), end_marks=EndMarks(epoch=b"end"))
-    last = [Piece(0, 48), Piece(0, 3, mark=True), Piece(1, 192), Piece(1, 3, mark=True)]
-    assert list(deal_stream(whole, 0, [0, 0]).pieces) == [Piece(0, 3), Piece(1, 12), *last]
-    assert list(deal_stream(whole, 0, [54, 207]).pieces) == []
-    assert list(deal_stream(whole, 0, [51, 207]).pieces)[:1] == [Piece(0, 3, mark=True)]
 
 
 def test_other_ranks_than_those_of_the_stream_are_refused() -> None:
