@@ -134,6 +134,40 @@ async def test_a_failed_part_ends_the_span_after_the_bytes_before_it(
     assert "data/0011" not in {seen.key for seen in server.seen}
 
 
+async def test_a_span_fails_while_the_error_of_a_later_part_is_read(
+    server: S3Stub, bundle: str | None
+) -> None:
+    """Both responses are ended once."""
+    fill(server, [30_000] * 3)
+    keys = sorted(server.objects)
+    halved, ended = asyncio.Event(), asyncio.Event()
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def half(answer: Answer) -> web.StreamResponse:
+        loops.append(asyncio.get_running_loop())
+        response = web.StreamResponse(status=403)
+        response.content_length = 100
+        await response.prepare(answer.request)
+        await response.write(b"<Error>")
+        halved.set()
+        await ended.wait()
+        return response
+
+    async def denies(answer: Answer) -> web.StreamResponse:
+        await halved.wait()
+        await turns()
+        return await fails(403, "AccessDenied")(answer)
+
+    async with opened(server, bundle) as (source, span, truth):
+        assert await pulled(await source.open(RangeRequest(span, 0, requests=3))) == (truth, None)
+        server.script(denies, key=keys[1])
+        server.script(half, key=keys[2])
+        data, error = await pulled(await source.open(RangeRequest(span, 0, requests=3)))
+        loops[0].call_soon_threadsafe(ended.set)
+    assert data == truth[:30_000]
+    assert isinstance(error, Denied)
+
+
 async def test_a_retry_asks_for_one_part_first(server: S3Stub, bundle: str | None) -> None:
     """A server that refuses gets few requests whose responses cannot be used."""
     fill(server, [10_000] * 12)

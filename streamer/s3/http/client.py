@@ -36,6 +36,7 @@ class Response:
         self._connection = connection
         self._pool = pool
         self._stall_timeout = stall_timeout
+        self._ended = False
 
     @property
     def header(self) -> ResponseHeader:
@@ -94,7 +95,13 @@ class Response:
             self.end(reuse=whole)
 
     def end(self, *, reuse: bool) -> None:
-        """End the response. `reuse`: whether the connection may carry another request: no byte is left."""
+        """End the response. `reuse`: whether the connection may carry another request: no byte is left.
+
+        Later calls do nothing: a cancelled task that reads the body ends the response, and so does its owner.
+        """
+        if self._ended:
+            return
+        self._ended = True
         self._reader.release()
         if reuse and self.header.keep_alive:
             self._pool.give(self._connection)
