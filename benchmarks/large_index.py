@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from benchmarks.index_server import Periodic, etag, running_server
-from benchmarks.process import cpu_seconds
+from benchmarks.process import await_ready, cpu_seconds
 from sidecar.job.index_file import open_index
 from streamer.formats.record_format import RecordFormat
 from streamer.formats.record_index import IndexedObject, object_name, object_version
@@ -108,12 +108,7 @@ def _start(folder: str, url: str, place: str, record: int, *options: str) -> tup
         subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True) as sidecar,
     ):
         try:
-            line = ""
-            for line in sidecar.stderr or ():
-                if '"ready"' in line:
-                    break
-            if '"ready"' not in line:
-                raise RuntimeError(f"the sidecar did not start: {line}")
+            await_ready(sidecar)
             taken = sum(readers.map(read, range(RANKS)))
             seconds, cpu = time.monotonic() - began, cpu_seconds(sidecar.pid)
             with open(f"/proc/{sidecar.pid}/status", encoding="ascii") as status:

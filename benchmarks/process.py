@@ -131,6 +131,15 @@ def family(pid: int) -> list[int]:
     return found
 
 
+def await_ready(sidecar: subprocess.Popen[str]) -> None:
+    """Read the sidecar's log until it is ready. Raises RuntimeError if it ends before."""
+    line = ""
+    for line in sidecar.stderr or ():
+        if '"ready"' in line:
+            return
+    raise RuntimeError(f"the sidecar did not start: {line}")
+
+
 def cpu_seconds(pid: int) -> float:
     """Return the user and system seconds so far of a process and its running descendants, all threads.
 

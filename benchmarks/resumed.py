@@ -23,7 +23,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from benchmarks.process import cpu_seconds
+from benchmarks.process import await_ready, cpu_seconds
 from benchmarks.startup import environment
 from benchmarks.stats import in_turns, spread
 from streamer.formats import tfrecord
@@ -68,12 +68,7 @@ def measure(ranks: int, index: Path, state: str, variables: dict[str, str]) -> t
             subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True) as sidecar,
         ):
             try:
-                line = ""
-                for line in sidecar.stderr or ():
-                    if '"ready"' in line:
-                        break
-                if '"ready"' not in line:
-                    raise RuntimeError(f"the sidecar did not start: {line}")
+                await_ready(sidecar)
                 readers = [PipeReader(f"train-{rank}", "TFRecord", epoch=0, **paths) for rank in range(ranks)]
                 passes = [iter(reader) for reader in readers]
                 batch = threads.map(lambda each: list(islice(each, steps * BATCH // ranks)), passes)
