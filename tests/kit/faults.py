@@ -105,6 +105,16 @@ def displaced() -> Fault:
     return fault
 
 
+async def chunked(answer: Answer) -> web.StreamResponse:
+    """A body of unknown length."""
+    answer.headers.pop("Content-Length", None)
+    response = web.StreamResponse(status=answer.status, headers=answer.headers)
+    response.enable_chunked_encoding()
+    await response.prepare(answer.request)
+    await response.write(answer.body)
+    return response
+
+
 def redirects(url: str, *, status: int = 307) -> Fault:
     """Another place for this very request; S3's redirects have no body of their own."""
 

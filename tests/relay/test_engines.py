@@ -32,6 +32,7 @@ from streamer.relay.staging.buffers import BufferPool
 from streamer.retry import RetryPolicy
 from streamer.s3.ranges import Body, Phase, RangeRequest, RequestReport
 from streamer.units import KIB, MIB
+from tests.kit.faults import chunked
 from tests.kit.harness import Running, fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all
 from tests.kit.stub import Answer, S3Stub, fails, turns
@@ -141,16 +142,6 @@ async def test_a_span_goes_on_inside_the_literals_after_an_object(stub: S3Stub, 
         await body.taken()
         body.close()
         assert got == (await off_loop(read_all, channel.fifo(0)))[first:]
-
-
-async def chunked(answer: Answer) -> web.StreamResponse:
-    """A body of unknown length."""
-    answer.headers.pop("Content-Length", None)
-    response = web.StreamResponse(status=answer.status, headers=answer.headers)
-    response.enable_chunked_encoding()
-    await response.prepare(answer.request)
-    await response.write(answer.body)
-    return response
 
 
 async def test_a_part_is_left_while_the_one_before_it_waits_for_a_retry(stub: S3Stub, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from streamer.relay.transport import TransportSpec, open_transport
 from streamer.s3.catalog.pages import open_pages
 from streamer.s3.ranges import Body, RangeRequest, RangeSource, RequestReport
 from streamer.units import KIB, MIB
+from tests.kit.faults import chunked
 from tests.kit.harness import RunChannel, clients_of, fill
 from tests.kit.pipes import off_loop, read_all
 from tests.kit.planning import plan_prefix
@@ -220,14 +221,6 @@ async def test_connections_that_end_with_each_response(server: S3Stub, run_own: 
 async def test_a_body_of_unknown_length_in_a_span(server: S3Stub, run_own: RunChannel) -> None:
     """Our own client leaves it to aiobotocore, with the rest of its span."""
     truth = fill(server, [5_000] * 20)
-
-    async def chunked(answer: Answer) -> web.StreamResponse:
-        answer.headers.pop("Content-Length", None)
-        response = web.StreamResponse(status=answer.status, headers=answer.headers)
-        response.enable_chunked_encoding()
-        await response.prepare(answer.request)
-        await response.write(answer.body)
-        return response
 
     keys = sorted(server.objects)
     server.script(chunked, key=keys[0])
