@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 SHORTEST_MEAN, SHORTEST_SAMPLE = 256, 4096
 """Least mean bytes of a record, and of a tar sample: a MiB of them takes 2 to 10 ms of the loop."""
-MOST_SHORT = 256
-"""Records of any length that an object may have at its beginning."""
+JUDGED_AFTER = 256
+"""Bytes after which the mean is judged, in records of the least mean: smaller objects are always learnt."""
 COUNTED = 8
 """Lines that are searched one by one before an indexed one; the others are counted, at little cost."""
 MOST_OFFSETS = 1 << 21
@@ -103,7 +103,7 @@ class ObjectLearner:
             scanner.feed(data)
             if scanner.fed == part.object.size:
                 self._end(part.object, scanner, scanner.finish())
-            elif self._looks(scanner) - MOST_SHORT > scanner.fed // self._shortest:
+            elif self._looks(scanner) > scanner.fed // self._shortest > JUDGED_AFTER:
                 self._refuse(part.object, f"its records have less than {self._shortest} bytes on average")
             elif len(scanner.offsets) > MOST_OFFSETS:
                 self._refuse(part.object, f"its row would have more than {MOST_OFFSETS} offsets")

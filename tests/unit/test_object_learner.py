@@ -114,7 +114,7 @@ def test_an_object_that_begins_again() -> None:
 @pytest.mark.parametrize("limit", ["SHORTEST_MEAN", "MOST_OFFSETS"])
 def test_objects_with_too_many_records(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
     """They are refused once, and the next object is learnt."""
-    monkeypatch.setattr(object_learner, "MOST_SHORT", 10)
+    monkeypatch.setattr(object_learner, "JUDGED_AFTER", 40)
     monkeypatch.setattr(object_learner, "MOST_OFFSETS", 10_000 if limit == "SHORTEST_MEAN" else 100)
     few = [b"x" * 20] * 900 if limit == "SHORTEST_MEAN" else [b"x" * 300] * 900
     objects = {"0": made("TFRecord", few), "1": made("TFRecord", PAYLOADS[:50])}
@@ -125,6 +125,15 @@ def test_objects_with_too_many_records(monkeypatch: pytest.MonkeyPatch, limit: s
     assert offsets(rows) == [naive("TFRecord", objects["1"])]
     assert list(rows.refused) == ["0"]
     assert learner.outcomes == {"learnt": 1, "refused": 1}
+
+
+@pytest.mark.parametrize("step", [1, 1000, 1 << 16])
+def test_a_small_object_of_short_records_is_learnt_in_whatever_pieces(step: int) -> None:
+    objects = {"0": made("TFRecord", [b"x"] * 3800)}
+    assert 60_000 < len(objects["0"]) < object_learner.JUDGED_AFTER * object_learner.SHORTEST_MEAN
+    rows = Rows()
+    show(ObjectLearner(rows), objects, parts_of(objects, 1 << 20), step=step)
+    assert offsets(rows) == [naive("TFRecord", objects["0"])]
 
 
 class Observed:
