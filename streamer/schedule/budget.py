@@ -289,7 +289,7 @@ class ChannelQuota:
         """Return whether `count` more requests may begin; note a refusal."""
         if self.requests_in_flight + count <= self.requests_limit:
             return True
-        self.concurrency.full()
+        self.concurrency.full(unread=not self._whole.active)
         self._whole.refuse(self, None)
         return False
 

@@ -1,12 +1,13 @@
 """Adapts the concurrency limit and the part size to the timing of requests. Pure.
 
 Concurrency limit. More requests help while delivery waits for storage and the limit is reached. If requests
-spend most of their time before the first byte, as with small objects, the limit doubles at once. Otherwise it
-is raised on trial: if throughput does not grow enough (`worth`), or first bytes arrive much later, the old
-limit is restored and the next trial waits longer. Too many requests cost CPU, since staged bytes leave the
-processor's cache. SlowDown halves the limit; without further SlowDown it is raised again in steps (additive
-increase, multiplicative decrease). No trial begins while this process is the bottleneck: its thread has run,
-or waited for a processor, nearly all the time.
+spend most of their time before the first byte, as with small objects, the limit doubles at once; also before
+any reader comes, so that it is high when the reader does. Otherwise it is raised on trial: if throughput does
+not grow enough (`worth`), or first bytes arrive much later, the old limit is restored and the next trial
+waits longer. Too many requests cost CPU, since staged bytes leave the processor's cache. SlowDown halves the
+limit; without further SlowDown it is raised again in steps (additive increase, multiplicative decrease). No
+trial begins while this process is the bottleneck: its thread has run, or waited for a processor, nearly all
+the time.
 
 Part size. The body of a request should take at least twice as long as its first byte, if the memory for the
 part allows.
@@ -95,6 +96,8 @@ class ConcurrencyController:
         self._unsettled = 0
         """Requests still to end before throughput is measured under a trial's limit."""
         self._full = False
+        self._unread = False
+        """Whether the limit was reached, since `_begin`, while no channel had a reader."""
         self._starved = 0.0
         """Seconds that delivery has waited for storage since `_begin`."""
         self._hold = FIRST_HOLD
@@ -130,9 +133,13 @@ class ConcurrencyController:
         self._trial, self._since, self._unsettled, self._goal = None, None, 0, 0
         self._hold, self._hold_until = FIRST_HOLD, 0.0
 
-    def full(self) -> None:
-        """Note that a part could not be requested because the limit was reached."""
+    def full(self, *, unread: bool = False) -> None:
+        """Note that a part could not be requested because the limit was reached.
+
+        `unread`: whether no channel has a reader, so that no delivery can wait.
+        """
         self._full = True
+        self._unread |= unread
 
     def starved(self, seconds: float) -> None:
         """Note that delivery waited for storage for `seconds`, averaged over channels."""
@@ -174,14 +181,19 @@ class ConcurrencyController:
     def _begin(self, now: float) -> None:
         self._since = now
         self._bytes = self._landed = 0
-        self._full, self._starved = False, 0.0
+        self._full, self._unread, self._starved = False, False, 0.0
         self._worked_before = self._worked()
 
     def _consider(self, now: float, seconds: float) -> None:
         """Decide on the limit: as many requests as it allows have ended in `seconds`, since `_begin`."""
-        wanted = self._full and self._starved >= STARVED * seconds and not self._inflated
+        useful = self._full and not self._inflated
+        wanted = useful and self._starved >= STARVED * seconds
         grows = (
-            wanted and self._waiting and self._trial is None and not self._goal and now >= self._hold_until
+            (wanted or (useful and self._unread))
+            and self._waiting
+            and self._trial is None
+            and not self._goal
+            and now >= self._hold_until
         )
         if grows and self.limit < self._most:
             if not self._busy(seconds):
@@ -192,7 +204,12 @@ class ConcurrencyController:
             self._begin(now)
 
     def _busy(self, seconds: float) -> bool:
-        return self._worked() - self._worked_before >= BUSY * seconds
+        """Return whether the thread has run nearly all of `seconds`.
+
+        Responses that come at once keep it busy for a moment, which shows nothing.
+        """
+        worked = self._worked() - self._worked_before
+        return seconds > self._first_byte / 2 and worked >= BUSY * seconds
 
     def _judge(self, now: float, rate: float, *, wanted: bool) -> None:
         trial, self._trial = self._trial, None

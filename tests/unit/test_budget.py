@@ -210,6 +210,20 @@ def test_a_refused_channel_is_looked_at_when_there_is_something_for_it() -> None
     assert not looks
 
 
+@pytest.mark.parametrize(("reader", "limit"), [(False, 4), (True, 2)])
+def test_small_objects_ask_for_more_requests_until_a_channel_has_a_reader(reader: bool, limit: int) -> None:
+    """With a reader, a delivery that does not wait shows that the requests are enough."""
+    concurrency = ConcurrencyController(2, 4, fixed_part=True)
+    whole = MemoryBudget(BUDGET, concurrency, members=2)
+    early, late = whole.quota(), whole.quota()
+    late.activate(active=reader)
+    early.begin(4)
+    for number in range(3):
+        assert not early.may_request()
+        early.landed(number / 10, received=4, first_byte=0.025, seconds=0.026)
+    assert concurrency.limit == limit
+
+
 def test_no_more_members_than_agreed() -> None:
     whole = memory_budget(1)
     whole.quota()

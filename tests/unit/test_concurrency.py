@@ -66,14 +66,22 @@ class World:
         self._bodies: list[tuple[float, int, int, float, float]] = []
         self._chance = random.Random(seed)
 
-    def run(self, until: float, *, full: bool = True, starved: bool = True, storm: bool = False) -> None:
+    def run(
+        self,
+        until: float,
+        *,
+        full: bool = True,
+        starved: bool = True,
+        unread: bool = False,
+        storm: bool = False,
+    ) -> None:
         """Let requests go on until this moment; in a storm each one that ends is refused."""
         while self.now < until:
             while (requests_in_flight := len(self._asked) + len(self._bodies)) < self.concurrency.limit:
                 first = self.server.first(requests_in_flight + 1)
                 heapq.heappush(self._asked, (self.now + first, next(self._count), self.now))
             if full:
-                self.concurrency.full()
+                self.concurrency.full(unread=unread)
             answer = self._asked[0][0] if self._asked else until
             rate = self.server.rate(len(self._bodies) or 1)
             ending = self.now + (self._bodies[0][0] - self._moved) / rate if self._bodies else until
@@ -180,6 +188,24 @@ def test_requests_that_wait_more_than_they_carry_double_at_once() -> None:
     world = World(concurrency, Server(connection=40e9))
     world.run(0.2)
     assert concurrency.limit == 256
+
+
+@pytest.mark.parametrize(("server", "limit"), [(Server(connection=40e9), 256), (LATENCY_BOUND, 64)])
+def test_requests_that_wait_double_before_a_reader_comes(server: Server, limit: int) -> None:
+    concurrency = ConcurrencyController(64, PART)
+    World(concurrency, server).run(0.2, starved=False, unread=True)
+    assert concurrency.limit == limit
+
+
+def test_slowdown_before_a_reader_comes_ends_the_doubling() -> None:
+    concurrency = ConcurrencyController(8, PART)
+    world = World(concurrency, Server(connection=40e9))
+    world.run(0.12, starved=False, unread=True)
+    reached = concurrency.limit
+    concurrency.throttled(world.now)
+    assert concurrency.limit == reached // 2 > 8
+    world.run(0.5, starved=False, unread=True)
+    assert concurrency.limit == reached // 2
 
 
 def test_requests_that_wait_do_not_double_where_first_bytes_queue() -> None:
