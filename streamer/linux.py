@@ -1,5 +1,5 @@
 """Linux system calls that Python's library lacks, or that several packages use: pipes, their limits, unread
-bytes, arrivals in a directory, free memory, core dumps.
+bytes, changes of a directory, free memory, core dumps.
 
 Readers and sidecar share this module. The keeper imports it in an interpreter without site-packages.
 """
@@ -28,6 +28,10 @@ _UNLIMITED_CAPABILITIES = (1 << 24) | (1 << 21)
 """CAP_SYS_RESOURCE, CAP_SYS_ADMIN: either lifts the limit on pipe pages (pipe(7))."""
 _ARRIVALS = 0x80 | 0x100 | 0x1000000
 """IN_MOVED_TO, IN_CREATE, IN_ONLYDIR (inotify(7))."""
+_LOSSES = 0x40 | 0x80 | 0x200 | 0x400 | 0x800 | 0x1000000
+"""IN_MOVED_FROM, IN_MOVED_TO, IN_DELETE, IN_DELETE_SELF, IN_MOVE_SELF, IN_ONLYDIR (inotify(7))."""
+_EVENT = struct.Struct("iIII")
+"""struct inotify_event: wd, mask, cookie, len."""
 
 
 @functools.cache
@@ -55,13 +59,50 @@ def watch_for_arrivals(directory: str) -> int | None:
 
     It is absent where the directory does not exist, and where the kernel, a sandbox or a limit forbids it.
     """
-    fd = int(_libc().inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
-    if fd < 0:
+    try:
+        fd = open_inotify()
+    except OSError:
         return None
-    if _libc().inotify_add_watch(fd, os.fsencode(directory), _ARRIVALS) < 0:
+    try:
+        _add_watch(fd, directory, _ARRIVALS)
+    except OSError:
         os.close(fd)
         return None
     return fd
+
+
+def open_inotify() -> int:
+    """Return the descriptor of a new inotify(7) instance, which does not block. Raises OSError."""
+    fd = int(_libc().inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+    if fd < 0:
+        raise _last_error()
+    return fd
+
+
+def watch_for_losses(inotify: int, directory: str) -> None:
+    """Watch for names of `directory` that are removed, renamed or replaced. Raises OSError.
+
+    Watching the same directory again changes nothing.
+    """
+    _add_watch(inotify, directory, _LOSSES)
+
+
+def _add_watch(inotify: int, directory: str, events: int) -> None:
+    if _libc().inotify_add_watch(inotify, os.fsencode(directory), events) < 0:
+        raise _last_error()
+
+
+def changed_names(inotify: int) -> set[bytes]:
+    """Read all events; return their names. An empty one concerns every name of a directory."""
+    names: set[bytes] = set()
+    with contextlib.suppress(BlockingIOError):
+        while data := os.read(inotify, 1 << 16):
+            begin = 0
+            while begin < len(data):
+                *_, length = _EVENT.unpack_from(data, begin)
+                begin += _EVENT.size + length
+                names.add(data[begin - length : begin].rstrip(b"\0"))
+    return names
 
 
 def sync_file_system(directory: str) -> None:

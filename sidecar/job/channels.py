@@ -18,10 +18,11 @@ from streamer.relay.transport import Transport, TransportSpec, open_transport, w
 from streamer.retry import RetryPolicy
 from streamer.s3.client.session import open_clients
 from streamer.schedule.concurrency import MOST_REQUESTS
+from streamer.sink.name_watch import NameWatch
 from streamer.sink.write_ends import KeeperWriteEnds
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Iterator, Mapping
 
     from sidecar.config.job import Job
     from sidecar.config.request import ChannelConfig
@@ -64,6 +65,8 @@ class ChannelResources:
     keeper: KeeperClient | None
     directory: str
     """Directory of the FIFOs."""
+    names: NameWatch | None
+    """Watches `directory`."""
     learners: Mapping[str, Learner]
     """By channel, what learns its record index."""
 
@@ -161,6 +164,21 @@ def footprint(job: Job, transport: Transport, streams: list[Fifo], *, keeper: bo
     return job.footprint("buffered" if read else transport.name, keeper=keeper)
 
 
+@contextlib.contextmanager
+def watched_names(directory: str) -> Iterator[NameWatch | None]:
+    """Watch the names of `directory` if the kernel allows it; otherwise log that they are not watched."""
+    try:
+        names = NameWatch(directory)
+    except OSError as error:
+        log.warning("names of FIFOs are not watched", directory=directory, error=error.strerror)
+        yield None
+        return
+    try:
+        yield names
+    finally:
+        names.close()
+
+
 def make_channels(
     state: JobState,
     streams: list[Fifo],
@@ -238,5 +256,6 @@ def _make_channel(
         write_ends=None
         if resources.keeper is None
         else KeeperWriteEnds(resources.keeper, fifo.name, digest=lambda: fifo.plan.digest),
+        names=resources.names,
         shared=part,
     )

@@ -45,6 +45,14 @@ class EpochLog(ChannelEvents):
     def shortage(self, error: SinkError) -> None:
         log.warning("waiting for this machine", channel=self._name, error=str(error))
 
+    def fifo_replaced(self, path: str) -> None:
+        log.warning(
+            "the FIFO was removed or replaced before its reader came, and is offered again",
+            channel=self._name,
+            path=path,
+            do="let no other program remove or make FIFOs of channels",
+        )
+
     def end_believed(self, epoch: int, offset: int) -> None:
         log.warning(
             "the reader left at the end of an object, before the end of the epoch, as at an end mark",

@@ -32,6 +32,7 @@ from sidecar.job.channels import (
     job_clients,
     job_transport,
     make_channels,
+    watched_names,
 )
 from sidecar.job.download import download_channels
 from sidecar.job.environment import write_environment_file
@@ -161,6 +162,7 @@ class Supervisor:
                 else None,
                 keeper=self._keeper.client,
                 directory=layout.data,
+                names=stack.enter_context(watched_names(layout.data)),
                 learners=self._learners,
             )
             listings.check()

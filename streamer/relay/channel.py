@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from streamer.relay.statistics import ChannelStatistics
     from streamer.s3.ranges import RangeSource
     from streamer.sink.key_list import KeyListWriter
+    from streamer.sink.name_watch import NameWatch
     from streamer.sink.write_ends import WriteEnds
 
 
@@ -75,10 +76,12 @@ class Channel:
         *,
         events: ChannelEvents = NO_EVENTS,
         write_ends: WriteEnds | None = None,
+        names: NameWatch | None = None,
         shared: SharedFifo | None = None,
     ) -> None:
         """`write_ends`: holder of the FIFOs' write ends. Default: this process.
 
+        `names` watches the FIFOs' directory. Default: as for `FifoDirectory`.
         `shared`: the FIFO of a shared stream that delivers the bytes. Default: this channel fetches them.
         """
         self.spec = spec
@@ -102,6 +105,7 @@ class Channel:
             opening=trailers.opening,
             mode=spec.fifo_mode,
             write_ends=self._write_ends,
+            names=names,
         )
         self._state = ChannelState.at(spec.start.position)
         self._draining = asyncio.Event()

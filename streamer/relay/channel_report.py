@@ -41,6 +41,10 @@ class ChannelReport:
         self.counters.note("local", str(error))
         self._events.shortage(error)
 
+    def fifo_replaced(self, path: str) -> None:
+        """Report a FIFO whose name was removed or replaced before its reader came."""
+        self._events.fifo_replaced(path)
+
     def checked(self, ref: ObjectRef, outcome: Outcome) -> None:
         """Count one comparison with a stored checksum; report the first object that cannot be compared."""
         self.counters.checked[outcome] += 1

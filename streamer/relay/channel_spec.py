@@ -80,6 +80,9 @@ class ChannelEvents(Protocol):
     def shortage(self, error: SinkError) -> None:
         """Note that the channel begins to wait because this machine refuses a resource."""
 
+    def fifo_replaced(self, path: str) -> None:
+        """Note that another program has removed or replaced the FIFO `path`, and that it is made anew."""
+
     def end_believed(self, epoch: int, offset: int) -> None:
         """Note that the reader stopped at the end of an object before the last, as at an end mark.
 
@@ -100,6 +103,9 @@ class NoEvents(ChannelEvents):
         """Do nothing."""
 
     def shortage(self, error: SinkError) -> None:
+        """Do nothing."""
+
+    def fifo_replaced(self, path: str) -> None:
         """Do nothing."""
 
     def end_believed(self, epoch: int, offset: int) -> None:

@@ -1,6 +1,7 @@
 """Runs one epoch: opens its FIFO, delivers, retires the FIFO; or fails the epoch.
 
-    run    open (idle until a reader comes) → withdraw its name → deliver → retire with its state
+    run    open (idle until a reader comes; again if the FIFO is replaced) → withdraw its name → deliver
+           → retire with its state
     fail   publish the failure → hold or end the FIFO, by the policy → wait for a drain
     stop   close the FIFO when the channel ends in mid-epoch
 
@@ -22,8 +23,6 @@ from streamer.relay.failed_epoch import FailedEpoch
 from streamer.retry import retry_while_refused
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
-
     from streamer.relay.channel_report import ChannelReport
     from streamer.relay.channel_spec import ChannelSpec
     from streamer.relay.channel_state import ChannelState
@@ -92,6 +91,7 @@ class EpochRunner:
 
         Raises SinkError, and ReaderGone if the reader came and left while no sidecar ran.
         """
+        epoch, replaced = self._state.epoch, False
         failure: SinkError | None = None
 
         async def open_or_fail() -> None:
@@ -105,8 +105,13 @@ class EpochRunner:
             except SinkError as error:
                 failure = error
 
-        def open_now() -> Awaitable[PipeOutlet]:
-            return self._fifos.open(self._state.position, on_gone=reader_left)
+        async def open_now() -> PipeOutlet:
+            nonlocal replaced
+            if replaced:
+                self._fifos.prepare(epoch)
+                replaced = False
+                self._report.fifo_replaced(self._fifos.path(epoch))
+            return await self._fifos.open(self._state.position, on_gone=reader_left)
 
         async def open_kept() -> None:
             # Stored without an await between, so that the outlet has an owner if this channel is cancelled.
@@ -119,10 +124,13 @@ class EpochRunner:
             self._counters.readers_gone += 1
             delivery.wake()
 
-        await first_of(open_or_fail(), self._draining.wait())
-        if failure is not None:
-            raise failure
-        return self._state.outlet
+        while True:
+            await first_of(open_or_fail(), self._draining.wait(), self._fifos.replaced(epoch))
+            if failure is not None:
+                raise failure
+            if self._state.outlet is not None or self._draining.is_set():
+                return self._state.outlet
+            replaced = True
 
     async def _deliver(self, delivery: EpochDelivery, outlet: PipeOutlet) -> TrailerState:
         """Deliver the epoch until its last byte or until the reader leaves; return the trailer state."""

@@ -2,6 +2,7 @@
 
     prepare(n)   write the `open` trailer of n, mkfifo n
     open(n)      wait until a reader has opened n (`streamer.sink.write_ends`)
+    replaced(n)  wait meanwhile until the name of n leads elsewhere; then prepare(n) and open(n) are due again
     withdraw(n)  rename n to a name that only Penstock knows, before n gets its first byte
     conclude(n)  prepare(n+1), replace the trailer of n, unlink n
     retire(n)    close n; at the reader's end of file, the name of n is gone and n+1 exists
@@ -29,6 +30,7 @@ others are still due.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import os
@@ -43,7 +45,7 @@ from streamer.key_list import key_list_path
 from streamer.linux import descriptor_path
 from streamer.sink.key_list import KeyListWriter
 from streamer.sink.outlet import PipeOutlet
-from streamer.sink.write_ends import LocalWriteEnds, WriteEnds
+from streamer.sink.write_ends import WRITE_END, LocalWriteEnds, WriteEnds
 from streamer.trailer import (
     Trailer,
     fifo_path,
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from streamer.plan import ObjectStart, Position
+    from streamer.sink.name_watch import NameWatch
 
 _LACKS = {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 """Errors that mean a lack of space, descriptors or memory."""
@@ -98,8 +101,12 @@ class FifoDirectory:
         opening: Callable[[int], Trailer],
         mode: int = 0o640,
         write_ends: WriteEnds | None = None,
+        names: NameWatch | None = None,
     ) -> None:
-        """`opening` returns the `open` trailer of an epoch. `write_ends`: default `LocalWriteEnds`."""
+        """`opening` returns the `open` trailer of an epoch. `write_ends`: default `LocalWriteEnds`.
+
+        `names` watches `directory`. Default: a FIFO that is replaced is noticed when the next epoch begins.
+        """
         self._directory = directory
         self._channel = channel
         self._open_trailer = opening
@@ -111,6 +118,7 @@ class FifoDirectory:
         self._run = secrets.token_hex(8)
         """Value of `Trailer.run`."""
         self._write_ends = write_ends or LocalWriteEnds(channel)
+        self._names = names
 
     def clear(self, *, begin: int = 0) -> None:
         """Remove the files of an earlier run: all trailers, withdrawn FIFOs, and FIFOs of epochs but `begin`.
@@ -133,22 +141,36 @@ class FifoDirectory:
                 if stale_file or stale_fifo:
                     os.unlink(path)
 
+    def path(self, epoch: int) -> str:
+        """Return the path at which a reader finds the epoch's FIFO."""
+        return fifo_path(self._directory, self._channel, epoch)
+
     def prepare(self, epoch: int) -> None:
         """Create the epoch's FIFO and its `open` trailer, unless they exist. Raises SinkError.
 
-        The caller repeats this for the next FIFO when an epoch ends: a FIFO whose name was removed
-        or replaced meanwhile would wait for a reader that can never open it.
+        The caller repeats this for the next FIFO when an epoch ends, and after `replaced`: a FIFO whose name
+        was removed or replaced meanwhile would wait for a reader that can never open it.
         """
-        path = fifo_path(self._directory, self._channel, epoch)
+        path = self.path(epoch)
+        if self._names is not None:
+            self._names.renew()
         with _mapped(path):
             if epoch in self._fifos:
-                if _leads_to(path, self._fifos[epoch]):
+                if self._named(epoch):
                     return
                 os.close(self._fifos.pop(epoch))
             self.publish(self._open_trailer(epoch))
             with contextlib.suppress(FileExistsError):
                 os.mkfifo(path, self._mode)
             self._hold(epoch, path)
+
+    def _named(self, epoch: int) -> bool:
+        """Return whether the epoch's FIFO still has its name, or the one that `withdraw` gives it."""
+        names = self.path(epoch), withdrawn_path(self._directory, self._channel, epoch)
+        try:
+            return any(_leads_to(name, self._fifos[epoch]) for name in names)
+        except OSError:
+            return False  # the directory cannot be searched; `prepare` raises the error
 
     def _hold(self, epoch: int, path: str) -> None:
         """Keep an O_PATH descriptor of the epoch's FIFO and set its mode. Raises OSError, Shortage."""
@@ -205,15 +227,42 @@ class FifoDirectory:
         Raises as `WriteEnds.open`.
         """
         epoch = position.epoch
-        with _mapped(fifo_path(self._directory, self._channel, epoch)):
+        with _mapped(self.path(epoch)):
             return await self._write_ends.open(position, self._fifos[epoch], on_gone=on_gone)
+
+    async def replaced(self, epoch: int) -> None:
+        """Return once the name of the epoch's FIFO no longer leads to it, and no reader has opened it.
+
+        The caller then cancels `open`, and calls `prepare` and `open` again. Without a NameWatch, this never
+        returns.
+        """
+        if self._names is None:
+            await asyncio.Event().wait()
+            return
+        name = os.path.basename(self.path(epoch))
+        with self._names.changes(name) as changed:
+            while epoch not in self._fifos or self._named(epoch) or not await self._has_no_reader(epoch):
+                await changed.wait()
+                changed.clear()
+
+    async def _has_no_reader(self, epoch: int) -> bool:
+        """Return whether nobody reads the epoch's FIFO. If somebody does, wait to be cancelled."""
+        try:
+            write_end = os.open(descriptor_path(self._fifos[epoch]), WRITE_END | os.O_NONBLOCK)
+        except OSError as error:
+            return error.errno == errno.ENXIO  # fifo(7)
+        try:
+            await asyncio.Event().wait()  # `open` is about to return
+        finally:
+            os.close(write_end)  # not before: while `open` has no write end, the reader would see an end
+        return False
 
     def withdraw(self, epoch: int) -> None:
         """Take the name of an open FIFO away, so that no further reader opens it. Raises Shortage.
 
         The caller repeats the call until it succeeds, before the first byte of the epoch.
         """
-        path = fifo_path(self._directory, self._channel, epoch)
+        path = self.path(epoch)
         with _mapped(path):
             if _leads_to(path, self._fifos[epoch]):
                 os.rename(path, withdrawn_path(self._directory, self._channel, epoch))
@@ -228,7 +277,7 @@ class FifoDirectory:
         if successor:
             self.prepare(epoch + 1)
         self.publish(trailer)
-        with _mapped(fifo_path(self._directory, self._channel, epoch)):
+        with _mapped(self.path(epoch)):
             self._unlink_fifo(epoch)
 
     def retire(self, epoch: int, outlet: PipeOutlet | None) -> None:
@@ -321,7 +370,7 @@ class FifoDirectory:
         self._unlink_fifo(epoch)
 
     def _unlink_fifo(self, epoch: int) -> None:
-        self._unlink(fifo_path(self._directory, self._channel, epoch))
+        self._unlink(self.path(epoch))
         self._unlink(withdrawn_path(self._directory, self._channel, epoch))
 
     @staticmethod

@@ -33,6 +33,7 @@ from streamer.s3.client.endpoint import STALL_TIMEOUT, Endpoint
 from streamer.s3.client.session import Clients, open_clients
 from streamer.s3.ranges import RangeSource
 from streamer.schedule.budget import ChannelQuota
+from streamer.sink.name_watch import NameWatch
 from streamer.sink.write_ends import LocalWriteEnds
 from streamer.trailer import Trailer, withdrawn_path
 from tests.kit.pipes import eventually, off_loop
@@ -134,6 +135,9 @@ class Running:
     stages: KeptStages
     marks: list[ResumePoint]
     """The resume points that the channel has stored."""
+    replaced: list[str]
+    """Paths of FIFOs that the channel has offered again."""
+    names: NameWatch
 
     def fifo(self, epoch: int) -> Path:
         return self.directory / f"train_{epoch}"
@@ -153,12 +157,21 @@ RunChannel = Callable[..., AbstractAsyncContextManager[Running]]
 class _Report(NoEvents):
     """Keeps the trailers of ended epochs."""
 
-    def __init__(self, states: list[Trailer], on_end_believed: Callable[[int, int], None] | None) -> None:
+    def __init__(
+        self,
+        states: list[Trailer],
+        replaced: list[str],
+        on_end_believed: Callable[[int, int], None] | None,
+    ) -> None:
         self._states = states
+        self._replaced = replaced
         self._on_end_believed = on_end_believed
 
     def epoch_ended(self, trailer: Trailer) -> None:
         self._states.append(trailer)
+
+    def fifo_replaced(self, path: str) -> None:
+        self._replaced.append(path)
 
     def end_believed(self, epoch: int, offset: int) -> None:
         if self._on_end_believed is not None:
@@ -241,13 +254,21 @@ async def running_channel(  # noqa: PLR0913 - a test names only what it is about
             lists_keys=lists_keys,
         )
         write_ends = KeptMarks(spec.name)
+        replaced: list[str] = []
+        names = NameWatch(str(directory))
         channel = Channel(
-            spec, chosen.source, stages, events=_Report(states, on_end_believed), write_ends=write_ends
+            spec,
+            chosen.source,
+            stages,
+            events=_Report(states, replaced, on_end_believed),
+            write_ends=write_ends,
+            names=names,
         )
         try:
             channel.prepare()
         except BaseException:
             channel.close()
+            names.close()
             raise
         task = asyncio.create_task(channel.run())
         try:
@@ -261,12 +282,15 @@ async def running_channel(  # noqa: PLR0913 - a test names only what it is about
                 chosen.source,
                 stages,
                 write_ends.marks,
+                replaced,
+                names,
             )
         finally:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
             channel.close()
+            names.close()
 
 
 async def failure(running: Running) -> SourceError | SinkError:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import select
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -117,6 +120,84 @@ async def test_a_next_fifo_that_was_removed_is_made_again(stub: S3Stub, tmp_path
             running.fifo(1).unlink()
             assert await reading == truth
         assert await off_loop(read_all, running.fifo(1)) == truth
+
+
+def another_fifo(fifo: Path) -> None:
+    """Rename another FIFO over this one, so that there is one at any time."""
+    other = fifo.with_name("other")
+    os.mkfifo(other)
+    other.rename(fifo)
+
+
+def aside(fifo: Path) -> None:
+    """Rename the FIFO; its inode stays."""
+    fifo.rename(fifo.with_name(f"aside of {fifo.name}"))
+
+
+@pytest.mark.parametrize("change", [Path.unlink, another_fifo, aside])
+async def test_a_fifo_that_is_replaced_while_it_waits_is_offered_again(
+    stub: S3Stub, tmp_path: Path, change: Callable[[Path], None]
+) -> None:
+    """Sidecar and reader would wait for each other, in two FIFOs."""
+    truth = fill(stub, [300_000])
+    async with running_channel(stub, tmp_path, policy=EAGER) as running:
+        for epoch in range(3):
+            change(running.fifo(epoch))
+            await eventually(running.fifo(epoch).exists)
+            assert await off_loop(read_all, running.fifo(epoch)) == truth
+            assert published_trailer(tmp_path, "train", epoch).state == "complete"
+            assert running.replaced == [str(running.fifo(past)) for past in range(epoch + 1)]
+
+
+async def test_a_reader_that_has_come_keeps_its_fifo_whatever_becomes_of_the_name(
+    stub: S3Stub, tmp_path: Path
+) -> None:
+    """The name may be removed after a reader has opened the FIFO and before the sidecar has noticed that."""
+    truth = fill(stub, [300_000])
+    async with running_channel(stub, tmp_path, policy=EAGER) as running:
+        for epoch in range(10):
+            await eventually(lambda: "1 names" in repr(running.names))
+            fd = os.open(running.fifo(epoch), os.O_RDONLY | os.O_NONBLOCK)
+            running.fifo(epoch).unlink()
+            with open(fd, "rb") as reader:
+                await off_loop(select.select, [fd], [], [])  # an end is ready, too
+                os.set_blocking(fd, True)
+                assert await off_loop(reader.read) == truth
+        assert not running.replaced
+
+
+async def test_a_foreign_file_or_a_missing_directory_is_told_while_no_reader_has_come(
+    stub: S3Stub, tmp_path: Path
+) -> None:
+    truth = fill(stub, [300_000])
+    (tmp_path / "data").mkdir()
+    async with running_channel(stub, tmp_path / "data", policy=EAGER) as running:
+
+        async def refused(why: str) -> None:
+            await eventually(lambda: any(why in note.text for note in running.channel.statistics().errors))
+
+        await eventually(lambda: "1 names" in repr(running.names))
+        (tmp_path / "data").rename(tmp_path / "away")
+        await refused("check that the directory exists")
+        (tmp_path / "data").mkdir()
+        await eventually(running.fifo(0).exists)
+        assert await off_loop(read_all, running.fifo(0)) == truth
+
+        await eventually(lambda: "1 names" in repr(running.names))
+        mine = tmp_path / "mine"
+        mine.write_bytes(b"mine")
+        mine.rename(running.fifo(1))
+        await refused("is not a FIFO of ours")
+        assert running.fifo(1).read_bytes() == b"mine"
+        running.fifo(1).unlink()
+        await eventually(running.fifo(1).exists)
+        assert await off_loop(read_all, running.fifo(1)) == truth
+
+        await eventually(lambda: "1 names" in repr(running.names))
+        shutil.rmtree(tmp_path / "data", ignore_errors=True)
+        (tmp_path / "data").mkdir(exist_ok=True)
+        await eventually(running.fifo(2).exists)
+        assert await off_loop(read_all, running.fifo(2)) == truth
 
 
 class Refused:

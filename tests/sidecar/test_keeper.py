@@ -25,7 +25,7 @@ from streamer.helpers.keeper.protocol import address
 from streamer.readers import PipeReader
 from streamer.readers.core.position import ReaderPosition
 from tests.kit.harness import MORE_THAN_A_FIFO, fill
-from tests.kit.processes import PENSTOCK, Sidecar, job, leftovers, penstock, write_job
+from tests.kit.processes import PENSTOCK, Sidecar, job, leftovers, penstock, sidecar, write_job
 from tests.kit.stub import S3Stub
 from tests.kit.trailers import published_trailer
 
@@ -195,6 +195,42 @@ def test_a_reader_that_leaves_while_no_sidecar_is_there(stub: S3Stub, place: Any
         started.wait_for("epoch abandoned", epoch=0)
         assert Reader(data, 1, first=1).join() == [sha(content)]
         assert started.end() == 0
+
+
+@pytest.mark.parametrize("options", [(), ("--keeper", "auto")])
+def test_a_fifo_that_is_replaced_while_it_waits_is_offered_again(
+    stub: S3Stub, place: Any, options: tuple[str, ...]
+) -> None:
+    """By the process that waits in the one before: sidecar or keeper."""
+    content = fill(stub, SIZES, prefix="b/train/")
+    path, data = place()
+    with running(path, *options) as started:
+        started.wait_for("ready")
+        for replaced in range(1, 4):
+            os.mkfifo(data / "other")
+            (data / "other").rename(data / "train_0")
+            stated = started.wait_for(
+                "the FIFO was removed or replaced before its reader came, and is offered again",
+                path=str(data / "train_0"),
+                times=replaced,
+            )
+            assert stated["channel"] == "train"
+        assert Reader(data, 2).join() == [sha(content)] * 2
+        assert started.end() == 0
+
+
+def test_a_machine_without_inotify_says_so_once(stub: S3Stub, place: Any) -> None:
+    """And streams all the same."""
+    content = fill(stub, SIZES, prefix="b/train/")
+    path, data = place()
+    refusing = ["strace", "-D", "-f", "-o", "/dev/null", "-e", "inject=inotify_init1:error=EMFILE"]
+    with sidecar(path, prefix=refusing) as started:
+        stated = started.wait_for("names of FIFOs are not watched", directory=str(data))
+        assert stated["error"] == "Too many open files"
+        started.wait_for("ready")
+        assert Reader(data, 2).join() == [sha(content)] * 2
+        assert started.end() == 0
+    assert len([each for each in started.events if each["event"] == stated["event"]]) == 1
 
 
 def test_a_changed_plan_fails_by_name_and_the_fifo_stays_open(stub: S3Stub, place: Any) -> None:
