@@ -37,7 +37,7 @@ def play(scene: str, timeout: float) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.guest", description=__doc__)
     parser.add_argument(
-        "scenes", nargs="*", metavar="SCENE", help=f"one of {', '.join(SCENES)}; default: all"
+        "scenes", nargs="*", metavar="SCENE", help=f"one of {', '.join(SCENES)}; all".replace("%", "%%")
     )
     parser.add_argument("--timeout", type=float, default=1500.0, help="seconds for one guest")
     chosen = parser.parse_args()
