@@ -10,6 +10,8 @@ import gc
 import signal
 import sys
 
+from sidecar.process.early_signals import keep
+
 COLLECT_AFTER = 50_000
 """Number of objects allocated and not freed before a collection starts; about 10 MB if all are garbage.
 
@@ -20,6 +22,8 @@ time while small objects are streamed.
 
 def main() -> None:
     """Run the command line, or name the package that is missing."""
+    if sys.argv[1:2] in (["run"], ["exec"]):  # other commands end by SIGTERM as any program does
+        keep()
     gc.set_threshold(COLLECT_AFTER)
     # These run at the end of the interpreter. Its collection would take a sixth of the CPU time of `plan`.
     atexit.register(gc.freeze)

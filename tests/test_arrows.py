@@ -104,7 +104,7 @@ MAY_IMPORT = {
         "sidecar", "sidecar.admin", "sidecar.commands", "sidecar.config", "sidecar.doctor", "sidecar.job",
         "sidecar.process",
     },
-    "sidecar.__main__": {"sidecar", "sidecar.cli"},
+    "sidecar.__main__": {"sidecar", "sidecar.cli", "sidecar.process"},
 }  # fmt: skip
 """By room, the rooms that it may import."""
 ENGINE = {

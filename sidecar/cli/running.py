@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 
 import click
@@ -76,8 +75,9 @@ def run(
         if code != command.RESTART:
             end(code)
     if code == command.RESTART:
-        # Ignored until the new program handles it: another SIGUSR2 would end the process.
-        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        from sidecar.process.early_signals import pass_on
+
+        pass_on()
         arguments = [*sys.orig_argv, *(["--keeper", "auto"] if keeper is None else [])]
         os.execv(sys.executable, arguments)  # noqa: S606 - the same command, with the code now installed
     sys.exit(int(code))

@@ -9,7 +9,7 @@ import signal
 import sys
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sidecar.job.environment import trainer_environment
 from sidecar.job.layout import Flags, Layout, resolve_host
@@ -21,7 +21,7 @@ from streamer.errors import SinkError
 from streamer.scratch import scratch_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
     from sidecar.config.job import Job
     from sidecar.observe.state import JobState
@@ -68,8 +68,26 @@ async def execute(
             environment = os.environ | trainer_environment(layout, job, hosts)
             code = await _run_trainer(supervisor.state, command, environment)
 
-        failure = await supervisor.serve(until)
-        return failure or code
+        return await _unless_stopped(supervisor.serve(until)) or code
+
+
+async def _unless_stopped(serving: Coroutine[Any, Any, int]) -> int:
+    """Return the code of `serving`, or 128 + n if signal n ends it before the trainer starts."""
+    task, stopped_by = asyncio.ensure_future(serving), 0
+
+    def stop(number: signal.Signals) -> None:
+        nonlocal stopped_by
+        stopped_by = number
+        log.info("signal, ending before the trainer has begun", signal=number.name)
+        task.cancel()
+
+    with handled((signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT), stop):
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if not stopped_by:
+                raise
+            return 128 + stopped_by
 
 
 async def _run_trainer(state: JobState, command: tuple[str, ...], environment: dict[str, str]) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sidecar.job.layout import DEFAULT_BASE, Flags, Layout, resolve_host
 from sidecar.job.rehearsal import ADMIN_PORT
 from sidecar.job.supervisor import JobSpec, Supervisor
+from sidecar.process.early_signals import kept
 from sidecar.process.exits import Exit
 from sidecar.process.logs import log
 from sidecar.process.signals import Shutdown, handled
@@ -74,8 +75,8 @@ async def run(job: Job, flags: Flags, continuation: Continuation) -> int:
     with handled((signal.SIGTERM, signal.SIGINT, signal.SIGUSR2), shutdown.note):
         code = await _unless_stopped(supervisor.serve(until), shutdown, supervisor)
         if handed_over:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, signal.SIG_DFL)  # this process would ignore it and execute itself anew
+            if shutdown.requested.is_set():
+                kept.append(signal.SIGTERM)  # for the next program; this one has nothing left to end
             return RESTART
     return Exit.INTERRUPTED if shutdown.at_once.is_set() else code
 

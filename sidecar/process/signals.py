@@ -3,9 +3,10 @@
 The first SIGTERM or SIGINT requests an orderly end, the second an end at once. A third ends the process
 without any clean-up, in case the clean-up hangs. SIGUSR2 requests a restart of `penstock run`.
 
-A handled signal stays handled until the process has ended, because the default action would replace the exit
-code; `sidecar.__main__` does the last part. While the event loop and the interpreter end, the first request
-for an end is met already, and a second one ends the process.
+A signal is kept from the entry point on (`early_signals`). A handled one stays handled until the process has
+ended, because the default action would replace the exit code; `sidecar.__main__` does the last part. While
+the event loop and the interpreter end, the first request for an end is met already, and a second one ends
+the process.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
+from sidecar.process.early_signals import STOPS, kept
 from sidecar.process.exits import Exit
 from sidecar.process.logs import log
 
@@ -47,29 +49,32 @@ class Shutdown:
             self.requested.set()
 
 
-_STOPS = (signal.SIGTERM, signal.SIGINT)
-
-
 @contextlib.contextmanager
 def handled(numbers: tuple[signal.Signals, ...], note: Callable[[signal.Signals], None]) -> Iterator[None]:
     """Call `note` on the event loop for each of these signals, until the end of the block.
 
-    After the block, the second SIGTERM or SIGINT of all ends the process; the other signals are ignored.
+    Those that came before the block are noted, too. After the block, the second SIGTERM or SIGINT of all ends
+    the process; the other signals are kept for the next program, if there is one (`early_signals`).
     """
     loop = asyncio.get_running_loop()
     stops, over = 0, False
 
     def receive(number: int, _frame: object) -> None:
         nonlocal stops
-        stops += number in _STOPS
+        stops += number in STOPS
         if not over:
             loop.call_soon_threadsafe(note, signal.Signals(number))
-        elif number in _STOPS and stops > 1:
+        elif number in STOPS and stops > 1:
             os._exit(Exit.INTERRUPTED)
+        else:
+            kept.append(number)
 
     for number in numbers:
         signal.signal(number, receive)
         signal.siginterrupt(number, False)  # noqa: FBT003 - positional only
+    for early in [each for each in kept if each in numbers]:
+        kept.remove(early)
+        signal.raise_signal(early)
     try:
         yield
     finally:

@@ -299,6 +299,28 @@ def test_sigusr2_is_a_pause(stub: S3Stub, place: Any, options: tuple[str, str]) 
         assert started.end() == 0
 
 
+def test_a_signal_while_a_restart_loads_its_code_ends_the_sidecar(
+    stub: S3Stub, place: Any, tmp_path: Path
+) -> None:
+    """In order, and the keeper has the FIFO. The job file is a FIFO, for whose reads the test can wait."""
+    fill(stub, SIZES, prefix="b/train/")
+    path, _ = place()
+    document, pipe = Path(path).read_text(), tmp_path / "again.yaml"
+    os.mkfifo(pipe)
+    with running(str(pipe)) as started:
+        pipe.write_text(document)
+        started.wait_for("ready")
+        started.process.send_signal(signal.SIGUSR2)
+        with open(pipe, "w", encoding="utf-8") as file:
+            started.process.send_signal(signal.SIGUSR2)
+            started.process.send_signal(signal.SIGTERM)
+            file.write(document)
+        assert started.wait() == 0
+    with running(path, "--keeper", "auto") as started:
+        assert started.wait_for("keeper")["holds"] == ["train"]
+        assert started.end() == 0
+
+
 def test_restart_where_nothing_runs(tmp_path: Path) -> None:
     (tmp_path / "input" / "data").mkdir(parents=True)
     done = penstock("restart", "--base-directory", str(tmp_path))

@@ -10,6 +10,7 @@ import re
 import signal
 import socket
 import stat
+import subprocess
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from sidecar.observe.metrics import METRICS
@@ -222,6 +224,25 @@ def test_a_second_signal_ends_at_once(stub: S3Stub, tmp_path: Path) -> None:
             running.wait_for("signal, draining")
             assert running.end() == 130
     assert leftovers(tmp_path / "ml") == [".train_0.penstock.json"]
+
+
+@pytest.mark.parametrize(("command", "code"), [("run", 0), ("exec", 128 + signal.SIGTERM)])
+def test_a_signal_before_the_start_ends_it_in_order(
+    stub: S3Stub, tmp_path: Path, command: str, code: int
+) -> None:
+    """While modules are imported and the job file is read: a FIFO here, for which the test can wait."""
+    fill(stub, [100], prefix="b/train/")
+    path = tmp_path / "job.yaml"
+    os.mkfifo(path)
+    trainer = ["touch", str(tmp_path / "trained")] if command == "exec" else []
+    starting = [*PENSTOCK, command, "-c", str(path), *trainer]
+    with subprocess.Popen(starting, stderr=subprocess.PIPE, text=True) as process:
+        with open(path, "w", encoding="utf-8") as file:
+            process.send_signal(signal.SIGUSR2)
+            process.send_signal(signal.SIGTERM)
+            yaml.safe_dump(job(stub.url, tmp_path / "ml", "b/train/"), file)
+        assert process.wait() == code, process.stderr and process.stderr.read()
+    assert not [path for path in tmp_path.rglob("*train*") if not path.is_dir()]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
