@@ -10,6 +10,10 @@ ranks that divides the global batch can begin there. The global batches from `st
 `order.digest` is the digest of the order (docs/explanation/record-order.md). The other keys of `order` are
 inputs of that digest; an error names those that differ. Trailers have the same object as `order`.
 
+Readers that shuffle records in windows (`streamer.readers.core.shuffle`) add a key if the state is inside a
+window: `shuffle`, with the window's `records` and `seed`, its first step (`begin`), and the records of a rank
+in a step (`batch`). A job goes on there from step `begin` on, because the window is read again.
+
 If weights of a mix were changed while the job ran, `order` also has `changes`: the digest without any, and
 epoch, step and weights of each. Changes at the state's step and later are no difference between two orders,
 because they have no part in the global batches before.
@@ -31,6 +35,8 @@ FORMAT = 1
 FILE_NAME = "penstock-state.json"
 """Name of a state's file in a directory."""
 KEYS = frozenset({"format", "channel", "epoch", "step", "order"})
+_SHUFFLE = "shuffle"
+_SHUFFLE_KEYS = {"records", "seed", "begin", "batch"}
 
 _INPUTS = {
     "objects": "the objects or their versions",
@@ -56,34 +62,55 @@ class StepState:
     """Number of the next global batch of the epoch, from 0 on."""
     order: Mapping[str, Any]
     """Digest of the order, and its inputs."""
+    shuffle: Mapping[str, int] | None = None
+    """Window of shuffled records that the state is inside of; None if it is not inside one."""
+
+    @property
+    def begin(self) -> int:
+        """Step from which on a reader needs the records."""
+        return self.step if self.shuffle is None else self.shuffle["begin"]
 
     def document(self) -> dict[str, Any]:
         """Return the state as a dict for JSON or pickle."""
-        return {
+        document = {
             "format": FORMAT,
             "channel": self.channel,
             "epoch": self.epoch,
             "step": self.step,
             "order": dict(self.order),
         }
+        return document if self.shuffle is None else document | {_SHUFFLE: dict(self.shuffle)}
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> StepState:
         """Parse a document with the keys of a state. Raises ValueError if a value is wrong."""
         channel, epoch, step, order = (document[key] for key in ("channel", "epoch", "step", "order"))
+        shuffle = document.get(_SHUFFLE)
         if (
             document["format"] != FORMAT
             or not isinstance(channel, str)
             or not all(type(number) is int and number >= 0 for number in (epoch, step))
             or not is_order(order)
+            or not (shuffle is None or _is_window(shuffle, step))
         ):
             raise ValueError(f"the state of the steps of a job is invalid: {dict(document)!r}"[:500])
-        return cls(channel, epoch, step, order)
+        return cls(channel, epoch, step, order, shuffle)
 
 
 def is_step_state(document: object) -> bool:
     """Return whether a parsed JSON document has the keys of a `StepState`."""
-    return isinstance(document, dict) and document.keys() == KEYS
+    return isinstance(document, dict) and document.keys() - {_SHUFFLE} == KEYS
+
+
+def _is_window(value: object, step: int) -> bool:
+    return (
+        isinstance(value, dict)
+        and value.keys() == _SHUFFLE_KEYS
+        and all(type(number) is int for number in value.values())
+        and 0 <= value["begin"] < step
+        and value["records"] > 0
+        and value["batch"] > 0
+    )
 
 
 def is_order(value: object) -> bool:

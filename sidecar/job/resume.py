@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 KEYS = {"format", "channel", "epoch", "offset", "skip", "records", "digest"}
 SEVERAL = {"channels", "ahead"}
+OPTIONAL = {"number", "shuffle"}
 FORMAT = 1
 
 
@@ -78,7 +79,7 @@ def _same(channel: str, first: Saved | StepState, second: Saved | StepState) -> 
     """Return the state of steps that two ranks have saved; one may lack a later change of the weights."""
     if isinstance(first, StepState) and isinstance(second, StepState):
         longer = max(first, second, key=lambda state: len(changes_of(state.order)))
-        same_step = (first.epoch, first.step) == (second.epoch, second.step)
+        same_step = (first.epoch, first.step, first.shuffle) == (second.epoch, second.step, second.shuffle)
         if same_step and order_difference(first, second.order) is None:
             return longer
     raise ConfigError(f"--resume has two states of channel {channel}; remove one")
@@ -136,7 +137,7 @@ def _parse_state(state: Any) -> tuple[str, Saved | StepState]:
         except ValueError as error:
             raise ConfigError(f"--resume: {error}; save what state_dict() returns") from error
         return steps.channel, steps
-    if not isinstance(state, dict) or state.keys() - {"number"} != KEYS or state["format"] != FORMAT:
+    if not isinstance(state, dict) or state.keys() - OPTIONAL != KEYS or state["format"] != FORMAT:
         raise ConfigError(
             f"--resume must be what a reader's state_dict() returns, or a list of such states, not {state!r}"
         )
@@ -210,7 +211,7 @@ def _at_step(plan: Plan, state: StepState, *, anyway: bool) -> Saved:
             f"--resume: channel {name}: epoch {state.epoch} has {plan.steps(state.epoch)} steps, and the "
             f"position is step {state.step}"
         )
-    return Saved(state.epoch, offset_of(plan, state.epoch, state.step), plan.digest)
+    return Saved(state.epoch, offset_of(plan, state.epoch, state.begin), plan.digest)
 
 
 def with_published_digests(held: Mapping[str, Held], directory: str) -> dict[str, Held]:

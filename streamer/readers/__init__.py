@@ -4,7 +4,7 @@
                 `--resume`), epochs (which epoch is next), arrival, stream and proof (one FIFO as a file with
                 a proven end), plain (records), position (saved and resumed), interleave (several FIFOs as one
                 stream), mixed (channels by weight), endless (epoch after epoch), record_keys (the object
-                of each record), shuffled (records in windows), skipping (corrupt records)
+                of each record), shuffle (of records in windows), skipping (corrupt records)
     tensorflow  a `tf.data.Dataset`: `PipeModeDataset`; with steps (Python stepped by TensorFlow), bulk and
                 checksums (small TFRecords by the block), failures (statuses of errors), interrupts (Ctrl-C),
                 positions, memory (glibc's thresholds) and meter (speed, printed)
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from streamer.readers.core.mixed import MixedReader
     from streamer.readers.core.plain import PipeReader, open_channel
     from streamer.readers.core.record_keys import KeyedRecord
-    from streamer.readers.core.shuffled import ShuffledReader
     from streamer.readers.core.skipping import SkipPolicy
     from streamer.readers.core.state_file import load_state, save_state
     from streamer.readers.core.stream import PipeStream
@@ -50,7 +49,6 @@ __all__ = [
     "PipeModeDatasetException",
     "PipeReader",
     "PipeStream",
-    "ShuffledReader",
     "SkipPolicy",
     "endless",
     "load_state",
@@ -67,7 +65,6 @@ _HOMES = {
     "PipeModeDatasetException": "streamer.readers.core.config",
     "PipeReader": "streamer.readers.core.plain",
     "PipeStream": "streamer.readers.core.stream",
-    "ShuffledReader": "streamer.readers.core.shuffled",
     "SkipPolicy": "streamer.readers.core.skipping",
     "rank_channel": "streamer.readers.core.interleave",
     "rank_channels": "streamer.readers.core.interleave",

@@ -10,7 +10,7 @@ import pytest
 
 from streamer.errors import ChannelError, TruncatedStream
 from streamer.formats import recordio
-from streamer.readers import PipeReader, ShuffledReader
+from streamer.readers import PipeReader
 from streamer.readers.tables import TableReader
 from streamer.readers.tokens import TokenReader
 from tests.readers.feeder import Feeder
@@ -30,7 +30,7 @@ def table() -> bytes:
 RECORDS = b"".join(recordio.encode(b"%d" % number) for number in range(20))
 READERS: dict[str, tuple[Callable[..., Any], bytes | Callable[[], bytes], dict[str, Any]]] = {
     "records": (PipeReader, RECORDS, {}),
-    "shuffled": (ShuffledReader, RECORDS, {"seed": 1, "window": 1000}),
+    "shuffled": (PipeReader, RECORDS, {"seed": 1, "shuffle": 15}),
     "tokens": (TokenReader, bytes(range(200)), {"dtype": "uint16", "length": 5}),
     "tables": (TableReader, table, {"batch_rows": 1}),
 }

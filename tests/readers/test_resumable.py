@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from streamer.errors import ChannelError
+from streamer.readers.core.state import EpochState
 from tests.kit.late import LATE
 from tests.readers import test_torch
 from tests.readers.feeder import Feeder
@@ -279,3 +280,54 @@ def test_a_loader_of_torchdata_whose_workers_share_a_channel(feeder: Feeder) -> 
     )
     with pytest.raises(ChannelError, match="use ResumableLoader"):
         list(loader)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("shuffle", [None, 600])
+def test_the_same_batches_follow(feeder: Feeder, workers: int, shuffle: int | None) -> None:
+    """Each worker with a FIFO, in another process later; in windows of shuffled records too."""
+    names = ["train-0", "train-1"][: workers or 1]
+    feeder.configure(dict.fromkeys(names, "Pipe"))
+    data = {name: encoded("TFRecord", RECORDS[index::2]) for index, name in enumerate(names)}
+
+    def run(state: Any, count: int | None) -> tuple[list[Any], dict[str, Any]]:
+        feeds = []
+        for name in names:
+            EpochState(feeder.state_dir, name).put(0)
+            at = 0
+            for saved in state["channels"] if state else ():
+                at = saved["offset"] if saved["channel"] == name else at
+            total = len(data[name])
+            feeds.append(feeder.feed(0, data[name][at:], channel=name, total=total, bytes_skipped=at))
+        dataset = PipeIterableDataset(names, "TFRecord", batch_size=30, shuffle=shuffle)
+        loader = resumable(dataset, workers)
+        if state is not None:
+            loader.load_state_dict(state)
+            assert loader.state_dict() == state
+        elements, state = had(loader, count)  # type: ignore[arg-type] # None is all
+        del loader, dataset
+        gc.collect()
+        for feed in feeds:
+            feed.join()
+        return elements, state
+
+    due, _ = run(None, None)
+    assert sorted(flat(due)) == sorted(record for index in range(len(names)) for record in RECORDS[index::2])
+    found, state = run(None, 61)
+    more, state = run(state, 20)
+    assert found + more + run(state, None)[0] == due
+
+
+def test_options_that_a_shuffle_excludes(feeder: Feeder) -> None:
+    for options in ({"attributes": 2}, {"padding": True}):
+        with pytest.raises(ValueError, match="shuffle"):
+            PipeIterableDataset("train", shuffle=9, **options)
+    left = feeder.feed(0, encoded("TFRecord"))
+    _, state = had(resumable(PipeIterableDataset("train", "TFRecord", batch_size=30), 2), 99)
+    left.join()
+    shuffled = PipeIterableDataset("train", "TFRecord", batch_size=30, shuffle=9)
+    if state["ahead"]:  # which worker was first depends on timing
+        with pytest.raises(ValueError, match="go on without shuffle"):
+            shuffled.load_state_dict(state)
+    with pytest.raises(ValueError, match="shuffle needs one worker for each FIFO"):
+        list(resumable(shuffled, 2))

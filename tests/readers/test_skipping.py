@@ -15,7 +15,7 @@ import pytest
 
 from streamer.errors import ChannelError, CorruptRecord, CutRecord
 from streamer.formats import recordio, tfrecord
-from streamer.readers import InterleavedReader, MixedReader, PipeReader, ShuffledReader, SkipPolicy
+from streamer.readers import InterleavedReader, MixedReader, PipeReader, SkipPolicy
 from streamer.readers.core.epoch_skips import EpochSkips
 from streamer.readers.core.record_keys import RecordKeys
 from streamer.readers.core.skipping import SkipCounts, SkippedRecord
@@ -332,9 +332,9 @@ def test_a_shuffled_reader_skips_too(feeder: Feeder) -> None:
     skip = SkipPolicy(records=2)
     good = sorted(RECORDS[1:50] + RECORDS[51:])
 
-    def shuffled() -> ShuffledReader:
+    def shuffled() -> PipeReader:
         feeder.feed(0, data)
-        return ShuffledReader("train", "TFRecord", seed=1, window=3000, epoch=0, skip=skip)
+        return PipeReader("train", "TFRecord", seed=1, shuffle=30, epoch=0, skip=skip)
 
     reader = shuffled()
     order = list(reader)

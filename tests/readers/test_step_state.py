@@ -266,3 +266,22 @@ def test_the_file_of_a_state(tmp_path: Path) -> None:
         load_state(tmp_path / "new.json")
     with pytest.raises(ValueError, match="s3://b/state.json is no path"):
         save_state("s3://b/state.json", {})
+
+
+def test_shuffled_batches_go_on_after_a_kill(elastic: Elastic) -> None:
+    """Two workers, each with the FIFO of a rank: the same batches, from the window's first step on."""
+
+    def taken(state: Any, count: int | None) -> tuple[list[Any], Any]:
+        with serving(elastic.job(2), state):
+            dataset = PipeIterableDataset(
+                rank_channels("train"), "TFRecord", batch_size=GLOBAL // 2, shuffle=GLOBAL * 2
+            )
+            loading = ResumableLoader(dataset, num_workers=2, multiprocessing_context="forkserver")
+            if state is not None:
+                loading.load_state_dict(json.loads(json.dumps(state)))
+            return list(itertools.islice(loading, count)), loading.state_dict()
+
+    due, _ = taken(None, None)
+    found, state = taken(None, 2 * 5 + 1)  # five steps, and half of one
+    assert (state["step"], state["shuffle"]["begin"]) == (5, 4)
+    assert found[:10] + taken(state, None)[0] == due

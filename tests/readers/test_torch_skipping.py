@@ -11,6 +11,7 @@ import pytest
 from streamer.errors import CorruptRecord
 from streamer.formats import tfrecord
 from streamer.readers import SkipPolicy
+from streamer.readers.core.shuffle import NumberedRecords
 from streamer.readers.core.skipping import SkippedRecord
 from tests.kit.late import LATE
 from tests.readers.test_record_keys import damaged, objects
@@ -22,7 +23,7 @@ if LATE:
 
     from streamer.readers.loader import ResumableLoader
     from streamer.readers.torch import PipeIterableDataset
-    from streamer.readers.torch.progress import NumberedRecords, RecordGrouper
+    from streamer.readers.torch.progress import RecordGrouper
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,16 +18,22 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from streamer.readers.core.config import Directories
+    from streamer.readers.core.shuffle import Shuffle
     from streamer.readers.core.stream import PipeStream
 
 
 class ChannelReader:
     """A channel with a position. Arguments are those of `PipeReader`."""
 
+    shuffle: Shuffle | None = None
+    """How records are shuffled; None if they are not."""
+    patience: float | None = None
+    """As for `PipeStream`. If it is not None, lists of records may be empty."""
+
     def __init__(self, channel: str, paths: Directories, *, epoch: int | None, timeout: float) -> None:
         self.channel = channel
         check_if_configured(channel, paths.config)
-        self._epochs = ChannelEpochs(channel, paths, epoch=epoch, timeout=timeout)
+        self._epochs = ChannelEpochs(channel, paths, epoch=epoch, timeout=timeout, patience=self.patience)
         self._position: ReaderPosition | None = None
         """Position in the epoch that was begun last."""
         self._left = 0
@@ -49,9 +55,16 @@ class ChannelReader:
     @property
     def padding(self) -> int:
         """Number of records at the end of each epoch of this rank that an evaluation leaves out, because they
-        fill its last global batch (`Remainder: pad`). Raises TypeError as `len` does.
+        fill its last global batch (`Remainder: pad`). Raises TypeError as `len` does, and if there is padding
+        that a shuffle has moved.
         """
-        return self._epochs.counts().padding
+        padding = self._epochs.counts().padding
+        if padding and self.shuffle is not None:
+            raise TypeError(
+                "a reader with shuffle returns the padding of Remainder: pad among other records; read an "
+                "evaluation without shuffle"
+            )
+        return padding
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last record that was returned."""
@@ -65,10 +78,10 @@ class ChannelReader:
         """Begin the next iteration at the position `state`, with the rest of that epoch.
 
         The sidecar must offer that epoch; `penstock run --resume` offers it and does not fetch the bytes
-        before the position. Raises ValueError if `state` is no state of this channel. Iterating raises
-        ChannelError if the plan has changed since, unless `anyway`.
+        before the position. Raises ValueError if `state` is no state of this channel, or inside a window of
+        another shuffle. Iterating raises ChannelError if the plan has changed since, unless `anyway`.
         """
-        position = ReaderPosition.of(state, self.channel)
+        position = ReaderPosition.of(state, self.channel, self.shuffle)
         self._epochs.seek(position.epoch)
         self._start, self._tried = StartPosition(position, anyway), False
 

@@ -38,8 +38,8 @@ class MixedReader:
     """The records of several channels in the ratio of their weights, epoch after epoch, without an end.
 
     `weights`: by channel, a number above 0, taken exactly as it is written in decimal. Other arguments: as
-    for `PipeReader`; `skip` is the budget of each channel. Each `iter()` begins the next epoch of every
-    channel, and counts shares from there on.
+    for `PipeReader`; `skip` is the budget of each channel, and `shuffle` is of each for itself. Each `iter()`
+    begins the next epoch of every channel, and counts shares from there on.
 
     Raises ValueError for a weight that is no number above 0, and what `PipeReader` raises. Iterating raises
     what `PipeReader` raises, and ChannelError for an epoch without records.
@@ -57,6 +57,8 @@ class MixedReader:
         timeout: float = TIMEOUT,
         skip: SkipPolicy | None = None,
         key: bool = False,
+        shuffle: int | None = None,
+        seed: int | None = None,
     ) -> None:
         self._weights = {name: _weight(name, weight) for name, weight in weights.items()}
         if not self._weights:
@@ -72,6 +74,8 @@ class MixedReader:
                 timeout=timeout,
                 skip=skip,
                 key=key,
+                shuffle=shuffle,
+                seed=seed,
             )
             for name in self._weights
         ]
@@ -145,8 +149,8 @@ class MixedReader:
             raise ValueError(f"the state lacks channels: it has {list(returned)} and {list(saved)}")
         if not all(type(count) is int and count >= 0 for count in returned.values()):
             raise ValueError(f"the state's records by channel are invalid: {returned!r}")
-        for name in weights:
-            ReaderPosition.of(saved[name], name)
+        for reader in self._readers:
+            ReaderPosition.of(saved[reader.channel], reader.channel, reader.shuffle)
         for reader in self._readers:
             reader.load_state_dict(saved[reader.channel], anyway=anyway)
         self._returned, self._loaded = [returned[name] for name in weights], True

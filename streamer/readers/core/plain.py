@@ -20,7 +20,6 @@ workers share a channel.
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 from streamer.formats.fixed import FixedReader
@@ -32,11 +31,12 @@ from streamer.readers.core.channel_reader import ChannelReader
 from streamer.readers.core.config import PipeModeDatasetException, check_if_configured, directories
 from streamer.readers.core.epochs import TIMEOUT, ChannelEpochs
 from streamer.readers.core.keys_and_skips import KeysAndSkips
-from streamer.readers.core.position import reach_start
+from streamer.readers.core.position import approach_start
+from streamer.readers.core.shuffle import Shuffle
 from streamer.readers.core.skipping import SkippedRecord, without_skipped
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
     from streamer.formats.window import RecordReader, Source
     from streamer.readers.core.skipping import SkipPolicy
@@ -79,8 +79,12 @@ class PipeReader(ChannelReader):
     Directories as in `open_channel`.
     `key`: records are `KeyedRecord`s: the record, the key of its object, its number there, and the bucket;
     errors name them too. The sidecar must keep key lists (`RecordKeys`).
+    `shuffle`: permute records in windows of so many, which are held in memory; None for the order of the
+    FIFO. If ranks share the channel by record, a window has whole steps. `seed`: the same one makes the same
+    order; 0 by default.
 
-    Raises ValueError for an unknown format and for `skip` with TextLine, PipeModeDatasetException for a
+    Raises ValueError for an unknown format, a shuffle below 1, and for `skip` with TextLine,
+    PipeModeDatasetException for a
     channel that is not a Pipe channel, ChannelError if the quarantine list cannot be written. Iterating
     raises ChannelError, TruncatedStream and CorruptRecord.
     """
@@ -97,8 +101,11 @@ class PipeReader(ChannelReader):
         timeout: float = TIMEOUT,
         skip: SkipPolicy | None = None,
         key: bool = False,
+        shuffle: int | None = None,
+        seed: int | None = None,
     ) -> None:
         check_format(record_format)
+        self.shuffle = Shuffle.of(shuffle, seed)
         self._records = KeysAndSkips(record_format, key=key, skip=skip)
         self.skipped = self._records.skipped
         """What `skip` has left out so far."""
@@ -126,7 +133,10 @@ class PipeReader(ChannelReader):
         return self._epochs.counts().records
 
     def batches(self) -> Iterator[list[Any]]:
-        """Yield the next epoch as lists of records, one list per block that arrived; cheaper than `iter`."""
+        """Yield the next epoch as lists of records, one list per block that arrived; cheaper than `iter`.
+
+        With `shuffle` a list is a part of a window.
+        """
         if self._records.skip is None:
             yield from self._lists()
         else:
@@ -135,14 +145,19 @@ class PipeReader(ChannelReader):
 
     def _lists(self) -> Iterator[list[Any]]:
         """Yield the lists of the next epoch; a corrupt record has its place in them."""
-        with contextlib.ExitStack() as stack:
-            stream = stack.enter_context(self._next_stream())
-            position = reach_start(stream, self.channel, self._start)
-            keys, skips = stack.enter_context(
-                self._records.epoch(stream, self.channel, offset=position.offset, number=position.number)
-            )
+        with self._next_stream() as stream:
+            yield from self._lists_of(stream)
+
+    def _lists_of(self, stream: PipeStream) -> Generator[list[Any], None, None]:
+        """Yield the lists of `stream` from the start on, if that is in its epoch."""
+        position = yield from approach_start(stream, self.channel, self._start)
+        with self._records.epoch(stream, self.channel, offset=position.offset, number=position.number) as (
+            keys,
+            skips,
+        ):
             self._begin_epoch(position)
-            yield from position.follow(record_reader(stream, self.record_format), stream, keys, skips)
+            reader = record_reader(stream, self.record_format)
+            yield from position.follow(reader, stream, keys, skips, shuffle=self.shuffle)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last record, or list of records, that was returned.

@@ -20,6 +20,10 @@ If ranks share the channel by record, the state is that of the whole job instead
 epoch, and the number of its global batches whose records this rank has returned. Any rank may save it, and
 any number of ranks may load it.
 
+A reader that shuffles records in windows (`streamer.readers.core.shuffle`) adds `shuffle` inside a window:
+its size in `records`, its `seed`, and how many of its records were `returned`. The other keys are as if the
+records came in the FIFO's order, but the byte is at or before the window's first record.
+
 A reader that names the object of each record (`streamer.readers.core.record_keys`) adds `number`, the number
 in its object of the record at `offset`.
 
@@ -35,8 +39,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from streamer.errors import ChannelError
-from streamer.readers.core.rank_steps import RankSteps
+from streamer.readers.core.rank_steps import RankSteps, step_records
 from streamer.readers.core.record_keys import NO_BATCH, with_keys
+from streamer.readers.core.shuffle import NumberedRecords, Windows
 from streamer.step_state import StepState, is_step_state, order_difference
 from streamer.trailer import channel_of_rank
 
@@ -46,11 +51,14 @@ if TYPE_CHECKING:
     from streamer.formats.window import RecordReader
     from streamer.readers.core.epoch_skips import EpochSkips
     from streamer.readers.core.record_keys import RecordKeys
+    from streamer.readers.core.shuffle import Shuffle
     from streamer.readers.core.stream import PipeStream
 
 FORMAT = 1
 _KEYS = ("channel", "epoch", "offset", "skip", "records", "digest")
 _NUMBER = "number"
+_SHUFFLE = "shuffle"
+_SHUFFLE_KEYS = {"records", "seed", "returned"}
 _BLOCK = 1 << 20
 
 
@@ -64,7 +72,7 @@ class ReaderPosition:
     skip: int = 0
     records: int = 0
     digest: str = ""
-    """Empty before the first FIFO is open, and for a FIFO without a trailer."""
+    """Empty before the first FIFO is open, and for a FIFO without a trailer, which no other one can go on."""
     number: int | None = None
     """Number in its object of the record at `offset`, if records are read with their keys; else None."""
     last: bool = field(default=False, compare=False)
@@ -75,6 +83,10 @@ class ReaderPosition:
     """State at which a reader begins. Records and offset are unknown until the FIFO is open."""
     skipped: int = field(default=0, compare=False)
     """Corrupt records of the pass that were left out. The number of steps is then unknown."""
+    shuffle: Shuffle | None = field(default=None, compare=False)
+    """How records are shuffled; None if they are not."""
+    window: int | None = None
+    """Number in the epoch of the first record of the present window, if records are shuffled; else None."""
 
     def state(self) -> dict[str, Any]:
         """Return the position as a dict for JSON or pickle.
@@ -87,8 +99,18 @@ class ReaderPosition:
         """Return the position in this FIFO's bytes, for the same ranks only."""
         if self.start is not None:
             return self.start.document()
-        state = {"format": FORMAT} | {name: getattr(self, name) for name in _KEYS}
-        return state if self.number is None else state | {_NUMBER: self.number}
+        state: dict[str, Any] = {"format": FORMAT} | {name: getattr(self, name) for name in _KEYS}
+        if self.number is not None:
+            state[_NUMBER] = self.number
+        if self.shuffle is not None and self.window is not None:
+            returned = self.records - self.window
+            if 0 < returned < self.shuffle.window(step_records(self.rank)):
+                state[_SHUFFLE] = {
+                    "records": self.shuffle.records,
+                    "seed": self.shuffle.seed,
+                    "returned": returned,
+                }
+        return state
 
     def next_step(self, *, begun: bool = False) -> tuple[int, int]:
         """Return epoch and number of the next step. `begun`: count a step of which records were returned."""
@@ -107,26 +129,41 @@ class ReaderPosition:
                 f"{self.channel} has no state, because {self.skipped} corrupt records were left out and its "
                 "steps cannot be counted; mend or leave out the objects, or do not skip corrupt records"
             )
-        return self.rank.state(self.epoch, records).document()
+        return self.rank.state(self.epoch, records, self.shuffle, self.window).document()
 
     @classmethod
-    def of(cls, state: Mapping[str, Any], channel: str) -> ReaderPosition:
-        """Parse a saved `state`. Raises ValueError if it is no position in `channel`."""
+    def of(cls, state: Mapping[str, Any], channel: str, shuffle: Shuffle | None = None) -> ReaderPosition:
+        """Parse a saved `state`. `shuffle`: that of the reader.
+
+        Raises ValueError if it is no position in `channel`, or inside a window of another shuffle.
+        """
         if is_step_state(state):
             start = StepState.of(state)
             if channel_of_rank(channel) != start.channel:
                 raise ValueError(f"the state is of channel {start.channel}, and this reader is of {channel}")
-            return cls(channel, start.epoch, start=start)
-        if state.get("format") != FORMAT or state.keys() - {"format", _NUMBER} != set(_KEYS):
+            _check_shuffle(start.shuffle, shuffle)
+            return cls(channel, start.epoch, start=start, shuffle=shuffle)
+        if state.get("format") != FORMAT or state.keys() - {"format", _NUMBER, _SHUFFLE} != set(_KEYS):
             raise ValueError(f"the state is not what PipeReader.state_dict() returns: {dict(state)!r}")
-        position = cls(**{name: state[name] for name in _KEYS}, number=state.get(_NUMBER))
+        position = cls(**{name: state[name] for name in _KEYS}, number=state.get(_NUMBER), shuffle=shuffle)
         if position.channel != channel:
             raise ValueError(f"the state is of channel {position.channel}, and this reader is of {channel}")
         numbers: tuple[object, ...] = position.epoch, position.offset, position.skip, position.records
         if position.number is not None:
             numbers = *numbers, position.number
-        if not all(type(number) is int and number >= 0 for number in numbers):
+        if (window := state.get(_SHUFFLE)) is not None:
+            if not isinstance(window, dict) or window.keys() != _SHUFFLE_KEYS:
+                raise ValueError(f"the position is invalid: {dict(state)!r}")
+            _check_shuffle(window, shuffle)
+            numbers = *numbers, window["returned"]
+        if not all(type(number) is int and number >= 0 for number in numbers) or not isinstance(
+            position.digest, str
+        ):
             raise ValueError(f"the position is invalid: {position}")
+        if window is not None:
+            position.window = position.records - window["returned"]
+            if window["returned"] > position.skip:
+                raise ValueError(f"the position is invalid: {position}")
         return position
 
     def follow(
@@ -135,9 +172,63 @@ class ReaderPosition:
         stream: PipeStream,
         keys: RecordKeys | None = None,
         skips: EpochSkips | None = None,
+        *,
         batches: Iterator[tuple[list[Any], int | None]] | None = None,
+        shuffle: Shuffle | None = None,
     ) -> Iterator[list[Any]]:
         """Yield the batches of `reader`, which reads `stream` from `offset`, without `skip` records.
+
+        `shuffle`: permute them in windows; a corrupt record of `skips` keeps a place in these. Other
+        arguments, and errors, are those of `in_order`.
+        """
+        if shuffle is None:
+            yield from self.in_order(reader, stream, keys, skips, batches)
+            return
+        self.shuffle = shuffle
+        returned = 0 if self.window is None else self.records - self.window
+        inner = replace(self, skip=self.skip - returned, records=self.records - returned, window=None)
+        windows = Windows(shuffle, self.epoch, returned=returned)
+        for batch in inner.in_order(reader, stream, keys, skips, batches):
+            self.rank = inner.rank
+            if not batch:
+                yield batch
+                continue
+            count = len(batch)
+            first, skip = inner.records - count, inner.skip - count
+            block = NumberedRecords(batch, first, inner.offset, skip, inner.number)
+            for piece in windows.add(block, step_records(inner.rank)):
+                self.skipped, self.digest = inner.skipped, inner.digest
+                self._reach(piece, last=inner.last and piece.end == inner.records)
+                yield piece.records
+        rest = list(windows.finish())
+        self.digest = inner.digest
+        while rest:
+            piece = rest.pop(0)
+            self._reach(piece, last=not rest)
+            yield piece.records
+        self._end_epoch(stream)
+
+    def _reach(self, piece: NumberedRecords, *, last: bool) -> None:
+        """Move to the end of a piece of a window. `last`: no record of the epoch follows."""
+        count = len(piece.records)
+        self.offset, self.skip, self.number = piece.offset, piece.skip + count, piece.number
+        self.records, self.window, self.last = piece.end, piece.window, last
+
+    def _end_epoch(self, stream: PipeStream) -> None:
+        """Move to the first record of the next epoch."""
+        self.last, self.digest, self.skipped = False, _digest(stream), 0
+        self.epoch, self.offset, self.skip, self.records = self.epoch + 1, 0, 0, 0
+        self.number = self.window = None
+
+    def in_order(
+        self,
+        reader: RecordReader,
+        stream: PipeStream,
+        keys: RecordKeys | None,
+        skips: EpochSkips | None,
+        batches: Iterator[tuple[list[Any], int | None]] | None,
+    ) -> Iterator[list[Any]]:
+        """Yield the batches of `reader` in their order.
 
         While the caller has a batch, the position is after it; `returned` gives positions inside it. Digest
         and length of the epoch are those of the trailer as last read, because a plan may grow. With `keys`
@@ -191,21 +282,21 @@ class ReaderPosition:
                 skips.check_refused()
         if skips is not None:
             skips.replacements.check_filled()
-        self.last, self.digest, self.skipped = False, _digest(stream), 0
-        self.epoch, self.offset, self.skip, self.records = self.epoch + 1, 0, 0, 0
-        self.number = None
+        self._end_epoch(stream)
 
     def returned(self, left: int) -> dict[str, Any]:
         """Return the state if the last `left` records of the batch have not been returned yet."""
         if self.rank is not None:
             return self._state(self.records - left)
         if self.last and not left:
-            return replace(self, epoch=self.epoch + 1, offset=0, skip=0, records=0, number=None).state()
-        return self.state() | {"skip": self.skip - left, "records": self.records - left}
+            following = replace(self, epoch=self.epoch + 1, offset=0, skip=0, records=0)
+            following.number = following.window = None
+            return following.state()
+        return replace(self, skip=self.skip - left, records=self.records - left).state()
 
     def texts(self, lefts: Iterable[int]) -> list[bytes]:
         """Return, for each of `lefts`, `returned` as JSON; of bytes cheaper than one call for each."""
-        if self.rank is not None:
+        if self.rank is not None or self.shuffle is not None:
             return [json.dumps(self.returned(left)).encode() for left in lefts]
         template = json.dumps(self.state() | {"skip": None, "records": None})
         template = template.replace('"skip": null, "records": null', '"skip": %d, "records": %d')
@@ -257,7 +348,8 @@ def approach_start(
     position = start.position
     if position.start is not None:
         return _at_step(stream, channel, position.start, anyway=start.anyway)
-    while position.digest and not start.anyway and not stream.wait_for_plan(stream.patience):
+    begun = bool(position.digest or position.offset or position.records)
+    while begun and not start.anyway and not stream.wait_for_plan(stream.patience):
         yield []
     digest = _digest(stream)
     resumed = stream.trailer.resumed if stream.trailer else ""
@@ -267,9 +359,9 @@ def approach_start(
             "can compare those with its plan: start it with --resume and this state, begin without the "
             "state, or call load_state_dict with anyway=True"
         )
-    if position.digest not in ("", digest, resumed) and not start.anyway:
+    if begun and position.digest not in (digest, resumed or digest) and not start.anyway:
         raise ChannelError(
-            f"the state of {channel} was saved under plan {position.digest[:16]}, and "
+            f"the state of {channel} was saved under plan {position.digest[:16] or 'unknown'}, and "
             f"{stream.name} is of plan {digest[:16] or 'unknown'}: the objects or their order have "
             "changed; restore them, begin without the state, or call load_state_dict with anyway=True"
         )
@@ -307,14 +399,20 @@ def _at_step(stream: PipeStream, channel: str, start: StepState, *, anyway: bool
             f"the state of {channel} was saved under another order of records: {difference}; restore what "
             "has changed, begin without the state, or call load_state_dict with anyway=True"
         )
-    records = start.step * rank.records
+    records, begin = (step * rank.records for step in (start.step, start.begin))
+    if start.shuffle is not None and start.shuffle["batch"] != rank.records:
+        raise ChannelError(
+            f"the state of {channel} is inside a window of shuffled records, and only the same number of "
+            f"ranks can go on there: a rank had {start.shuffle['batch']} records of a step, and this one has "
+            f"{rank.records}; load a state that was saved at the end of a window"
+        )
     if start.step >= rank.steps:
         raise ChannelError(
             f"the state of {channel} is at step {start.step}, and epoch {start.epoch} has {rank.steps} steps"
         )
-    if records < rank.first:
+    if begin < rank.first:
         raise ChannelError(
-            f"{stream.name} begins after step {start.step}, the step of the state of {channel}: save "
+            f"{stream.name} begins after step {start.begin}, the step of the state of {channel}: save "
             "the checkpoint first and the file of --resume after it, or give the sidecar this state"
         )
     return ReaderPosition(
@@ -325,7 +423,20 @@ def _at_step(stream: PipeStream, channel: str, start: StepState, *, anyway: bool
         records=records,
         digest=_digest(stream),
         rank=rank,
+        window=None if start.shuffle is None else begin,
     )
+
+
+def _check_shuffle(saved: Mapping[str, Any] | None, shuffle: Shuffle | None) -> None:
+    """Raise ValueError if a state is inside a window of another shuffle than the reader's."""
+    if saved is None:
+        return
+    if shuffle is None:
+        raise ValueError(
+            "the state is inside a window of shuffled records, and this reader does not shuffle: make it "
+            f"with shuffle={saved['records']} and seed={saved['seed']}"
+        )
+    shuffle.check(saved)
 
 
 def reach_start(

@@ -11,6 +11,7 @@ from streamer.trailer import channel_of_rank
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from streamer.readers.core.shuffle import Shuffle
     from streamer.trailer import Trailer
 
 
@@ -43,11 +44,26 @@ class RankSteps:
         """Return how many of the records `first` up to `end` of the epoch are padding; they are the last."""
         return max(0, min(end - first, end + self.padding - self.steps * self.records))
 
-    def state(self, epoch: int, records: int) -> StepState:
-        """Return the state after so many records of this rank. A step counts when it is whole."""
-        epoch, step = self.following(epoch, records // self.records - 1)
-        return StepState(self.channel, epoch, step, self.order)
+    def state(
+        self, epoch: int, records: int, shuffle: Shuffle | None = None, window: int | None = None
+    ) -> StepState:
+        """Return the state after so many records of this rank. A step counts when it is whole.
+
+        `window`: number of the first record of the present window, if `shuffle` permutes the records.
+        """
+        reached, step = self.following(epoch, records // self.records - 1)
+        inside = None
+        if shuffle is not None and window is not None and reached == epoch:
+            begin, batch = window // self.records, self.records
+            if 0 < step - begin < shuffle.window(batch) // batch:
+                inside = {"records": shuffle.records, "seed": shuffle.seed, "begin": begin, "batch": batch}
+        return StepState(self.channel, reached, step, self.order, inside)
 
     def following(self, epoch: int, step: int) -> tuple[int, int]:
         """Return epoch and number of the step after this one."""
         return (epoch, step + 1) if step + 1 < self.steps else (epoch + 1, 0)
+
+
+def step_records(rank: RankSteps | None) -> int:
+    """Return the records of a rank in a step; 1 if ranks do not share the channel by record."""
+    return 1 if rank is None else rank.records

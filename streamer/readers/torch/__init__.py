@@ -37,6 +37,7 @@ from streamer.errors import ChannelError
 from streamer.readers.core.config import PipeModeDatasetException, check_if_configured, directories
 from streamer.readers.core.epochs import TIMEOUT, ChannelEpochs
 from streamer.readers.core.position import StartPosition
+from streamer.readers.core.shuffle import Shuffle
 from streamer.readers.torch.elements import WEBDATASET, ElementSource, ElementSpec
 from streamer.readers.torch.progress import ElementOrigin, Progress, RemainingRecords, parse_state
 from streamer.readers.torch.workers import WorkerGroup
@@ -69,11 +70,15 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
     process. `padding`: elements are pairs of the element and how many of its records are padding, the last
     ones (`Remainder: pad`).
 
+    `shuffle`: permute the records of each FIFO in windows of so many, which the worker holds in memory. If
+    ranks share the channel by record, a window has whole steps. `seed`: the same one makes the same order; 0
+    by default. States have the place in a window, so exactly the same elements follow.
+
     `share`: (index, number) of this process among the processes of this host that make this dataset with the
     same channels. Default: LOCAL_RANK and LOCAL_WORLD_SIZE, which torchrun sets. `timeout`: seconds to wait
     for a FIFO, and then for its writer. Directories default to those below `$SAGEMAKER_BASE_DIR`.
 
-    `skip` needs one worker for each FIFO; iterating raises ValueError if workers share one.
+    `skip` and `shuffle` need one worker for each FIFO; iterating raises ValueError if workers share one.
 
     Raises ValueError for an unknown format and for arguments that exclude each other,
     PipeModeDatasetException (a ChannelError) for a channel that is not a Pipe channel, or if the number of
@@ -99,6 +104,8 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
         key: bool = False,
         skip: SkipPolicy | None = None,
         padding: bool = False,
+        shuffle: int | None = None,
+        seed: int | None = None,
     ) -> None:
         spec = ElementSpec(
             record_format,
@@ -109,6 +116,7 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
             key=key,
             skip=skip,
             padding=padding,
+            shuffle=Shuffle.of(shuffle, seed),
         )
         self._spec = spec
         self.record_format = record_format
@@ -173,6 +181,7 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
             ],
             self.unit,
             shared=shared,
+            shuffle=self._spec.shuffle,
         )
 
     def take_starts(self) -> dict[str, RemainingRecords]:
@@ -206,11 +215,13 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
         Raises ValueError if `state` is no state of this dataset's channels. Iterating raises ChannelError if
         the plan has changed since, unless `anyway`.
         """
-        starts = parse_state(state, self.unit, self.channels, anyway=anyway)
+        starts = parse_state(state, self.unit, self.channels, anyway=anyway, shuffle=self._spec.shuffle)
         channels = set(self.channels)
         if not (starts.keys() <= channels if get_worker_info() else starts.keys() == channels):
             saved = ", ".join(starts) or "others"
             raise ValueError(f"the state is of channels {saved}, not {', '.join(self.channels)}")
+        if get_worker_info() is None:
+            self.channels = list(starts)  # the next worker's channel first
         for name, start in starts.items():
             self._counting(name).seek(start.start.position.epoch)
         self.starts, self._progress = starts, None
@@ -231,11 +242,13 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
         size = len(range(info.id % count, info.num_workers, count))
         if size == 1:
             return [(name, None)]
-        if self._spec.skip is not None:
-            raise ValueError(
-                f"{size} workers share {name}, and skip needs one worker for each FIFO: give DataLoader no "
-                "more workers than channels, or leave skip out"
-            )
+        for option in ("skip", "shuffle"):
+            if getattr(self._spec, option) is not None:
+                raise ValueError(
+                    f"{size} workers share {name}, and {option} needs one worker for each FIFO: give the "
+                    f"channel Ranks: {info.num_workers} and the dataset rank_channels(...), give DataLoader "
+                    f"no more workers than channels, or leave {option} out"
+                )
         key = (self._paths.state, name)
         _passes[key] += 1
         base_seed = info.seed - info.id

@@ -1,6 +1,6 @@
 """The elements of one pass over channels: samples and batches, made of the records that arrive.
 
-    channel -> FIFO -> records -> (skip) -> units, one of each element -> samples -> batch -> decode
+    channel -> FIFO -> records -> (skip) -> (shuffle) -> units, one of each element -> batch -> decode
 
 `ElementSpec` has the options, which never change. `ElementSource` reads.
 """
@@ -18,13 +18,13 @@ from streamer.readers.core.epochs import ChannelEpochs
 from streamer.readers.core.keys_and_skips import KeysAndSkips
 from streamer.readers.core.plain import check_format, record_reader
 from streamer.readers.core.position import StartPosition, reach_start
-from streamer.readers.core.rank_steps import RankSteps
+from streamer.readers.core.rank_steps import RankSteps, step_records
 from streamer.readers.core.record_keys import NO_BATCH, with_keys
+from streamer.readers.core.shuffle import NumberedRecords, Windows
 from streamer.readers.core.skipping import Replacements, without_skipped
 from streamer.readers.samples import check_attributes, cut_sample
 from streamer.readers.torch.progress import (
     ElementOrigin,
-    NumberedRecords,
     RecordGrouper,
     RecordRange,
     RemainingRecords,
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from streamer.formats.window import RecordReader, Source
     from streamer.readers.core.config import Directories
+    from streamer.readers.core.shuffle import Shuffle
     from streamer.readers.core.skipping import SkipPolicy
     from streamer.readers.core.stream import PipeStream
 
@@ -65,6 +66,7 @@ class ElementSpec:
     key: bool = False
     skip: SkipPolicy | None = None
     padding: bool = False
+    shuffle: Shuffle | None = None
 
     def __post_init__(self) -> None:
         if self.record_format != WEBDATASET:
@@ -77,6 +79,10 @@ class ElementSpec:
                 "skip cannot be used with attributes, because the records of a sample are counted, and one "
                 "that is left out would mix two samples"
             )
+        if self.shuffle is not None and self.attributes > 1:
+            raise ValueError("shuffle cannot be used with attributes, because it would mix samples")
+        if self.shuffle is not None and self.padding:
+            raise ValueError("shuffle moves padding among other records: read an evaluation without shuffle")
         if self.batch_size is not None and self.batch_size < 1:
             raise ValueError(f"batch_size is {self.batch_size}; it must be 1 or more")
         if self.drop_remainder and self.batch_size is None:
@@ -153,8 +159,10 @@ class ElementSource:
                     yield element, ElementOrigin(name, stream.epoch, digest, numbers, rank)
 
     def _records(self, channel: str, group: WorkerGroup | None, saved: RemainingRecords | None) -> Blocks:
-        if group is not None:
-            yield from WorkerGroupReader(
+        if group is None:
+            return self._own_records(channel, saved)
+        return iter(
+            WorkerGroupReader(
                 channel,
                 self._paths,
                 group,
@@ -164,20 +172,28 @@ class ElementSource:
                 saved=saved,
                 key=self._spec.key,
             )
-            return
+        )
+
+    def _own_records(self, channel: str, saved: RemainingRecords | None) -> Blocks:
+        """Yield the records of a FIFO that this worker reads alone."""
         spec = self._spec
         check = parent_check() if get_worker_info() else lambda: None
         with contextlib.ExitStack() as stack:
             stack.enter_context(contextlib.suppress(ParentExited))
             stream = stack.enter_context(self.epochs(channel).next_stream())
             position = reach_start(stream, channel, saved.start if saved else None, check=check)
-            ahead = remaining_records(saved, channel, stream.epoch).ahead
-            remaining = RemainingRecords(StartPosition(position), ahead)
             base, number = position.offset, position.records - position.skip
-            reader = spec.reader(stream)
             keys, skips = stack.enter_context(
                 self._keys_and_skips.epoch(stream, channel, offset=base, number=position.number)
             )
+            windows = None
+            if spec.shuffle is not None:
+                returned = 0 if position.window is None else position.records - position.window
+                windows = Windows(spec.shuffle, stream.epoch, returned=returned)
+                position.records -= returned  # the window is read again
+            ahead = remaining_records(saved, channel, stream.epoch).ahead
+            remaining = RemainingRecords(StartPosition(position), ahead)
+            reader = spec.reader(stream)
             batches = (
                 with_keys(reader, keys, base)
                 if skips is None
@@ -187,16 +203,20 @@ class ElementSource:
                 offset = base + reader.offset
                 batch, in_object = next(batches, NO_BATCH)
                 if batch is None:
-                    return
+                    break
                 blocks = list(remaining.select(batch, number, offset, in_object))
-                if skips is None or not skips.bad:
-                    yield stream, blocks
-                else:
-                    yield stream, admitted_blocks(blocks, skips)
-                    skips.check_refused()
+                bad = skips if skips is not None and skips.bad else None
+                if bad is not None:
+                    blocks = admitted_blocks(blocks, bad)
+                for ready in _shuffled(blocks, windows, stream):
+                    yield stream, ready
+                if bad is not None:
+                    bad.check_refused()
                 number += len(batch)
                 if not batch:
                     check()
+            for piece in windows.finish() if windows is not None else ():
+                yield stream, [piece]
 
     def _units(self, source: Blocks) -> Iterator[tuple[PipeStream, list[tuple[list[Any], RecordRange]]]]:
         """Yield, for each block that arrives, the records of each element that the block completes."""
@@ -227,3 +247,16 @@ class ElementSource:
             raise cut_sample(cut, spec.attributes)
         if not spec.drop_remainder:
             yield stream, [last]
+
+
+def _shuffled(
+    blocks: list[NumberedRecords], windows: Windows | None, stream: PipeStream
+) -> Iterator[list[NumberedRecords]]:
+    """Yield the blocks, or the pieces of the windows that they complete."""
+    if windows is None:
+        yield blocks
+        return
+    step = step_records(RankSteps.of(stream.trailer))
+    for block in blocks:
+        for piece in windows.add(block, step):
+            yield [piece]

@@ -15,6 +15,9 @@ To resume, a reader begins at that position and leaves out the ranges. An elemen
 consecutive records (the unit), so the gaps between ranges are whole elements, and cutting the gaps again
 makes exactly the missing elements. With another unit it would not, so a state with ranges is then refused.
 
+If records are shuffled in windows (`streamer.readers.core.shuffle`), no channel has several workers. Origins
+then count records in the order in which they are returned, and the position is one inside a window.
+
 If ranks share the channels by record, and no channel has several workers, the state is that of the whole job
 (`streamer.step_state`), at the least step of the rank FIFOs of this process.
 """
@@ -27,6 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streamer.errors import ChannelError
 from streamer.readers.core.position import ReaderPosition, StartPosition
+from streamer.readers.core.shuffle import NumberedRecords
 from streamer.readers.core.skipping import SkippedRecord
 from streamer.step_state import is_step_state
 from streamer.trailer import channel_of_rank
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
 
     from streamer.readers.core.epoch_skips import EpochSkips
     from streamer.readers.core.rank_steps import RankSteps
+    from streamer.readers.core.shuffle import Shuffle
 
 FORMAT = 1
 
@@ -51,6 +56,8 @@ class RecordRange(NamedTuple):
     """Number of records between byte `offset` and record `end`."""
     number: int | None = None
     """Number in its object of the record at `offset`, if records are read with their keys; else None."""
+    window: int | None = None
+    """Number in the epoch of the first record of the window of the last one, if records are shuffled."""
 
 
 class ElementOrigin(NamedTuple):
@@ -62,25 +69,6 @@ class ElementOrigin(NamedTuple):
     records: RecordRange
     rank: RankSteps | None = None
     """Steps of the epoch, if ranks share the channel by record."""
-
-
-class NumberedRecords(NamedTuple):
-    """Consecutive records of an epoch, with the number and position of the first."""
-
-    records: list[Any]
-    first: int
-    """Number in the epoch of the first record."""
-    offset: int
-    skip: int
-    """Number of records between byte `offset` and the first record."""
-    number: int | None = None
-    """Number in its object of the record at `offset`, if records are read with their keys; else None."""
-
-    def part(self, begin: int, end: int) -> NumberedRecords:
-        """Return the records from index `begin` up to `end`."""
-        return self._replace(
-            records=self.records[begin:end], first=self.first + begin, skip=self.skip + begin
-        )
 
 
 @dataclass(slots=True)
@@ -151,7 +139,7 @@ class RecordGrouper:
             if self._short and (last := self.finish(skips=skips)) is not None:
                 yield last
             self._left = []
-        size, before = self._size, len(self._left)
+        size, before, window = self._size, len(self._left), block.window
         records = self._left + block.records
         first = block.first - before
         ends: Sequence[int] = range(size, len(records) + 1, size)
@@ -162,12 +150,14 @@ class RecordGrouper:
             at, whole = whole, end
             yield (
                 records[at:end],
-                RecordRange(first + at, first + end, block.offset, block.skip + end - before, block.number),
+                RecordRange(
+                    first + at, first + end, block.offset, block.skip + end - before, block.number, window
+                ),
             )
         self._left = records[whole:]
         count = len(records)
         self._left_range = RecordRange(
-            first + whole, first + count, block.offset, block.skip + count - before, block.number
+            first + whole, first + count, block.offset, block.skip + count - before, block.number, window
         )
 
     def finish(self, *, skips: bool = False) -> tuple[list[Any], RecordRange] | None:
@@ -192,7 +182,8 @@ class _ChannelProgress:
 
     def add(self, origin: ElementOrigin) -> None:
         if origin.epoch != self.position.epoch:
-            self.position, self.ahead = ReaderPosition(origin.channel, origin.epoch), []
+            self.position = ReaderPosition(origin.channel, origin.epoch, shuffle=self.position.shuffle)
+            self.ahead = []
         position = self.position
         position.digest = origin.digest
         if (rank := origin.rank) is not None:
@@ -201,7 +192,9 @@ class _ChannelProgress:
             position.records, position.rank = max(position.records, rank.first), rank
         insort(self.ahead, origin.records)
         while self.ahead and self.ahead[0].first == position.records:
-            _, position.records, position.offset, position.skip, position.number = self.ahead.pop(0)
+            received = self.ahead.pop(0)
+            position.records, position.offset, position.skip = received.end, received.offset, received.skip
+            position.number, position.window = received.number, received.window
         if len(self.ahead) > 1:
             self.ahead = _joined(self.ahead)
 
@@ -219,35 +212,51 @@ def _joined(ranges: Iterable[RecordRange]) -> list[RecordRange]:
 class Progress:
     """The records that the trainer has received of its channels. `unit`: number of records of an element."""
 
-    def __init__(self, starts: Iterable[RemainingRecords], unit: int, *, shared: bool = False) -> None:
+    def __init__(
+        self,
+        starts: Iterable[RemainingRecords],
+        unit: int,
+        *,
+        shared: bool = False,
+        shuffle: Shuffle | None = None,
+    ) -> None:
         """`shared`: several workers read one channel."""
         self._unit = unit
         self._shared = shared
         self._channels: dict[str, _ChannelProgress] = {}
+        self._last: str | None = None
+        """Channel of the element that was received last, in this epoch."""
         for remaining in starts:
             saved = remaining.start.position
-            position = replace(saved)
+            position = replace(saved, shuffle=shuffle)
             ahead = [RecordRange(*records) for records in remaining.ahead]
             self._channels[saved.channel] = _ChannelProgress(position, ahead)
 
     def add(self, origin: ElementOrigin) -> None:
         """Add an element that the trainer has received."""
+        self._last = origin.channel
         self._channels[origin.channel].add(origin)
 
     def end_epochs(self) -> None:
         """Move every channel to its next epoch, after the trainer has received all of this one."""
+        self._last = None
         for name, channel in self._channels.items():
             position = channel.position
             rank = position.rank and replace(position.rank, first=0)
-            channel.position = ReaderPosition(name, position.epoch + 1, digest=position.digest, rank=rank)
+            channel.position = ReaderPosition(
+                name, position.epoch + 1, digest=position.digest, rank=rank, shuffle=position.shuffle
+            )
             channel.ahead = []
 
     def state(self) -> dict[str, Any]:
         """Return the progress as a dict for JSON or pickle; only the state of the steps, if that is all.
 
-        Raises ChannelError if the rank FIFOs of a channel are at different steps.
+        Its first channel is the one whose turn is next, if each worker has one. Raises ChannelError if the
+        rank FIFOs of a channel are at different steps.
         """
-        positions = [channel.position for channel in self._channels.values()]
+        names = list(self._channels)
+        first = 0 if self._last is None else names.index(self._last) + 1
+        positions = [self._channels[name].position for name in names[first:] + names[:first]]
         if self._shared:
             channels = [position.bytes_state() for position in positions]
         else:
@@ -259,7 +268,7 @@ class Progress:
             "unit": self._unit,
             "channels": channels,
             "ahead": {
-                name: [list(records[:4] if records.number is None else records) for records in channel.ahead]
+                name: [list(records[: 4 if records.number is None else 5]) for records in channel.ahead]
                 for name, channel in self._channels.items()
                 if channel.ahead
             },
@@ -292,11 +301,16 @@ def _joint_states(positions: Sequence[ReaderPosition]) -> list[dict[str, Any]]:
 
 
 def parse_state(
-    state: Mapping[str, Any], unit: int, channels: Iterable[str], *, anyway: bool
+    state: Mapping[str, Any],
+    unit: int,
+    channels: Iterable[str],
+    *,
+    anyway: bool,
+    shuffle: Shuffle | None = None,
 ) -> dict[str, RemainingRecords]:
     """Return the remaining records of each channel of a saved state. Raises ValueError.
 
-    `channels`: those of the reader. A state of steps is of all rank FIFOs of its channel.
+    `channels`, `shuffle`: those of the reader. A state of steps is of all rank FIFOs of its channel.
     """
     if is_step_state(state):
         state = {"format": FORMAT, "unit": unit, "channels": [state], "ahead": {}}
@@ -307,15 +321,20 @@ def parse_state(
             f"the state has gaps of {state['unit']} records, and an element has {unit} now; load the state "
             "with the batch_size and attributes that it was saved with"
         )
+    if state["ahead"] and shuffle is not None:
+        raise ValueError(
+            "the state has gaps, because workers shared a channel, and a shuffle cannot begin there: go on "
+            "without shuffle, or load a state that was saved between two epochs"
+        )
     starts = {}
     for saved in state["channels"]:
         if is_step_state(saved):
             for name in channels:
                 if channel_of_rank(name) == saved["channel"]:
-                    start = StartPosition(ReaderPosition.of(saved, name), anyway)
+                    start = StartPosition(ReaderPosition.of(saved, name, shuffle), anyway)
                     starts[name] = RemainingRecords(start)
             continue
-        position = ReaderPosition.of(saved, saved["channel"])
+        position = ReaderPosition.of(saved, saved["channel"], shuffle)
         ahead = [RecordRange(*records) for records in state["ahead"].get(position.channel, ())]
         starts[position.channel] = RemainingRecords(StartPosition(position, anyway), ahead)
     return starts

@@ -45,8 +45,9 @@ from streamer.errors import (
 from streamer.readers.core.epochs import ChannelEpochs
 from streamer.readers.core.position import reach_start, start_in
 from streamer.readers.core.record_keys import NO_BATCH, KeyedRecord, RecordKeys, with_keys
+from streamer.readers.core.shuffle import NumberedRecords
 from streamer.readers.core.stream import PipeStream
-from streamer.readers.torch.progress import NumberedRecords, RemainingRecords, remaining_records
+from streamer.readers.torch.progress import RemainingRecords, remaining_records
 from streamer.readers.torch.shared_cursor import ENDED, FAILED, OPEN, READING, SharedCursorFile
 
 if TYPE_CHECKING:
@@ -261,7 +262,7 @@ class WorkerGroupReader:
                 KeyedRecord(record, *key)
                 for record, key in zip(cursor.waiting, cursor.waiting_keys, strict=True)
             ]
-        blocks = [NumberedRecords._make([waiting, *cursor.waiting_from])] if cursor.waiting else []
+        blocks = [NumberedRecords._make([waiting, *cursor.waiting_from, None])] if cursor.waiting else []
         count = len(cursor.waiting)
         while count < self._unit:
             offset = reader.offset
@@ -282,7 +283,7 @@ class WorkerGroupReader:
             # The records left over are all of the last block, because no unit was complete before it.
             block = blocks.pop()
             whole = len(block.records) - left
-            waiting, *cursor.waiting_from = block.part(whole, len(block.records))
+            waiting, *cursor.waiting_from, _ = block.part(whole, len(block.records))
             cursor.waiting = waiting if keys is None else [each.record for each in waiting]
             cursor.waiting_keys = [] if keys is None else [each[1:] for each in waiting]
             if whole:
