@@ -14,6 +14,7 @@ import asyncio
 import os
 from typing import TYPE_CHECKING, Any
 
+from streamer.aio import OneCall
 from streamer.engines.wire import LeftToParent, unpack_error, unpack_report
 from streamer.errors import ErrorContext, SourceError, Transient
 from streamer.linux import PIPE_SIZE, SPLICE_FLAGS, bytes_unread, set_pipe_size
@@ -68,7 +69,7 @@ class BodyPipes:
                 os.close(fd)
 
 
-class EngineBody:
+class EngineBody(OneCall):
     """A `Body` of the bytes of one span from `request.first` on."""
 
     spliceable = True
@@ -95,7 +96,6 @@ class EngineBody:
         self._opened: asyncio.Future[None] = self._loop.create_future()
         self._pipe: tuple[int, int] | None = None
         self._watched = False
-        self._call: Callable[[], None] | None = None
         self._parked: Callable[[], None] | None = None
         self._limit: int | None = None
         """Bytes of the body before its error; None while there is none."""
@@ -238,11 +238,6 @@ class EngineBody:
             pass
         if self._failure is not None:
             self._loop.call_soon(self._fire)
-
-    def _fire(self) -> None:
-        call, self._call = self._call, None
-        if call is not None:
-            call()
 
     def _on_readable(self) -> None:
         if self._call is None:

@@ -22,6 +22,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from streamer.aio import OneCall
 from streamer.errors import ErrorContext, SourceError, Throttled, Transient
 from streamer.s3.client.faults import broken, not_understood
 from streamer.s3.http.client import Response, write_request
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
     from streamer.s3.http.pool import ConnectionPool
     from streamer.s3.ranges import RangeRequest
 
-LOOK_EVERY = 0.25
-"""Seconds between two looks for response headers that are overdue."""
+CLOCK_RESOLUTION = 0.001
+"""Resolution of uvloop's clock, in seconds."""
 
 
 class SpanRequests(NamedTuple):
@@ -54,6 +55,15 @@ class SpanRequests(NamedTuple):
     judge: Callable[[Response, Part, ErrorContext], Coroutine[Any, Any, SourceError | None]]
     """Ends the response, and returns its error; None if our own client does not support the response."""
     stall_timeout: float
+
+
+class _Wait(NamedTuple):
+    """What the owner must do for a part."""
+
+    part: int
+    call: Callable[[], Coroutine[Any, Any, None]]
+    connects: bool
+    """Whether it only opens a connection."""
 
 
 class _Get:
@@ -79,7 +89,7 @@ class _Get:
             self.body.close()
 
 
-class HttpSpan:
+class HttpSpan(OneCall):
     """A `Body` of the bytes of a span from `request.first` on. The task that owns it calls `open` first."""
 
     def __init__(self, request: RangeRequest, requests: SpanRequests, *, spliceable: bool) -> None:
@@ -112,15 +122,14 @@ class HttpSpan:
         """Why no further byte of a part will come, by its index."""
         self._failure: SourceError | None = None
         """The error, once every byte before it is taken."""
-        self._waits: list[tuple[int, Callable[[], Coroutine[Any, Any, None]]]] = []
-        """What the owner must do, by the index of the part that needs it."""
+        self._waits: list[_Wait] = []
+        """What the owner must do."""
         self._opened = not self._unsent
         """Whether the first response header is checked, or an error is known instead."""
         self._report = RequestReport()
         self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
         """Set for the owner."""
-        self._call: Callable[[], None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -136,42 +145,44 @@ class HttpSpan:
         """
         self._request.reported = True
         self._request.on_phase("connect")
-        self._timer = self._loop.call_later(LOOK_EVERY, self._look)
         self._begin_more()
-        # The first response must not wait for further connections.
-        await self._attend(lambda: self._opened, self._first)
+        await self._attend(lambda: self._opened, first=True)
         if not self._literal and (error := self._errors.get(self._at)) is not None:
             raise error
 
     async def taken(self) -> None:
         """As `Body.taken`."""
-        await self._attend(lambda: not self.left or self._failure is not None, None)
+        await self._attend(lambda: not self.left or self._failure is not None)
         if self._failure is not None:
             raise self._failure
 
-    async def _attend(self, done: Callable[[], bool], only: int | None) -> None:
-        """Do what the parts need, or the part `only` needs, until `done`."""
+    async def _attend(self, done: Callable[[], bool], *, first: bool = False) -> None:
+        """Do what the parts need until `done`. `first`: of later parts than the first only open connections.
+
+        What is not over then is done by the next call.
+        """
         while not done():
-            if not self._due(only):
+            if not self._due(first=first):
                 self._news.clear()
                 await self._news.wait()
                 continue
+            running = {}
             async with asyncio.TaskGroup() as tasks:
-                running = []
                 while not done():
-                    for wait in self._due(only):
+                    for wait in self._due(first=first):
                         self._waits.remove(wait)
-                        running.append(tasks.create_task(wait[1]()))
+                        running[tasks.create_task(wait.call())] = wait
                     self._news.clear()
                     await self._news.wait()
                 for each in running:
                     each.cancel()
+            self._waits += [wait for each, wait in running.items() if each.cancelled()]
 
-    def _due(self, only: int | None) -> list[tuple[int, Callable[[], Coroutine[Any, Any, None]]]]:
-        return [wait for wait in self._waits if only is None or wait[0] == only]
+    def _due(self, *, first: bool) -> list[_Wait]:
+        return [wait for wait in self._waits if not first or wait.connects or wait.part == self._first]
 
-    def _wait_for(self, index: int, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self._waits.append((index, call))
+    def _wait_for(self, wait: _Wait) -> None:
+        self._waits.append(wait)
         self._news.set()
 
     def close(self) -> None:
@@ -203,7 +214,7 @@ class HttpSpan:
         pool = self._requests.pool(self._parts[index])
         connection = pool.idle(self._request.avoid)
         if connection is None:
-            self._wait_for(index, partial(self._connect, index, pool))
+            self._wait_for(_Wait(index, partial(self._connect, index, pool), connects=True))
         else:
             self._send(index, connection, pool)
 
@@ -227,6 +238,8 @@ class HttpSpan:
         reader = ResponseReader(connection, context, within=stall_timeout, stall_timeout=stall_timeout)
         response = Response(reader, connection, pool, stall_timeout=stall_timeout)
         self._gets[index] = _Get(response, context, self._loop.time())
+        if self._timer is None:  # else it ends before the new response is due
+            self._timer = self._loop.call_at(response.deadline, self._look)
         if index == self._first:
             self._request.peer = connection.peer
             self._request.on_phase("first_byte")
@@ -263,7 +276,7 @@ class HttpSpan:
             return
         if get.body is None:
             get.response.pause()
-            self._wait_for(index, partial(self._judge, index))
+            self._wait_for(_Wait(index, partial(self._judge, index), connects=False))
             return
         if index == self._first:
             self._note_opened()
@@ -322,13 +335,17 @@ class HttpSpan:
             self._news.set()
 
     def _look(self) -> None:
-        """End the requests whose response header is overdue."""
+        """End the requests whose response header is overdue, and look again when the next one will be."""
+        self._timer = None
+        now = self._loop.time() + CLOCK_RESOLUTION
         for index, get in list(self._gets.items()):
-            if not get.first_byte and get.response.overdue:
+            if not get.first_byte and get.response.deadline <= now:
                 seconds = self._requests.stall_timeout
                 get.response.reused = False  # another connection would be as late
                 self._lose(index, Transient(f"no response for {seconds:g} s", get.context))
-        self._timer = self._loop.call_later(LOOK_EVERY, self._look)
+        deadlines = [get.response.deadline for get in self._gets.values() if not get.first_byte]
+        if deadlines and self._timer is None:
+            self._timer = self._loop.call_at(min(deadlines), self._look)
 
     # The stage (`streamer.s3.ranges.Body`).
 
@@ -448,15 +465,6 @@ class HttpSpan:
             get.body.notify(self._fire)
 
     park = notify
-
-    def _fire(self) -> None:
-        call, self._call = self._call, None
-        if call is not None:
-            call()
-
-    def hush(self) -> None:
-        """As `Body.hush`."""
-        self._call = None
 
 
 def _ignore() -> None:

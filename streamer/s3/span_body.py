@@ -10,6 +10,7 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from streamer.aio import OneCall
 from streamer.errors import SourceError
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from streamer.s3.ranges import Body, RangeRequest, RangeSource
 
 
-class SpanBody:
+class SpanBody(OneCall):
     """A `Body` of bytes in memory, and perhaps of the error that follows them."""
 
     spliceable = False
@@ -29,7 +30,6 @@ class SpanBody:
         self._data = memoryview(data)
         self._failure = failure
         self._loop = asyncio.get_running_loop()
-        self._call: Callable[[], None] | None = None
         self._taken: asyncio.Future[None] = self._loop.create_future()
 
     @classmethod
@@ -81,15 +81,6 @@ class SpanBody:
         self._loop.call_soon(self._fire)
 
     park = notify
-
-    def _fire(self) -> None:
-        call, self._call = self._call, None
-        if call is not None:
-            call()
-
-    def hush(self) -> None:
-        """As `Body.hush`."""
-        self._call = None
 
     async def taken(self) -> None:
         """As `Body.taken`."""

@@ -49,9 +49,9 @@ class Response:
         return self._reader.begun
 
     @property
-    def overdue(self) -> bool:
-        """Whether the header has not come in time."""
-        return self._reader.overdue
+    def deadline(self) -> float:
+        """Time of the event loop until which the header must have come."""
+        return self._reader.deadline
 
     def read_header(self) -> None:
         """Read the header. Raises BlockingIOError until all of it has arrived, SourceError, OSError."""

@@ -158,7 +158,8 @@ class ResponseReader:
         self._context = context
         self._stall_timeout = stall_timeout
         self._loop = asyncio.get_running_loop()
-        self._deadline = self._loop.time() + within
+        self.deadline = self._loop.time() + within
+        """Time of the event loop until which header and error body must have come."""
         self._parser = HeaderParser(context)
 
     async def header(self) -> ResponseHeader:
@@ -171,11 +172,6 @@ class ResponseReader:
     def parsed(self) -> ResponseHeader:
         """The header, once it is read."""
         return self._parser.message.header
-
-    @property
-    def overdue(self) -> bool:
-        """Whether the time for the header is over."""
-        return self._loop.time() >= self._deadline
 
     async def body(self, most: int) -> bytes:
         """Return what arrives of the body in time, at most about `most` bytes; the reader keeps none."""
@@ -201,7 +197,7 @@ class ResponseReader:
         objects until the next garbage collection.
         """
         done: asyncio.Future[bool] = self._loop.create_future()
-        timer = self._loop.call_at(self._deadline, _time_out, done)
+        timer = self._loop.call_at(self.deadline, _time_out, done)
         try:
             on_readable = partial(self._on_readable, step, done)
             self._connection.expect(1)
