@@ -22,7 +22,7 @@ import uvloop
 
 from streamer.engines.link import Link, Message
 from streamer.engines.served_span import ServedSpan
-from streamer.engines.wire import LeftToParent, pack_error, pack_report, unpack_part
+from streamer.engines.wire import LeftToParent, pack_error, pack_report, unpack_parts
 from streamer.errors import BadAnswer, Expired, GaveUp, ReaderGone, SourceError, Transient
 from streamer.relay.staging.buffers import BufferPool
 from streamer.retry import RetryPolicy
@@ -199,7 +199,7 @@ class EngineProcess:
         if self._source is None:
             raise RuntimeError("a span before the settings")
         span = ServedSpan(
-            [unpack_part(part) for part in parts],
+            unpack_parts(parts),
             self._source if avoid is None else _Avoiding(self._source, avoid),
             self._pool,
             policy=ONCE if once else self._policy,

@@ -1,17 +1,15 @@
-"""One span in an engine process: fetches its parts and writes their bytes, in order, into a pipe.
+"""One part or span in an engine process: fetches it and writes its bytes, in order, into a pipe.
 
-    part ─ PartFetch (request, retry) ─▶ BufferStage ─┐
-    part ─ PartFetch ─▶ BufferStage ──────────────────┴─ in order ─▶ pipe ─▶ parent
+    PartFetch (request, retry) ─▶ BufferStage ─▶ pipe ─▶ parent
 
-At most `requests` parts are fetched at once. The body of a large part stays in its socket until the span has
-a pipe. Without TLS it is then spliced from the socket into the pipe, so the engine reads no byte of it. With
-TLS it is read as the pipe takes it, while its bytes are in the processor's cache; with `ahead` as it arrives,
-so that several engines decrypt the next parts of one FIFO at the same time. Small parts are read as they
-arrive, to free their connections.
+The body of a large part stays in its socket until there is a pipe. Without TLS it is then spliced from the
+socket into the pipe, so the engine reads no byte of it. With TLS it is read as the pipe takes it, while its
+bytes are in the processor's cache; with `ahead` as it arrives, so that several engines decrypt the next parts
+of one FIFO at the same time. A span (`streamer.s3.http_span`) is read as it arrives, to free its connections.
 
-The parent has reserved memory for all of them, and the pool of buffers may keep as much as is reserved for
-bytes that are not written yet. A part that fails for good ends the span, after the bytes before it: so the
-parent learns of an error at the exact byte.
+The parent has reserved memory for all bytes, and the pool of buffers may keep as much as is reserved for
+bytes that are not written yet. An error that is final comes after the bytes before it: so the parent learns
+of it at the exact byte.
 """
 
 from __future__ import annotations
@@ -23,6 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 from streamer.aio import task_group
 from streamer.errors import ReaderGone, SourceError
 from streamer.linux import PIPE_SIZE
+from streamer.plan import Span
 from streamer.relay.fetch.part_fetch import PartFetch
 from streamer.relay.staging.buffers import BufferPool, BufferStage, buffer_bytes
 from streamer.relay.staging.stage import LEAST, TURN
@@ -31,8 +30,6 @@ from streamer.s3.ranges import RequestReport
 from streamer.sink.outlet import PipeOutlet
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from streamer.plan import Part
     from streamer.retry import RetryPolicy
     from streamer.s3.ranges import Phase, RangeSource
@@ -49,11 +46,11 @@ class Observer(Protocol):
 
 
 class ServedSpan:
-    """Fetches `parts` and writes them into the pipe given to `attach`."""
+    """Fetches `part` and writes it into the pipe given to `attach`."""
 
     def __init__(
         self,
-        parts: Sequence[Part],
+        part: Part,
         source: RangeSource,
         pool: BufferPool,
         *,
@@ -61,37 +58,39 @@ class ServedSpan:
         requests: int,
         observer: Observer,
     ) -> None:
+        """`requests`: as `RangeRequest.requests`."""
         self.written = 0
         """Bytes written into the pipe."""
-        self._parts = parts
-        self._source = source
+        self._part = part
         self._pool = pool
-        self._policy = policy
-        self._at_once = requests
         self._observer = observer
         self._reserved = 0
         """Bytes of `pool.limit` for this span."""
         self._counters = ChannelCounters()
         self._done: list[tuple[int, float, float]] = []
         self._throttled = 0
-        self._ahead = False
-        self._stages: list[BufferStage] = []
-        """Stages of the parts that have begun, in order."""
-        self._fetches: list[PartFetch] = []
-        """Fetches of the same parts."""
-        self._running = 0
-        """Fetches that have not ended."""
-        self._tasks: list[asyncio.Task[None]] = []
-        """Tasks of all fetches."""
         self._changed = asyncio.Event()
         self._pipe: int | None = None
         self._unopened = True
         """Whether no response header has been checked."""
         self._waits = False
-        """Whether the part to write next waits before a retry."""
+        """Whether the fetch waits before a retry."""
+        self._stage = BufferStage(
+            part,
+            pool,
+            on_change=self._changed.set,
+            counters=self._counters,
+            eager=isinstance(part, Span),
+            splices=True,
+            at_once=PIPE_SIZE,  # the parent is woken once for what fills the pipe
+        )
+        self._fetch = PartFetch(
+            self._stage, source, policy=policy, counters=self._counters, quota=self, requests=requests
+        )
+        self._fetch.on_phase = self._note_phase
 
     def __repr__(self) -> str:
-        return f"<ServedSpan {len(self._fetches)}/{len(self._parts)} parts begun, {self.written} written>"
+        return f"<ServedSpan {self.written}/{len(self._part)} bytes written, {self._fetch}>"
 
     def landed(self, now: float, *, received: int, first_byte: float, seconds: float) -> None:
         """As `RequestLog`."""
@@ -110,10 +109,8 @@ class ServedSpan:
         """
         self._pipe = fd
         self._changed.set()
-        self._ahead = ahead
         if ahead:
-            for stage in self._stages:
-                stage.read_ahead()
+            self._stage.read_ahead()
 
     def _reserve(self, count: int) -> None:
         self._reserved += count
@@ -141,59 +138,34 @@ class ServedSpan:
         return report
 
     async def run(self) -> None:
-        """Fetch and write all parts. Raises SourceError at the first missing byte, and ReaderGone."""
-        self._reserve(sum(buffer_bytes(part.body) for part in self._parts))
+        """Fetch and write all bytes. Raises SourceError at the first missing byte, and ReaderGone."""
+        self._reserve(buffer_bytes(self._part.body))
         try:
-            async with task_group() as requests:
-                self._begin_more(requests)
+            async with task_group() as tasks:
+                fetching = tasks.create_task(self._bring()) if self._part.body else None
                 try:
                     await self._write_all()
                 except BaseException:
-                    self._at_once = 0
-                    for task in self._tasks:
-                        task.cancel()
+                    if fetching is not None:
+                        fetching.cancel()
                     raise
         finally:
-            for fetch in self._fetches:
-                fetch.stage.discard()
+            self._stage.discard()
             self._reserve(-self._reserved)
             self._pool.trim()
 
-    def _begin_more(self, requests: asyncio.TaskGroup) -> None:
-        """Begin further parts, as many as may be fetched at once."""
-        while self._running < self._at_once and len(self._fetches) < len(self._parts):
-            part = self._parts[len(self._fetches)]
-            stage = BufferStage(
-                part,
-                self._pool,
-                on_change=self._changed.set,
-                counters=self._counters,
-                eager=self._ahead,
-                splices=True,
-                at_once=PIPE_SIZE,  # the parent is woken once for what fills the pipe
-            )
-            fetch = PartFetch(stage, self._source, policy=self._policy, counters=self._counters, quota=self)
-            self._stages.append(stage)
-            self._fetches.append(fetch)
-            if part.body:
-                fetch.on_phase = None if self._tasks else self._note_phase
-                self._running += 1
-                self._tasks.append(requests.create_task(self._fetch(fetch, requests)))
-
-    async def _fetch(self, fetch: PartFetch, requests: asyncio.TaskGroup) -> None:
+    async def _bring(self) -> None:
         try:
-            await fetch.run()
+            await self._fetch.run()
         except SourceError as error:
-            fetch.error, self._at_once = error, 0  # no later part can be written
-            if self._fetches[0].stage.ready:
-                self._open(None)  # the parent must take the literals before the missing byte
-        self._running -= 1
-        self._begin_more(requests)
+            self._fetch.error = error
+            if self._stage.ready:
+                self._open(None)  # the parent must take the bytes before the missing one
         self._changed.set()
 
     def _note_phase(self, phase: Phase) -> None:
         if self._unopened and phase == "body":
-            request = next((fetch.request for fetch in self._fetches if fetch.request), None)
+            request = self._fetch.request
             self._open(request.peer if request else None)
             return
         if phase == "credentials":
@@ -209,51 +181,40 @@ class ServedSpan:
             self._observer.opened(peer)
 
     async def _write_all(self) -> None:
-        if not any(part.body for part in self._parts):
+        """Write all bytes. Raises SourceError at the first missing byte, and ReaderGone."""
+        stage, fetch = self._stage, self._fetch
+        if not self._part.body:
             self._open(None)
         while self._pipe is None:
             # Nothing is taken from a socket before: a stage that is awaited must be drained at once.
-            first = self._fetches[0]
-            if first.error is not None and not first.stage.ready:
-                raise first.error
+            if fetch.error is not None and not stage.ready:
+                raise fetch.error
             await self._news()
         outlet = PipeOutlet(self._pipe, on_gone=self._changed.set)
+        left = TURN
         try:
-            for index, part in enumerate(self._parts):
-                while index >= len(self._fetches):
+            while self.written < len(self._part):
+                if outlet.reader_gone:
+                    raise ReaderGone("the reader closed the pipe")
+                if not stage.ready:
+                    if fetch.error is not None:
+                        raise fetch.error
+                    stage.awaited = True
                     await self._news()
-                await self._write(part, self._fetches[index], outlet)
+                    continue
+                try:
+                    count = outlet.push(stage)
+                except BlockingIOError:
+                    await outlet.writable()
+                    continue
+                self.written += count
+                self._reserve(-min(count, self._reserved))
+                left -= max(LEAST, count)
+                if left <= 0:
+                    left = TURN
+                    await asyncio.sleep(0)
         finally:
             outlet.detach()
-
-    async def _write(self, part: Part, fetch: PartFetch, outlet: PipeOutlet) -> None:
-        """Write all bytes of a part. Raises SourceError at the first missing byte, and ReaderGone."""
-        stage, left = fetch.stage, TURN
-        count = 0
-        while count < len(part):
-            if outlet.reader_gone:
-                raise ReaderGone("the reader closed the pipe")
-            if not stage.ready:
-                if fetch.error is not None:
-                    raise fetch.error
-                fetch.on_phase = self._note_phase
-                stage.awaited = True
-                await self._news()
-                continue
-            try:
-                pushed = outlet.push(stage)
-            except BlockingIOError:
-                await outlet.writable()
-                continue
-            count += pushed
-            self.written += pushed
-            self._reserve(-pushed)
-            left -= max(LEAST, pushed)
-            if left <= 0:
-                left = TURN
-                await asyncio.sleep(0)
-        stage.discard()
-        self._reserve(count - buffer_bytes(part.body))
 
     async def _news(self) -> None:
         self._changed.clear()

@@ -10,7 +10,7 @@ from typing import Any
 
 from streamer import errors
 from streamer.errors import BadAnswer, ClockSkew, ErrorContext, SourceError, Transient
-from streamer.plan import ObjectRef, Part
+from streamer.plan import ObjectRef, Part, Span
 from streamer.s3.ranges import RequestReport
 
 PackedPart = tuple[str, str, int, str, str | None, int, int, bytes, bytes]
@@ -31,10 +31,15 @@ def pack_part(part: Part) -> PackedPart:
     return (*identity, part.start, part.end, part.leading, part.trailing)
 
 
-def unpack_part(packed: PackedPart) -> Part:
-    """Return the part; its epoch and offset are not sent."""
-    bucket, key, size, etag, version, start, end, leading, trailing = packed
-    return Part(0, ObjectRef(bucket, key, size, etag, version), start, end, 0, leading, trailing)
+def unpack_parts(packed: list[PackedPart]) -> Part:
+    """Return a part, or the span of several. The epoch is not sent; offsets count from the first byte."""
+    parts: list[Part] = []
+    offset = 0
+    for bucket, key, size, etag, version, start, end, leading, trailing in packed:
+        ref = ObjectRef(bucket, key, size, etag, version)
+        parts.append(Part(0, ref, start, end, offset, leading, trailing))
+        offset += len(parts[-1])
+    return parts[0] if len(parts) == 1 else Span.of(parts)
 
 
 def pack_error(error: SourceError) -> PackedError:

@@ -23,14 +23,11 @@ from streamer.engines import engine
 from streamer.engines.engine import Engines, EngineSettings, running
 from streamer.engines.link import Link, frame
 from streamer.engines.process import EngineProcess
-from streamer.engines.served_span import ServedSpan
 from streamer.engines.source import EngineSource
 from streamer.engines.wire import pack_part
-from streamer.errors import Denied, SinkError
+from streamer.errors import SinkError
 from streamer.plan import Arrangement, ObjectRef, Part, Span, cut
-from streamer.relay.staging.buffers import BufferPool
-from streamer.retry import RetryPolicy
-from streamer.s3.ranges import Body, Phase, RangeRequest, RequestReport
+from streamer.s3.ranges import RangeRequest
 from streamer.units import KIB, MIB
 from tests.kit.faults import chunked
 from tests.kit.harness import Running, fill, running_channel
@@ -165,42 +162,6 @@ async def test_a_part_is_left_while_the_one_before_it_waits_for_a_retry(stub: S3
     async with running_channel(stub, tmp_path, transport="splice", processes=1, part_size=MIB) as channel:
         assert await off_loop(read_all, channel.fifo(0)) == truth
         assert not source(channel).engines.replaced
-
-
-async def test_nothing_is_asked_for_behind_a_part_that_is_denied() -> None:
-    """While the first part of a span has not arrived."""
-    asked = 0
-
-    class Denying:
-        name = "denying"
-        span_size = 0
-
-        async def open(self, request: RangeRequest) -> Body:
-            nonlocal asked
-            asked += 1
-            if request.part.object.key == "0":
-                await asyncio.Event().wait()
-            raise Denied("no", request.context)
-
-    parts = [Part(0, ObjectRef("b", str(number), 9, "e"), 0, 9, 9 * number) for number in range(256)]
-    observer = Observed()
-    span = ServedSpan(parts, Denying(), BufferPool(), policy=RetryPolicy(), requests=16, observer=observer)
-    running = asyncio.ensure_future(span.run())
-    for _ in range(1000):
-        await asyncio.sleep(0)
-    assert asked == 16
-    running.cancel()
-    await asyncio.wait([running])
-
-
-class Observed:
-    """An `Observer` that ignores everything."""
-
-    def opened(self, peer: str | None) -> None:
-        pass
-
-    def phase(self, phase: Phase, report: RequestReport | None) -> None:
-        pass
 
 
 async def test_what_an_engine_leaves_is_fetched_here(stub: S3Stub, tmp_path: Path) -> None:

@@ -125,9 +125,9 @@ async def test_an_engine_allocates_no_more_than_the_parent_has_reserved(size: in
     reserved = PipeStages(quota(), PipePool(1024 * MIB, most=1), engines=True).reserved_bytes(span)
     assert reserved <= MIB
     pool, source = BufferPool(KEPT), Here()
-    served = ServedSpan(span.pieces, source, pool, policy=RetryPolicy(), requests=256, observer=Unobserved())
+    served = ServedSpan(span, source, pool, policy=RetryPolicy(), requests=256, observer=Unobserved())
     running = asyncio.ensure_future(served.run())
-    await eventually(lambda: source.opened == len(span.pieces))
+    await eventually(lambda: source.opened == 1)
     for _ in range(10):
         await asyncio.sleep(0)
     assert len(span) <= pool.allocated <= reserved

@@ -33,7 +33,7 @@ from collections.abc import Callable
 
 from streamer.linux import PIPE_SIZE, SPLICE_FLAGS, Pipe
 from streamer.plan import Part
-from streamer.relay.staging.buffers import OWN_BUFFER, held_in_buffers
+from streamer.relay.staging.buffers import OWN_BUFFER, buffer_bytes, held_in_buffers
 from streamer.relay.staging.stage import PART_COST, Stage, StageFull, at_most_the_floor, bytes_per_request
 from streamer.relay.statistics import ChannelCounters
 from streamer.s3.ranges import Body
@@ -148,7 +148,8 @@ class PipeStages:
         body = part.body
         pipe = PIPE_COST if body else 0
         if self._engines or part.requests > 1:
-            return sum(map(held_in_buffers, part.pieces)) + (pipe if body <= OWN_BUFFER else 0)
+            held = max(buffer_bytes(body), sum(map(held_in_buffers, part.pieces)))
+            return held + (pipe if body <= OWN_BUFFER else 0)
         if body <= OWN_BUFFER:
             return len(part) + PART_COST + pipe
         literals = len(part) - body
