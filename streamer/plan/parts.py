@@ -124,8 +124,9 @@ class Span(Part):
 
     def at(self, first: int) -> tuple[ObjectRef, int]:
         """See `Part.at`."""
-        part = next(part for part in self.parts if self.offset + first <= part.offset + len(part))
-        place = self.offset + first - part.offset - len(part.leading)
+        byte = self.offset + first
+        part = next((part for part in self.parts if byte < part.offset + len(part)), self.parts[-1])
+        place = byte - part.offset - len(part.leading)
         return part.object, part.start + min(max(place, 0), part.body)
 
     def rest(self, first: int) -> list[Part]:

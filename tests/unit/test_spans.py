@@ -66,9 +66,9 @@ def test_spans_have_the_bytes_of_their_parts(plan: Plan, size: int, span: int, d
                 for index, each in enumerate(part.parts)
                 if each.ends_object
             ]
-            if first < len(part):
-                ref, offset = part.at(first)
-                assert 0 <= offset <= ref.size
+            for at, byte in enumerate(stream(list(part.parts))):
+                ref, offset = part.at(at)
+                assert byte == (ref.key, offset) or (isinstance(byte, int) and 0 <= offset <= ref.size)
 
 
 @given(PLANS, st.integers(1, 200))
