@@ -95,6 +95,20 @@ async def test_small_objects_are_asked_for_together(stub: S3Stub, tmp_path: Path
     assert stub.most_in_flight <= 3
 
 
+async def test_a_part_that_waits_before_its_retry_is_not_hedged(stub: S3Stub, tmp_path: Path) -> None:
+    """The wait is the engine's, so the parent's request is under way all the time."""
+    fill(stub, SMALL)
+    stub.script(*[fails(500, "InternalError", **{"Retry-After": "60"})] * 1000, key="b/data/0100")
+    async with running_channel(
+        stub, tmp_path, transport="splice", processes=1, hedge=0.05, policy=RetryPolicy(give_up_after=2)
+    ) as running:
+        with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb") as reader:
+            await off_loop(reader.read, sum(SMALL[:100]))
+            await eventually(lambda: running.channel.error)
+        assert "InternalError" in str(running.channel.error)
+        assert running.channel.statistics().hedges.get("issued", 0) < 5
+
+
 @pytest.mark.parametrize("seed", range(4))
 async def test_a_killed_process_loses_nothing(stub: S3Stub, tmp_path: Path, seed: int) -> None:
     """Each process is killed at a random byte of the stream; the rest comes from another."""

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from streamer.schedule.budget import ChannelQuota
     from streamer.schedule.window import Slot
 
+WAITS = ("credentials", "throttled", "retry")
+"""Phases in which no request has been sent: a second request would do no better than the awaited one."""
 THROWN_AWAY = 64 * KIB
 """Bytes read and thrown away at a time."""
 
@@ -135,9 +137,11 @@ class Hedger:
         missing = slot.part.body - stage.received
         if not missing:
             return
-        asked = fetch.request is not None and not stage.ready and slot not in self._tasks
+        asked = fetch.request is not None and fetch.phase not in WAITS
         if (
             asked
+            and not stage.ready
+            and slot not in self._tasks
             and not self._quota.concurrency.slowed
             and self._quota.hedging.worth(before, self._seen(slot), missing)
         ):
