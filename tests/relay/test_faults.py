@@ -16,7 +16,7 @@ from streamer.retry import RetryPolicy
 from tests.kit.faults import WRONG, resets_after
 from tests.kit.harness import MORE_THAN_A_FIFO, RunChannel, Running, fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all, until_equal
-from tests.kit.stub import Answer, S3Stub, cut_after, fails, stalls, whole, with_headers
+from tests.kit.stub import Answer, Fault, S3Stub, cut_after, fails, stalls, whole, with_headers
 from tests.kit.trailers import published_trailer
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
@@ -219,6 +219,33 @@ async def test_giving_up_tells_the_first_and_the_last_error(
     assert "gave up" in error
     assert "InternalError" in error
     assert "SlowDown" in error
+
+
+async def test_a_part_whose_reader_waits_is_given_up_once(
+    run: RunChannel, stub: S3Stub, tmp_path: Path
+) -> None:
+    """Also if each body fails as soon as it is there; and the error has the id of the response."""
+
+    def named(fault: Fault) -> Fault:
+        async def with_id(answer: Answer) -> web.StreamResponse:
+            answer.headers["x-amz-request-id"] = "R1"
+            return await fault(answer)
+
+        return with_id
+
+    truth = fill(stub, [2000])
+    bodies = [cut_after(500, once=stub.released), cut_after(500), *[cut_after(0)] * 10_000]
+    stub.script(*map(named, bodies))
+    policy = RetryPolicy(give_up_after=1, first_wait=0.001, longest_wait=0.01)
+    async with run(stub, tmp_path, policy=policy, requests_in_flight=1) as running:
+        with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb") as reader:
+            assert await off_loop(reader.read, 500) == truth[:500]
+            stub.release()
+            assert await off_loop(reader.read, 500) == truth[500:1000]
+            await eventually(lambda: running.channel.error)
+            error = str(running.channel.error)
+    assert "attempt 1," not in error, "requested again after it was given up"
+    assert error.count("request id R1") == 2
 
 
 async def test_a_part_given_up_before_its_reader_came_is_asked_for_again(

@@ -73,6 +73,8 @@ class PartFetch:
         """Final error, set once when retrying has ended: no further byte will arrive."""
         self.last_chance = False
         """Whether giving up is final: delivery was waiting for the part, or has had it requested again."""
+        self.waited_at = -1
+        """Bytes in the stage when delivery last began to wait for more."""
         self.task: asyncio.Task[None] | None = None
         """Task that runs this fetch; set by whoever starts it."""
         self._attempts = 1
@@ -260,7 +262,8 @@ async def _first_byte_within(seconds: float, stage: Stage) -> AsyncIterator[None
         async with asyncio.timeout(None) as limit:
             yield
     except TimeoutError as error:
-        context = ErrorContext(stage.part.object.bucket, stage.part.object.key, stage.part.start + received)
+        ref, offset = stage.part.at(stage.part.start + received)
+        context = ErrorContext(ref.bucket, ref.key, offset)
         raise Transient(f"no byte for the last {seconds:.0f} s", context, silent=seconds) from error
     finally:
         timer.cancel()

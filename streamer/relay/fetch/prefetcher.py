@@ -249,8 +249,10 @@ class Prefetcher:
             await fetch.run(failed)
         except SourceError as error:
             fetch.error, stage = error, fetch.stage
+            if fetch.waited_at == stage.received:
+                fetch.last_chance = True
             if stage.awaited:
-                fetch.last_chance, stage.awaited = True, False
+                stage.awaited = False
                 self.changed.set()
         self.landed(slot)
 

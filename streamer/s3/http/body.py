@@ -17,10 +17,11 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
+from dataclasses import replace
 
 from streamer.errors import ErrorContext, SourceError, Transient, Truncated
 from streamer.linux import SPLICE_FLAGS
-from streamer.s3.client.faults import broken
+from streamer.s3.client.faults import broken, escaped_id
 from streamer.s3.http.connection import Connection
 
 PATIENCE = 0.25
@@ -42,13 +43,18 @@ class HttpBody:
         *,
         stall_timeout: float,
         give_back: Callable[[Connection], None] | None,
+        request_id: str | None = None,
     ) -> None:
-        """`give_back`: takes the connection for another request; None to close it after this response."""
+        """`give_back`: takes the connection for another request; None to close it after this response.
+
+        `request_id`: S3's name of the request, for errors.
+        """
         self.left = length
         self.spliceable = connection.spliceable
         self._connection = connection
         self._length = length
-        self._context = context
+        self._at = context
+        self._request_id = request_id
         self._stall_timeout = stall_timeout
         self._give_back = give_back
         self._loop = asyncio.get_running_loop()
@@ -62,6 +68,11 @@ class HttpBody:
     def __repr__(self) -> str:
         state = "failed" if self._failure else "parked" if self._parked else "open"
         return f"<HttpBody {state}, {self.left}/{self._length} bytes left>"
+
+    @property
+    def _context(self) -> ErrorContext:
+        """Where an error is: made when there is one, since most bodies have none."""
+        return replace(self._at, request_id=escaped_id(self._request_id))
 
     def splice_into(self, pipe_fd: int, most: int) -> int:
         """As `Body.splice_into`."""

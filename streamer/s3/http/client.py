@@ -71,6 +71,7 @@ class Response:
             context,
             stall_timeout=self._stall_timeout,
             give_back=self._pool.give if self.header.keep_alive else None,
+            request_id=self.header.fields.get("x-amz-request-id"),
         )
 
     async def error_body(self) -> bytes:
