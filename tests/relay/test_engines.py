@@ -27,6 +27,7 @@ from streamer.engines.source import EngineSource
 from streamer.engines.wire import pack_part
 from streamer.errors import SinkError
 from streamer.plan import Arrangement, ObjectRef, Part, Span, cut
+from streamer.retry import RetryPolicy
 from streamer.s3.ranges import RangeRequest
 from streamer.units import KIB, MIB
 from tests.kit.faults import chunked
