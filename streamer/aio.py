@@ -104,21 +104,6 @@ class WorkerThread:
             self._executor.shutdown(wait=False)
 
 
-class OneCall:
-    """Keeps the callback of a body (`Body.notify`), which is called once."""
-
-    _call: Callable[[], None] | None = None
-
-    def _fire(self) -> None:
-        call, self._call = self._call, None
-        if call is not None:
-            call()
-
-    def hush(self) -> None:
-        """As `Body.hush`."""
-        self._call = None
-
-
 def _nothing() -> None:
     """Start a thread, and nothing else."""
 

@@ -14,10 +14,10 @@ import asyncio
 import os
 from typing import TYPE_CHECKING, Any
 
-from streamer.aio import OneCall
 from streamer.engines.wire import LeftToParent, unpack_error, unpack_report
 from streamer.errors import ErrorContext, SourceError, Transient
 from streamer.linux import PIPE_SIZE, SPLICE_FLAGS, bytes_unread, set_pipe_size
+from streamer.s3.ranges import OneCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable

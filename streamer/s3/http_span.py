@@ -22,12 +22,11 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from streamer.aio import OneCall
 from streamer.errors import ErrorContext, SourceError, Throttled, Transient
 from streamer.s3.client.faults import broken, not_understood
 from streamer.s3.http.client import Response, write_request
 from streamer.s3.http.response import ResponseReader
-from streamer.s3.ranges import RequestReport
+from streamer.s3.ranges import OneCall, RequestReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

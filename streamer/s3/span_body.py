@@ -10,8 +10,8 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from streamer.aio import OneCall
 from streamer.errors import SourceError
+from streamer.s3.ranges import OneCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable
