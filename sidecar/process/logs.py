@@ -15,8 +15,9 @@ import re
 import sys
 import traceback
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TextIO
 
+from sidecar.process.streams import take_dropped
 from streamer.escaping import escape_control
 from streamer.secrets import redact
 
@@ -61,7 +62,7 @@ def configure(*, level: str = "info", json_lines: bool | None = None) -> None:
     """Set up logging for the process. `json_lines`: None for JSON unless standard error is a terminal."""
     if json_lines is None:
         json_lines = not sys.stderr.isatty()
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _Handler(sys.stderr)
     handler.setFormatter(
         _JsonLines() if json_lines else _Text(colors=sys.stderr.isatty() and not os.environ.get("NO_COLOR"))
     )
@@ -84,6 +85,15 @@ def configure_unless_done() -> None:
     """Set up logging if the command has not; `probe` and others log nothing but a bug."""
     if not logging.getLogger().handlers:
         configure()
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    """Writes lines, and reports how much was dropped because nobody read them (`sidecar.process.streams`)."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        super().emit(record)
+        if dropped := take_dropped():
+            log.warning("a part of the log was dropped, because nobody read it", bytes=dropped)
 
 
 class _JsonLines(logging.Formatter):

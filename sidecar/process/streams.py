@@ -2,13 +2,16 @@
 
 Writing to standard output raises SinkError for a full disk or a closed descriptor, and ReaderGone if the
 reader has closed the pipe, whichever library writes. Writing to standard error never fails: a log line that
-cannot be written must neither end an epoch nor change an exit code.
+cannot be written must neither end an epoch nor change an exit code. Nor does it wait for long: if nobody
+reads the pipe and it is full, lines are dropped, since the event loop writes them, and every FIFO would stand
+still.
 """
 
 from __future__ import annotations
 
 import io
 import os
+import select
 import sys
 from typing import TYPE_CHECKING, TextIO
 
@@ -16,6 +19,9 @@ from streamer.sink.stdout import refused
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
+
+PATIENCE = 1.0
+"""Seconds for which a line waits until standard error has room."""
 
 
 def guard() -> None:
@@ -47,13 +53,44 @@ class _Output(io.FileIO):
 
 
 class _Errors(io.FileIO):
-    """Standard error that ignores errors."""
+    """Standard error that ignores errors, and drops what it cannot write within PATIENCE."""
+
+    dropped = 0
+    """Bytes dropped since the last report."""
+    stuck = False
+    """Whether the last write was dropped, in whole or in part."""
+    _cut = False
+    """Whether the last line has no end."""
 
     def write(self, data: ReadableBuffer, /) -> int:
+        view = memoryview(data).cast("B")
         try:
-            return super().write(data) or 0
+            if self._cut and self._has_room():
+                self._cut = not super().write(b"\n")
+            written = super().write(view[: select.PIPE_BUF]) if self._has_room() else None
         except OSError:
-            return memoryview(data).nbytes
+            return view.nbytes
+        if written:
+            self._cut = view[written - 1] != ord("\n")
+            return written
+        self.dropped += view.nbytes
+        return view.nbytes
+
+    def _has_room(self) -> bool:
+        """Wait until PIPE_BUF bytes can be written, but not again while nobody reads (poll(2), pipe(7))."""
+        poller = select.poll()
+        poller.register(self.fileno(), select.POLLOUT)
+        self.stuck = not poller.poll(0 if self.stuck else 1000 * PATIENCE)
+        return not self.stuck
+
+
+def take_dropped() -> int:
+    """Return the bytes that standard error has dropped since the last call; 0 while it still drops."""
+    raw = getattr(getattr(sys.stderr, "buffer", None), "raw", None)
+    if not isinstance(raw, _Errors) or raw.stuck:
+        return 0
+    dropped, raw.dropped = raw.dropped, 0
+    return dropped
 
 
 def _text(raw: io.FileIO, replaced: TextIO | None) -> io.TextIOWrapper:

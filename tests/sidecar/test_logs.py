@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from tests.kit.harness import fill
+from tests.kit.pipes import read_all
+from tests.kit.processes import PENSTOCK, job, write_job
+from tests.kit.stub import S3Stub
 
 PROGRAM = """
 import asyncio, logging, sys, warnings
@@ -71,3 +80,30 @@ def test_a_bug_in_a_command_without_a_log_is_one_line() -> None:
     line = json.loads(ran.stderr)
     assert (line["event"], line["level"]) == ("unexpected error; please report it", "error")
     assert line["exception"].endswith("TypeError: 'NoneType' object is not callable")
+
+
+def test_a_log_that_nobody_reads_stops_no_stream(stub: S3Stub, tmp_path: Path) -> None:
+    """As behind `| less`: lines are dropped, and their number of bytes is reported once there is room."""
+    truth = fill(stub, [1000], prefix="b/train/")
+    path = write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/"))
+    read_end, write_end = os.pipe()
+    fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, 4096)
+    with (
+        open(read_end, "rb", buffering=0) as reader,
+        subprocess.Popen([*PENSTOCK, "run", "-c", path], stderr=write_end) as process,
+    ):
+        os.close(write_end)
+        log = b""
+        while b'"event": "ready"' not in log:
+            log += reader.read(4096)
+        for epoch in range(40):
+            assert read_all(tmp_path / "ml/input/data" / f"train_{epoch}") == truth
+        log += reader.read(4096)
+        process.send_signal(signal.SIGTERM)
+        while piece := reader.read(4096):
+            log += piece
+        assert process.wait() == 0
+    events = [json.loads(line) for line in log.splitlines()]
+    (lost,) = [each for each in events if "was dropped" in each["event"]]
+    assert lost["bytes"] > 4096
+    assert events[-1]["event"] == "ended"
