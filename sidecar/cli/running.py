@@ -71,7 +71,8 @@ def run(
 
         job = load_job_file(path)
         continuation = command.Continuation(keeper=keeper, resume=resume, resume_anyway=resume_anyway)
-        code = run_loop(command.run(job, (host_index, host_count), continuation))
+        hosts = host_index, host_count
+        code = run_loop(command.run(job, hosts, continuation, reload=lambda: load_job_file(path)))
         if code != command.RESTART:
             end(code)
     if code == command.RESTART:

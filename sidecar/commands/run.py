@@ -14,10 +14,12 @@ from sidecar.process.early_signals import kept
 from sidecar.process.exits import Exit
 from sidecar.process.logs import log
 from sidecar.process.signals import Shutdown, handled
-from streamer.aio import first_of
-from streamer.errors import SinkError
+from streamer.aio import first_of, in_thread
+from streamer.errors import ConfigError, SinkError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sidecar.config.job import Job
 
 
@@ -37,8 +39,13 @@ class Continuation:
     """Resume even if the objects have changed."""
 
 
-async def run(job: Job, flags: Flags, continuation: Continuation) -> int:
-    """Serve the job until a signal; drain on the first, end at once on the second."""
+async def run(
+    job: Job, flags: Flags, continuation: Continuation, *, reload: Callable[[], object] = lambda: None
+) -> int:
+    """Serve the job until a signal; drain on the first, end at once on the second.
+
+    `reload` reads the job file before a restart. If that raises ConfigError, the sidecar does not restart.
+    """
     shutdown = Shutdown()
     layout = Layout(job.penstock.base_directory or DEFAULT_BASE)
     job, hosts = resolve_host(job, layout, flags)
@@ -66,9 +73,10 @@ async def run(job: Job, flags: Flags, continuation: Continuation) -> int:
                 return
             shutdown.restart.clear()
             try:
+                await in_thread(reload)
                 await supervisor.hand_over()
                 handed_over = True
-            except SinkError as error:
+            except (ConfigError, SinkError) as error:
                 log.error("cannot restart, going on", error=str(error))
                 layout.note("cannot restart", str(error))
 

@@ -311,6 +311,10 @@ def test_a_signal_while_a_restart_loads_its_code_ends_the_sidecar(
         pipe.write_text(document)
         started.wait_for("ready")
         started.process.send_signal(signal.SIGUSR2)
+        with open(pipe, "w", encoding="utf-8") as file:  # it is read before the restart, too
+            pipe.unlink()
+            os.mkfifo(pipe)
+            file.write(document)
         with open(pipe, "w", encoding="utf-8") as file:
             started.process.send_signal(signal.SIGUSR2)
             started.process.send_signal(signal.SIGTERM)
@@ -329,17 +333,27 @@ def test_restart_where_nothing_runs(tmp_path: Path) -> None:
 
 
 def test_restart_says_why_there_is_none(stub: S3Stub, place: Any, tmp_path: Path) -> None:
-    """The job file is wrong now; and the sidecar of `exec` has no restart."""
-    fill(stub, SIZES, prefix="b/train/")
+    """The job file is wrong now, the objects are gone, and the sidecar of `exec` has no restart."""
+    content = fill(stub, SIZES, prefix="b/train/")
     path, data = place()
     base = str(data.parent.parent)
     with running(path) as started:
         started.wait_for("ready")
+        document = Path(path).read_text()
         Path(path).write_text("Penstok: {}\n")
         done = penstock("restart", "--base-directory", base)
         assert (done.returncode, done.stdout) == (7, "")
+        assert f"process {started.process.pid}, cannot restart and goes on: {path} has" in done.stderr
+        assert "Penstok: is not a key" in done.stderr
+        assert "Penstok" in started.wait_for("cannot restart, going on")["error"]
+        assert Reader(data, 1).join() == [sha(content)]
+        Path(path).write_text(document)
+        stub.objects.clear()
+        done = penstock("restart", "--base-directory", base)
+        assert (done.returncode, done.stdout) == (7, "")
         assert f"process {started.process.pid}, ended instead of restarting" in done.stderr
-        assert started.process.wait() == 2
+        assert started.process.wait() == 4
+    fill(stub, SIZES, prefix="b/train/")
     path, data = place()
     trainer = ["sh", "-c", "echo started; read line"]
     command = [*PENSTOCK, "exec", "-c", path, *trainer]
