@@ -64,7 +64,10 @@ def main() -> None:
     except PenstockError as error:
         _end(error)
     except Exception as error:  # noqa: BLE001 - whatever no code above expects
-        if isinstance(error, (OSError, ImportError)) and (local := local_error(error)) is not None:
+        if (
+            isinstance(error, (OSError, ImportError, MemoryError))
+            and (local := local_error(error)) is not None
+        ):
             _end(local)
         from sidecar.process.logs import configure_unless_done, log
 

@@ -277,7 +277,7 @@ def end_logged(log_level: str, *, as_json: bool) -> Iterator[Callable[[int], Non
     set_up_log(log_level, as_json=as_json)
     try:
         yield lambda code: log.info("ended", code=int(code))
-    except (PenstockError, OSError, ImportError) as cause:
+    except (PenstockError, OSError, ImportError, MemoryError) as cause:
         error = cause if isinstance(cause, PenstockError) else local_error(cause)
         if error is None or (not as_json and sys.stderr.isatty()):
             raise

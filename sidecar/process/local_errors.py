@@ -1,4 +1,4 @@
-"""Errors that the machine or its limits cause: a system call that failed, a module that cannot be loaded.
+"""Errors that the machine or its limits cause: failed system calls, no memory, modules that cannot be loaded.
 
 A module that cannot be loaded is among them, because Python turns the failed system call into an ImportError.
 A command loads its modules when it is called, so such an error may come before its event loop runs.
@@ -30,6 +30,10 @@ def local_error(error: BaseException | None) -> SinkError | None:
         return SinkError(
             f"cannot load a module ({error}): check the limits of open files (ulimit -n) and memory, and the "
             "disk, and start the sidecar again; if that does not help, install penstock-sidecar again"
+        )
+    if isinstance(error, MemoryError):
+        return SinkError(
+            "memory ran out: raise the limit (ulimit -v, or the container's), or see `penstock plan`"
         )
     if isinstance(error, BaseExceptionGroup):
         local_errors = [local_error(each) for each in error.exceptions]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import encodings.idna  # noqa: F401 - of names; uvloop reports a failed import as an unknown encoding
 import os
 import socket
 import threading
@@ -83,7 +84,7 @@ def run(work: Coroutine[Any, Any, Any]) -> Any:
         if explained := _first_penstock_error(group) or local_error(group):
             raise explained from group
         raise
-    except (OSError, RuntimeError, ImportError) as error:
+    except (OSError, RuntimeError, ImportError, MemoryError) as error:
         if (explained := local_error(error)) is not None:
             raise explained from error
         raise

@@ -15,7 +15,8 @@ what, module, *arguments = sys.argv[1:]
 class Lacking:
     def find_spec(self, name, *_):
         if name == module:
-            raise ImportError(f"cannot import {name}") if what == "module" else OSError(errno.EMFILE, "")
+            lacks = {"descriptor": OSError(errno.EMFILE, ""), "memory": MemoryError()}
+            raise lacks.get(what, ImportError(f"cannot import {name}"))
 
 sys.meta_path.insert(0, Lacking())
 sys.argv[1:] = arguments
@@ -32,6 +33,8 @@ main()
         ("descriptor", "sidecar.commands.execute", ("exec", "-c", "job.yaml", "--json", "true")),
         ("descriptor", "sidecar.process.runner", ("doctor", "-c", "job.yaml")),
         ("module", "sidecar.process.runner", ("cat", "s3://b/train/")),
+        ("memory", "sidecar.commands.run", ("run", "-c", "job.yaml", "--json")),
+        ("memory", "sidecar.process.runner", ("doctor", "-c", "job.yaml")),
     ],
 )
 def test_a_command_that_cannot_load_a_module_ends_as_a_local_error(
@@ -41,6 +44,6 @@ def test_a_command_that_cannot_load_a_module_ends_as_a_local_error(
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 7, done.stderr
     assert "Traceback" not in done.stderr
-    assert "check the limits of open files" in done.stderr
+    assert ("memory ran out" if what == "memory" else "check the limits of open files") in done.stderr
     if "--json" in arguments:
         assert [json.loads(line)["event"] for line in done.stderr.splitlines()] == ["ended"]
