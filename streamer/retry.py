@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from streamer.errors import (
     BadAnswer,
     ClockSkew,
+    ErrorContext,
     Expired,
     GaveUp,
     PenstockError,
@@ -90,10 +91,17 @@ class Attempts(Generic[E]):
     """Attempts at one request or step: the time without progress, and the first error since then."""
 
     def __init__(
-        self, policy: RetryPolicy, passing: tuple[type[E], ...], *, what: str, since: float | None = None
+        self,
+        policy: RetryPolicy,
+        passing: tuple[type[E], ...],
+        *,
+        what: str,
+        since: float | None = None,
+        context: ErrorContext | None = None,
     ) -> None:
         """`passing`: errors that are retried. `what`: the missing result, for the text of GaveUp.
 
+        `context`: of the error of an attempt that `bounded` ends before any of its requests has failed.
         `since`: start of the first attempt, by time.monotonic(), if it began before this call.
         """
         self.passing = passing
@@ -103,6 +111,7 @@ class Attempts(Generic[E]):
         """Time of the last progress, by time.monotonic()."""
         self._policy = policy
         self._what = what
+        self._context = context
         self._wrong = 0
         """`BadAnswer` errors since the last progress."""
         self._first: E | None = None
@@ -138,7 +147,7 @@ class Attempts(Generic[E]):
             late = f"no answer came in the {spent:.0f} s that were left"
             if (noted := self._noted) is not None:
                 raise Transient(f"{noted.message}; {late}", noted.context) from error
-            raise Transient(late) from error
+            raise Transient(late, self._context) from error
         finally:
             self._limit = None
             _around.reset(around)

@@ -10,6 +10,7 @@ import ssl
 from base64 import b64encode
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
+from datetime import UTC, datetime
 from hashlib import md5
 from pathlib import Path
 from typing import Any
@@ -91,16 +92,23 @@ async def test_an_unknown_authority_is_refused_with_the_fix(tls_stub: S3Stub) ->
             await pool.take(ErrorContext("b"))
 
 
-async def test_a_certificate_for_another_host_is_refused(
-    credentials: None, authority: trustme.CA, tmp_path: Path
+@pytest.mark.parametrize(
+    ("certificate", "remedy"),
+    [
+        ({"name": "other.test"}, "Endpoint.Url a name in the server's certificate"),
+        ({"not_after": datetime(2011, 1, 1, tzinfo=UTC)}, "renew the server's certificate"),
+    ],
+)
+async def test_a_certificate_that_does_not_hold_is_refused_with_the_fix(
+    credentials: None, authority: trustme.CA, tmp_path: Path, certificate: dict[str, Any], remedy: str
 ) -> None:
-    with serving(authority, name="other.test") as stub:
+    with serving(authority, **certificate) as stub:
         url = urlsplit(stub.url)
         with contextlib.closing(FairPoller()) as poller:
             assert url.hostname is not None
             assert url.port is not None
             pool = ConnectionPool(url.hostname, url.port, poller, tls=tls_context(str(tmp_path / "ca.pem")))
-            with pytest.raises(BadAnswer, match="TLS failed"):
+            with pytest.raises(BadAnswer, match=f"TLS failed.*{remedy}"):
                 await pool.take(ErrorContext("b"))
 
 

@@ -58,6 +58,7 @@ def test_cat_gives_up_while_it_lists() -> None:
         done = penstock("cat", "s3://b/data/", "--endpoint-url", url, "--path-style", "--give-up-after", "2")
     assert done.returncode == 5
     assert 2 <= seconds_said(done.stderr) < LESS_THAN
+    assert "s3://b/data/" in done.stderr
 
 
 @pytest.mark.parametrize("transport", ["splice", "buffered", "aiobotocore"])

@@ -54,7 +54,8 @@ async def read_manifest(
         if isinstance(clients, Clients):
             control, client = stack.enter_context(closing(ControlClient(clients))), clients.control
         limits = policy or RetryPolicy(give_up_after=min(PATIENCE, client.stall_timeout))
-        attempts = Attempts(limits, UNAVAILABLE, what=f"a byte of {what}")
+        context = ErrorContext(uri.bucket, uri.key)
+        attempts = Attempts(limits, UNAVAILABLE, what=f"a byte of {what}", context=context)
         try:
             async with aclosing(_resumed(control, client, uri, attempts, on_wait)) as pieces:
                 async for piece in pieces:

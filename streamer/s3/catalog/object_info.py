@@ -95,7 +95,9 @@ class HttpHeadClient:
     async def stat(self, bucket: str, key: str, version: str | None = None) -> ObjectRef:
         """See `ObjectInspector.stat`. Raises GaveUp if the HEAD still fails after `give_up_after` seconds."""
         async with self._turns:
-            attempts = Attempts(self._policy, UNAVAILABLE, what="an answer")
+            attempts = Attempts(
+                self._policy, UNAVAILABLE, what="an answer", context=ErrorContext(bucket, key)
+            )
             try:
                 return await self._send_head(bucket, key, version)
             except Transient as error:

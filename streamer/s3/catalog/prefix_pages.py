@@ -98,7 +98,7 @@ class PrefixPages:
         if self._policy is None:
             page = await request()
         else:
-            attempts = Attempts(self._policy, UNAVAILABLE, what="a page of the listing")
+            attempts = Attempts(self._policy, UNAVAILABLE, what="a page of the listing", context=self.context)
             page = await retry(partial(attempts.bounded, request), attempts, on_wait=self._on_wait)
         check_page(page, self.context)
         return page

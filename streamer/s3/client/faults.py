@@ -213,6 +213,8 @@ def without_tls(reason: str) -> str:
 
 def untrusted(reason: str) -> str:
     """Return the text of the error for a certificate that is not trusted."""
+    if "expired" in reason or "not yet valid" in reason:
+        return f"TLS failed ({reason}); renew the server's certificate, or set this machine's clock"
     return (
         f"TLS failed ({reason}); Penstock.Endpoint.CaBundle must have the certificate of the server's "
         "authority if that is a private one, and Penstock.Endpoint.Url a name in the server's certificate"
