@@ -24,7 +24,7 @@ from streamer.s3.http.poller import FairPoller
 from streamer.s3.http.pool import ConnectionPool
 from streamer.s3.http.response import ResponseReader
 from streamer.s3.http_source import why_not, why_not_splice
-from tests.kit.faults import resets_after
+from tests.kit.faults import chunked, resets_after
 from tests.kit.harness import MORE_THAN_A_FIFO, Running, fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all
 from tests.kit.raw import etag
@@ -174,15 +174,6 @@ async def test_where_no_descriptor_is_left_the_first_connection_may_be_tried_aga
 
 async def test_an_answer_without_a_length_goes_through_user_space(stub: S3Stub, tmp_path: Path) -> None:
     """Chunked bodies cannot be spliced; the aiobotocore transport takes the part over."""
-
-    async def chunked(answer: Answer) -> web.StreamResponse:
-        response = web.StreamResponse(status=206, headers=answer.headers)
-        response.enable_chunked_encoding()
-        await response.prepare(answer.request)
-        await response.write(answer.body[:100])
-        await response.write(answer.body[100:])
-        return response
-
     truth = fill(stub, [40_000, 50_000])
     stub.script(chunked, chunked, chunked)
     async with kernel(stub, tmp_path) as running:
@@ -191,14 +182,6 @@ async def test_an_answer_without_a_length_goes_through_user_space(stub: S3Stub, 
 
 async def test_what_is_handed_over_stays_within_its_room(stub: S3Stub, tmp_path: Path) -> None:
     """A server that always answers chunked must not be read faster than the reader reads."""
-
-    async def chunked(answer: Answer) -> web.StreamResponse:
-        response = web.StreamResponse(status=206, headers=answer.headers)
-        response.enable_chunked_encoding()
-        await response.prepare(answer.request)
-        await response.write(answer.body)
-        return response
-
     truth = fill(stub, [MORE_THAN_A_FIFO])
     stub.script(*[chunked] * 1000)
     async with kernel(stub, tmp_path, part_size=4_000_000, parts=3) as running:
