@@ -188,7 +188,7 @@ async def test_a_retry_asks_for_one_part_first(server: S3Stub, bundle: str | Non
     assert attempt == 4
     asked = Counter(seen.key for seen in server.seen)
     assert asked["data/0002"] == 4
-    assert asked["data/0005"] == 2
+    assert asked["data/0005"] <= 2  # 1 if the first refusal came before its connection was open
     assert asked["data/0011"] == 1
 
 
