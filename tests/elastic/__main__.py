@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sys
 
-from tests.elastic.run import Found, Job, prepare, run
+from tests.elastic.drawn import Job
+from tests.elastic.run import Found, prepare, run
 from tests.kit.seeds import run_seeds, search, seed_parser
 
 LIMIT = 300.0

@@ -5,7 +5,9 @@ line of JSON on standard output, written when every rank has taken its share:
 
     [EPOCH, STEP, [[name of record, ...] of rank 0, ...]]
 
-A record is its name and zeros. `python -m tests.kit.stepping` takes the fields of `Training` as JSON.
+A record is its name and zeros; a line is its name and full stops; a tar sample is one file in a folder of
+that name.
+`python -m tests.kit.stepping` takes the fields of `Training` as JSON.
 """
 
 from __future__ import annotations
@@ -13,13 +15,20 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+import tarfile
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, TypedDict
 
 from streamer.readers import PipeReader, rank_channels
+from streamer.readers.core.plain import open_channel
+from streamer.step_state import StepState
+from streamer.trailer import read_trailer
+
+FILE = "data.txt"
+"""The only file of a tar sample, in a folder that is the record's name."""
 
 
 @dataclass(frozen=True)
@@ -34,23 +43,95 @@ class Training:
     save_every: int = 1
     """Steps between two states that are saved."""
     saver: int = 0
-    """Rank whose reader gives the state."""
+    """FIFO whose reader gives the state."""
     load: bool = True
     """Whether the readers load the state, or begin where the sidecar does."""
+    kind: str = "TFRecord"
+    """Record format, `tar`, or `Join: tar`."""
+    copies: int = 1
+    """FIFOs of each rank."""
+    bases: list[str] = field(default_factory=list)
+    """Base directories of the hosts; none: that of the environment."""
+
+
+class Directories(TypedDict):
+    """Those of a host."""
+
+    pipe_dir: str
+    config_dir: str
+    state_dir: str
+
+
+class TarReader:
+    """A rank that reads archives as `tarfile` does. It has no state of its own: that is of its trailers."""
+
+    def __init__(self, channel: str, directories: Directories, *, joined: bool, epoch: int) -> None:
+        self._channel, self._directories, self._joined = channel, directories, joined
+        self._epoch, self._taken = epoch, 0
+
+    def _trailer(self) -> Any:
+        trailer = read_trailer(self._directories["pipe_dir"], self._channel, self._epoch)
+        assert trailer is not None
+        return trailer
+
+    def __len__(self) -> int:
+        return int(self._trailer().records)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return int(self._trailer().steps)
+
+    def __iter__(self) -> Iterator[bytes]:
+        self._taken = self._trailer().records_skipped
+        with open_channel(self._channel, epoch=self._epoch, **self._directories) as stream:
+            # As few bytes at once as there can be: a rank may not wait for bytes of its next slice.
+            with tarfile.open(
+                fileobj=stream, mode="r|", bufsize=tarfile.BLOCKSIZE, ignore_zeros=not self._joined
+            ) as archive:
+                for member in archive:
+                    self._taken += 1
+                    yield member.name.removesuffix(FILE).encode()
+            while stream.read(1 << 16):
+                pass
+        self._epoch, self._taken = self._epoch + 1, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        trailer = self._trailer()
+        step = self._taken * trailer.steps // trailer.records
+        epoch, step = (self._epoch, step) if step < trailer.steps else (self._epoch + 1, 0)
+        return StepState("train", epoch, step, trailer.order).document()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The FIFO begins there."""
+
+
+def readers_of(training: Training, epoch: int) -> list[Any]:
+    """The readers of all FIFOs, in the order of their ranks."""
+    readers: list[Any] = []
+    for base in training.bases or [os.environ["SAGEMAKER_BASE_DIR"]]:
+        pipes, config, states = f"{base}/input/data", f"{base}/input/config", f"{base}/pipe_state"
+        for name in rank_channels("train", config_dir=config):
+            directories: Directories = {"pipe_dir": pipes, "config_dir": config, "state_dir": states}
+            if training.kind.endswith("tar"):
+                joined = training.kind != "tar"
+                readers.append(TarReader(name, directories, joined=joined, epoch=epoch))
+            else:
+                readers.append(PipeReader(name, training.kind, **directories))
+    return readers
 
 
 def train(training: Training, report: Callable[[str], None]) -> None:
     """Read until the last epoch has ended, or `limit` steps were taken."""
-    channels = rank_channels("train")
-    readers = [PipeReader(name, "TFRecord") for name in channels]
     epoch = step = 0
+    state = None
     if os.path.exists(training.path):
         with open(training.path, encoding="utf-8") as file:
             state = json.load(file)
         epoch, step = state["epoch"], state["step"]
-        if training.load:
-            for reader in readers:
-                reader.load_state_dict(state)
+    readers = readers_of(training, epoch)
+    if state is not None and training.load:
+        for reader in readers:
+            reader.load_state_dict(state)
     taken = 0
     with ThreadPoolExecutor(len(readers)) as threads:
         while epoch < training.epochs:
@@ -60,7 +141,11 @@ def train(training: Training, report: Callable[[str], None]) -> None:
                 shares: list[list[bytes]] = list(threads.map(list, [islice(each, size) for each in passes]))
                 if not any(shares):
                     break
-                report(json.dumps([epoch, step, [_names(share) for share in shares]]))
+                names = [_names(share) for share in shares]
+                firsts = names[:: training.copies]
+                if names != [each for each in firsts for _ in range(training.copies)]:
+                    raise RuntimeError(f"step {step}: copies differ: {names}")
+                report(json.dumps([epoch, step, firsts]))
                 step, taken = step + 1, taken + 1
                 if taken % training.save_every == 0:
                     save(training.path, readers[training.saver % len(readers)].state_dict())
@@ -70,11 +155,11 @@ def train(training: Training, report: Callable[[str], None]) -> None:
 
 
 def _names(records: list[bytes]) -> list[str]:
-    return [record.rstrip(b"\0").decode() for record in records]
+    return [record.rstrip(b"\0.").decode() for record in records]
 
 
-def _slice(reader: PipeReader) -> int:
-    return len(reader) // reader.steps_per_epoch
+def _slice(reader: Any) -> int:
+    return len(reader) // int(reader.steps_per_epoch)
 
 
 def save(path: str, state: dict[str, Any]) -> None:
