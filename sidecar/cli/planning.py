@@ -110,11 +110,14 @@ def plan(
         )
         if "steps" in channel:
             all_steps = f"{counted(channel['steps'], 'step')} of {counted(channel['all_ranks'], 'rank')}"
-            click.echo(f"  records  {channel['records']}, in {all_steps}")
+            here = " of this host" if len(document["host"]["hosts"]) > 1 else ""
+            click.echo(f"  records  {channel['records']}{here}, in {all_steps}")
         for line in (_steps if steps else _ranks)(name, channel):
             click.echo(line)
         if (unequal := channel.get("unequal_steps")) is not None:
             click.echo(f"  steps    unequal: {unequal['why']}; {unequal['do']}")
+        if (small := channel.get("small_requests")) is not None:
+            click.echo(f"  requests small: {small['why']}; {small['do']}")
 
 
 def _ranks(_: str, channel: dict[str, Any]) -> Iterator[str]:

@@ -10,6 +10,7 @@ from sidecar.job.layout import DEFAULT_BASE, Flags, Layout, resolve_host
 from sidecar.job.listings import open_listings
 from sidecar.job.planned import figures_by_record
 from sidecar.job.planning import plan_job
+from sidecar.job.small_requests import small_requests
 from sidecar.job.unequal_steps import unequal_steps
 from sidecar.observe.state import JobState
 from sidecar.process.progress import progress_line
@@ -21,6 +22,7 @@ from streamer.units import decimal_bytes
 
 if TYPE_CHECKING:
     from sidecar.config.job import Job
+    from sidecar.config.request import ChannelConfig
     from sidecar.job.planned import Planned
     from streamer.plan import Plan
 
@@ -61,14 +63,14 @@ def _channels(
     job: Job, plans: dict[str, Planned], part_size: int, hosts: int, *, keys: bool
 ) -> dict[str, Any]:
     """Return the part of the document for the channels; takes seconds for a million objects."""
-    modes = {channel.channel_name: job.mode(channel) for channel in job.input_data_config}
+    configured = {channel.channel_name: channel for channel in job.input_data_config}
     unequal = {
         channel.channel_name: {"why": found.why, "do": found.do}
         for channel in job.channels("Pipe")
         if (found := unequal_steps(channel, hosts=hosts)) is not None
     }
     return {
-        name: {"mode": modes[name]}
+        name: {"mode": job.mode(configured[name])}
         | _summary(planned.whole, planned.whole, part_size, parts)
         | ({"keys": _keys(planned.whole)} if keys else {})
         | (
@@ -82,6 +84,7 @@ def _channels(
             else {}
         )
         | ({"unequal_steps": unequal[name]} if name in unequal else {})
+        | parts.small_requests(configured[name])
         for name, planned in plans.items()
         for parts in [_Parts(planned.whole, part_size)]
     }
@@ -108,6 +111,15 @@ class _Parts:
         if plan is whole:
             return counted.together
         return counted.by_rank[plan.deal.first - whole.deal.first]
+
+    def small_requests(self, channel: ChannelConfig) -> dict[str, Any]:
+        """Return why the requests of ranks are small, and what to do; nothing if they are not."""
+        if self._of_ranks is None:
+            return {}
+        separately, together = sum(self._of_ranks.by_rank), self._of_ranks.together
+        total = self._whole.total_bytes(0)
+        found = small_requests(channel, bytes_total=total, separately=separately, together=together)
+        return {} if found is None else {"small_requests": found._asdict()}
 
 
 def _summary(plan: Plan, fetched: Plan | None, part_size: int, parts: _Parts) -> dict[str, Any]:

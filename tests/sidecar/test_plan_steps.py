@@ -68,6 +68,29 @@ def test_a_channel_without_ranks_is_a_row(stub: S3Stub, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("ranks", "extras", "do"),
+    [
+        ({}, {}, "for 3 set Fetch: together in Ranks, if"),
+        ({}, {"WhenFailed": "poison", "Framing": "TFRecord"}, "raise the batch"),
+        ({"Fetch": "together"}, {}, ""),
+        ({"Batch": 5}, {}, ""),
+    ],
+    ids=str,
+)
+def test_small_requests_are_named_with_what_sends_fewer(
+    stub: S3Stub, tmp_path: Path, ranks: dict[str, Any], extras: dict[str, Any], do: str
+) -> None:
+    """Of 15 records, each of a request of its own, in three objects."""
+    ranks = {"Count": 3, "Batch": 1, "RecordSize": 100} | ranks
+    path = job_file(stub, tmp_path, Penstock={"Ranks": ranks, **extras})
+    last = plan(path)[-1]
+    assert last.startswith("  requests small: ") == bool(do)
+    assert do in last
+    if do:
+        assert "by 15 requests of 100 B on average" in last
+
+
+@pytest.mark.parametrize(
     ("hosts", "channel", "words"),
     [
         (1, {"Penstock": {"Ranks": 2, "Framing": "TFRecord", "WhenFailed": "poison"}}, [
