@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import json
 import re
+import shlex
 from http.client import HTTPException
 from typing import TYPE_CHECKING, Any
 
@@ -97,12 +98,12 @@ def parse_weights(words: tuple[str, ...], at: str | None) -> dict[str, Any] | No
     return document
 
 
-def describe_weights(name: str, changed: dict[str, Any]) -> list[str]:
+def describe_weights(name: str, changed: dict[str, Any], token_file: str) -> list[str]:
     """Return the lines that `penstock set` prints after a change of a channel's weights."""
-    epoch, step = changed["epoch"], changed["step"]
+    epoch, step, token = changed["epoch"], changed["step"], shlex.quote(token_file)
     return [
         f"{name} from step {step} of epoch {epoch} on; order {changed['order'][:16]}",
-        f"on every other host of the job: penstock set --at {epoch}:{step} {name}",
+        f"on every other host of the job: penstock set --token-file {token} --at {epoch}:{step} {name}",
     ]
 
 

@@ -156,7 +156,8 @@ def _given_step(wanted: Change, ranks: HostRanks) -> tuple[int, int] | None:
             epoch, step = ranks.following
             raise ConfigError(
                 f"channel {wanted.channel!r} has ranks on several hosts, which must change at one step: "
-                f"give every host the same; this host is before step {step} of epoch {epoch}"
+                f"give every host the same --at EPOCH:STEP; the first that this host can change is "
+                f"step {step} of epoch {epoch}"
             )
         return None
     steps = deal.steps(ranks.order.records)

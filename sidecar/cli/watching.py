@@ -92,7 +92,7 @@ def change(url: str, *, token_file: str, at: str | None, as_json: bool, limits: 
         if as_json:
             print_json(changed)
         else:
-            click.echo("\n".join(remote.describe_weights(limits[0], changed)))
+            click.echo("\n".join(remote.describe_weights(limits[0], changed, token_file)))
         return
     changed = remote.change(url, remote.parse_limits(limits), read_token(token_file))
     if as_json:
