@@ -17,8 +17,8 @@ from typing import Any
 from tests.unit import reference
 from tests.unit.reference import Record
 
-TRAIN, RARE = (31, 0, 150, 4, 67, 1, 210), (23, 9)
-"""Records of the objects of both prefixes."""
+TRAIN, RARE = (31, 0, 150, 4, 67, 1, 210), (37, 18)
+"""Records of the objects of both prefixes: any mix has a global batch."""
 KINDS = ("TFRecord", "RecordIO", "lines", "fixed:64", "tar")
 GLOBAL_BATCHES = (12, 60, 64)
 MOST_KILLS = 4
