@@ -85,8 +85,8 @@ class StoredIndex:
 
 def read_at(fd: int, path: str, position: int, count: int) -> bytes:
     """Return `count` bytes, or fewer at the end of the file. Raises SinkError."""
-    data = b""
     try:
+        data = os.pread(fd, count, position)
         while len(data) < count and (piece := os.pread(fd, count - len(data), position + len(data))):
             data += piece
     except OSError as error:

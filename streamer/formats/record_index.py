@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import struct
 import sys
-import zlib
 from array import array
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -24,6 +23,7 @@ from itertools import accumulate
 from operator import le
 from typing import TYPE_CHECKING, NamedTuple
 
+from streamer.formats.crc32 import crc32
 from streamer.formats.record_format import RecordFormat
 from streamer.formats.stored_offsets import NUMBER, PAGE, StoredOffsets, numbers_of
 
@@ -185,7 +185,7 @@ class RecordIndex:
     def header(self) -> bytes:
         """Return the first bytes of the index's file."""
         text = _HEADER.pack(MAGIC, VERSION, self.stride, str(self.format).encode(), 0)[: -_CRC.size]
-        return text + _CRC.pack(zlib.crc32(text))
+        return text + _CRC.pack(crc32(text))
 
     @classmethod
     def read(cls, data: bytes) -> tuple[RecordIndex, int]:
@@ -231,13 +231,13 @@ class RecordIndex:
         first = list(accumulate((-(-number // self.stride) for number in records), initial=0))
         if first[-1] * NUMBER != end - middle or not all(map(le, ends, object_sizes)):
             return None
-        checksum, offsets, sums = zlib.crc32(head), array("Q"), array("I")
+        checksum, offsets, sums = crc32(head), array("Q"), array("I")
         for start in range(middle, end, _READ):
             data = memoryview(source.read(start, min(_READ, end - start)))
-            checksum = zlib.crc32(data, checksum)
+            checksum = crc32(data, checksum)
             if isinstance(self._offsets, StoredOffsets):
                 pages = range(0, len(data), PAGE * NUMBER)
-                sums.extend(zlib.crc32(data[page : page + PAGE * NUMBER]) for page in pages)
+                sums.extend(crc32(data[page : page + PAGE * NUMBER]) for page in pages)
             else:
                 offsets.extend(numbers_of(data))
         if checksum != _CRC.unpack(source.read(end, _CRC.size))[0]:
@@ -302,7 +302,7 @@ def _read_header(view: memoryview) -> tuple[RecordFormat, int]:
     _, version, stride, name, checksum = _HEADER.unpack_from(view, 0)
     if version != VERSION:
         raise Damaged(f"it has version {version}, and this Penstock reads version {VERSION}")
-    if zlib.crc32(view[: _HEADER.size - _CRC.size]) != checksum or not stride:
+    if crc32(view[: _HEADER.size - _CRC.size]) != checksum or not stride:
         raise Damaged("its header is damaged")
     try:
         return RecordFormat.parse(name.rstrip(b"\0").decode("ascii", "replace")), stride
@@ -322,4 +322,4 @@ def block(rows: Iterable[IndexedObject]) -> bytes:
         numbers.byteswap()
     columns = numbers.tobytes()
     text = _BLOCK.pack(_MARK, len(rows), len(columns)) + columns
-    return text + _CRC.pack(zlib.crc32(text))
+    return text + _CRC.pack(crc32(text))

@@ -12,12 +12,12 @@ Pure: `source` does the I/O.
 from __future__ import annotations
 
 import sys
-import zlib
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
-from operator import eq
 from typing import Protocol, overload
+
+from streamer.formats.crc32 import crc32
 
 NUMBER = 8
 """Bytes of a number."""
@@ -83,7 +83,7 @@ class StoredOffsets(Sequence[int]):
     def __getitem__(self, index: slice) -> array[int]: ...
     def __getitem__(self, index: int | slice) -> int | array[int]:
         if isinstance(index, slice):
-            start, stop, step = index.indices(len(self))
+            start, stop, step = index.indices(self._starts[-1])
             if step != 1:
                 raise ValueError(f"a step of {step}")
             return self._between(start, stop) if start < stop else array("Q")
@@ -97,43 +97,36 @@ class StoredOffsets(Sequence[int]):
         return page[index - first]
 
     def _between(self, start: int, stop: int) -> array[int]:
+        """Return some numbers, once the pages that have them are compared with their checksums."""
         block = bisect_right(self._starts, start) - 1
         first, end = self._starts[block], self._starts[block + 1]
         if stop > end:
             return self._between(start, end) + self._between(end, stop)
         page, last = (start - first) // PAGE, (stop - 1 - first) // PAGE
-        data, skipped = self._read(block, page, last + 1), NUMBER * (start - first - page * PAGE)
-        return numbers_of(data[skipped : skipped + NUMBER * (stop - start)])
-
-    def _place(self, number: int) -> tuple[int, int, int]:
-        """Return the block of a number, the page of the block, and the number's place in the page."""
-        block = bisect_right(self._starts, number) - 1
-        return block, *divmod(number - self._starts[block], PAGE)
+        at, until = page * _PAGE_BYTES, min((last + 1) * _PAGE_BYTES, (end - first) * NUMBER)
+        data = self._source.read(self._positions[block] + at, until - at)
+        name = self._first_pages[block] + page
+        if page == last:
+            whole = crc32(data) == self._sums[name]
+        else:
+            view = memoryview(data)
+            pages = [view[at : at + _PAGE_BYTES] for at in range(0, until - at, _PAGE_BYTES)]
+            whole = array("I", map(crc32, pages)) == self._sums[name : name + len(pages)]
+        if not whole:
+            raise self._source.changed()
+        skipped = (start - first) * NUMBER - at
+        return numbers_of(data[skipped : skipped + (stop - start) * NUMBER])
 
     def _page_of(self, number: int) -> tuple[array[int], int]:
         """Return the page of a number, and its place in it."""
-        block, page, within = self._place(number)
+        block = bisect_right(self._starts, number) - 1
+        page, within = divmod(number - self._starts[block], PAGE)
         name = self._first_pages[block] + page
         numbers = self._pages.get(name)
         if numbers is None:
-            numbers = numbers_of(self._read(block, page, page + 1))
+            first = number - within
+            numbers = self._between(first, min(first + PAGE, self._starts[block + 1]))
             if len(self._pages) >= MOST_PAGES:
                 self._pages.clear()
             self._pages[name] = numbers
         return numbers, within
-
-    def _read(self, block: int, first: int, end: int) -> bytes | memoryview:
-        """Return the bytes of some pages of a block, once they are compared with their checksums."""
-        size = NUMBER * (self._starts[block + 1] - self._starts[block])
-        start, stop = first * _PAGE_BYTES, min(end * _PAGE_BYTES, size)
-        data = self._source.read(self._positions[block] + start, stop - start)
-        named = self._first_pages[block] + first
-        if end - first == 1:
-            whole = zlib.crc32(data) == self._sums[named]
-        else:
-            view = memoryview(data)
-            pages = (view[at : at + _PAGE_BYTES] for at in range(0, stop - start, _PAGE_BYTES))
-            whole = all(map(eq, map(zlib.crc32, pages), self._sums[named : named + end - first]))
-        if not whole:
-            raise self._source.changed()
-        return data

@@ -114,8 +114,8 @@ class RecordOrder:
         """Numbers of the blocks of the order; None: all that `_bounds` allow."""
         self._each = array("Q")
         """Records of each block, by object."""
-        self._ends = array("Q")
-        """Number of the last block of each object, and one."""
+        self._firsts = array("Q", [0])
+        """Number of the first block of each object, and one more for the end."""
         if seed is not None or select is not None or in_blocks:
             both = zip(counts, sizes, strict=True)
             self._each.extend(records_per_block(records, size, block) for records, size in both)
@@ -127,11 +127,11 @@ class RecordOrder:
         if self._cut:
             cut = self._bounds if self._blocks is None else counts
             blocks = (-(-records // each) for records, each in zip(cut, self._each, strict=True))
-            self._ends.extend(accumulate(blocks))
+            self._firsts.extend(accumulate(blocks))
         self.records = (
             sum(self._bounds)
             if self._blocks is None
-            else sum(run.end - run.first for run in map(self._block, self._blocks))
+            else sum(run.end - run.first for run in self._runs(self._blocks))
         )
         """Number of records of an epoch."""
 
@@ -156,25 +156,28 @@ class RecordOrder:
             return self._selected.lines()
         return (b"%d\n" % records for records in self._counts if records)
 
-    def _block(self, number: int) -> Run:
-        """Return the records of a block."""
-        entry = bisect_right(self._ends, number)
-        size = self._each[entry]
-        first = (number - (self._ends[entry - 1] if entry else 0)) * size
-        return Run(entry, first, min(first + size, self._bounds[entry]))
+    def _runs(self, numbers: Iterable[int]) -> Iterator[Run]:
+        """Yield the records of each of these blocks."""
+        firsts, each, bounds = self._firsts, self._each, self._bounds
+        for number in numbers:
+            entry = bisect_right(firsts, number) - 1
+            size, bound = each[entry], bounds[entry]
+            first = (number - firsts[entry]) * size
+            end = first + size
+            yield Run(entry, first, min(end, bound))
 
     def runs(self, epoch: int, first: int = 0) -> Iterator[Run]:
         """See `Order.runs`."""
         if not self._cut:
             whole = (Run(entry, 0, records) for entry, records in enumerate(self._bounds) if records)
             return islice(whole, first, None)
-        blocks = (self._ends[-1] if self._ends else 0) if self._blocks is None else len(self._blocks)
+        blocks = self._firsts[-1] if self._blocks is None else len(self._blocks)
         numbers: Iterable[int] = range(first, blocks)
         if self.seed is not None:
             numbers = Permutation(blocks, seed=self.seed, epoch=epoch).over(numbers)
         if self._blocks is not None:
             numbers = map(self._blocks.__getitem__, numbers)
-        return map(self._block, numbers)
+        return self._runs(numbers)
 
 
 @dataclass(frozen=True, slots=True)

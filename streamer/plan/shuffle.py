@@ -61,9 +61,9 @@ class Permutation:
             yield x
 
 
-def _table(name: str, *, entries: int, base: int) -> array[int]:
+def _table(name: str, *, entries: int, base: int) -> list[int]:
     """Return `entries` numbers below `base`: 64-bit little-endian words of SHAKE-256(name), modulo `base`."""
     words = array("Q", hashlib.shake_256(name.encode("ascii")).digest(8 * entries))
     if byteorder == "big":
         words.byteswap()
-    return array("Q", [word % base for word in words])
+    return [word % base for word in words]
