@@ -3,8 +3,9 @@
     core        config (directories, channels), state and rank_claim (the state file), state_file (of
                 `--resume`), epochs (which epoch is next), arrival, stream and proof (one FIFO as a file with
                 a proven end), plain (records), position (saved and resumed), interleave (several FIFOs as one
-                stream), mixed (channels by weight), endless (epoch after epoch), record_keys (the object
-                of each record), shuffle (of records in windows), skipping (corrupt records)
+                stream; with fifo_source and joint_states), mixed (channels by weight), endless (epoch after
+                epoch), record_keys (the object of each record), shuffle (of records in windows), skipping
+                (corrupt records)
     tensorflow  a `tf.data.Dataset`: `PipeModeDataset`; with steps (Python stepped by TensorFlow), bulk and
                 checksums (small TFRecords by the block), failures (statuses of errors), interrupts (Ctrl-C),
                 positions, memory (glibc's thresholds) and meter (speed, printed)
@@ -14,7 +15,7 @@
     lightning   a callback that saves its state beside Lightning's checkpoints; checkpoint, the same for those
                 of `torch.distributed.checkpoint`; tensorflow.backup, weights and state by Keras
     tables      Parquet and Arrow objects as record batches: `TableReader`; with table_decoder (one object),
-                and table_dataset (`TableIterableDataset`, for PyTorch)
+                table_objects (those that are corrupt) and table_dataset (`TableIterableDataset`, for PyTorch)
     tokens      raw tokens as NumPy arrays: `TokenReader`; with token_blocks (the arrays)
     examples    tf.train.Example as NumPy arrays: `ExampleDecoder`; with example_messages (the descriptors)
     samples     the records of an augmented manifest, grouped into samples

@@ -1,79 +1,136 @@
 """`TableIterableDataset`: Parquet and Arrow objects as record batches, for PyTorch.
 
-    PipeIterableDataset -> object (bytes) -> TableDecoder -> RecordBatch -> decode -> DataLoader
+    PipeIterableDataset -> object (bytes) -> batches of its rows -> decode -> DataLoader
 
-The dataset of objects divides them among ranks and workers (`streamer.readers.torch`), so each object is
-decoded in one worker. A batch that leaves a worker is copied first: pickle would send the whole object with
-each slice of it.
+An object is one record of its channel, so each object is decoded in one worker, and the state is that of
+`PipeIterableDataset`, with the rows of objects that were returned in part. A batch that leaves a worker is
+copied first: pickle would send the whole object with each slice of it.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import get_worker_info
 
-from streamer.errors import CorruptRecord
-from streamer.readers.core.record_keys import KeyedRecord, RecordKey, named
+from streamer.formats.recordio import MAX_PAYLOAD, RecordIOReader
+from streamer.readers.core.config import directories
+from streamer.readers.core.epochs import TIMEOUT
 from streamer.readers.table_decoder import BATCH_ROWS, KeyedBatch, TableDecoder
+from streamer.readers.table_objects import check_table_skip, table_batches
+from streamer.readers.torch import PipeIterableDataset
+from streamer.readers.torch.elements import ElementSource, ElementSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
-    from streamer.readers.torch import PipeIterableDataset
+    from streamer.formats.window import RecordReader, Source
+    from streamer.readers.core.config import Directories
+    from streamer.readers.core.skipping import SkipPolicy
+    from streamer.readers.torch.progress import RecordRange
 
 __all__ = ["TableIterableDataset"]
 
 
-class TableIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not followed by the checker
-    """The record batches of the objects of a `PipeIterableDataset`. Each pass is the next epoch.
+class TableIterableDataset(PipeIterableDataset):
+    """The record batches of the objects of one or several channels. Each pass is the next epoch of each.
 
-    `objects`: a dataset without `decode`, `batch_size` and `attributes`, of a channel with
-    `RecordWrapperType: RecordIO`. `columns`, `batch_rows`: as for `TableDecoder`. `decode`: function that
-    makes the element of a batch, such as a tensor; it runs in the workers. If `objects` has `key`, batches
-    are `KeyedBatch`es. An epoch has no state.
-
-    Raises what `TableDecoder` raises. Iterating raises what `objects` raises, and CorruptRecord.
+    The channels have `RecordWrapperType: RecordIO`. `columns`, `batch_rows`: as for `TableDecoder`.
+    `max_object_bytes`, `skip`, `key`: as for `TableReader`; `skip` needs one worker for each FIFO.
+    `decode`: function that makes the element of a batch, or of a `KeyedBatch`, such as a tensor; it runs in
+    the workers. Other arguments, states and errors are those of `PipeIterableDataset`; `len` is unknown.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - public; options with defaults
         self,
-        objects: PipeIterableDataset,
+        channel: str | Sequence[str],
         *,
         columns: Sequence[str] | None = None,
         batch_rows: int = BATCH_ROWS,
-        decode: Callable[[pa.RecordBatch], Any] | None = None,
+        max_object_bytes: int = MAX_PAYLOAD,
+        decode: Callable[[Any], Any] | None = None,
+        share: tuple[int, int] | None = None,
+        pipe_dir: str | None = None,
+        state_dir: str | None = None,
+        config_dir: str | None = None,
+        timeout: float = TIMEOUT,
+        key: bool = False,
+        skip: SkipPolicy | None = None,
     ) -> None:
-        self._objects = objects
-        self._decode = decode
-        self._decoder = TableDecoder(columns=columns, batch_rows=batch_rows)
+        if max_object_bytes < 1:
+            raise ValueError(f"max_object_bytes is {max_object_bytes}: it must be 1 or more")
+        check_table_skip(skip)
+        spec = _TableSpec(
+            "RecordIO",
+            decode=decode or _copied_in_worker,
+            key=key,
+            skip=skip,
+            max_object_bytes=max_object_bytes,
+        )
+        paths = directories(pipe_dir, config_dir, state_dir)
+        decoder = TableDecoder(columns=columns, batch_rows=batch_rows)
+        self._read(channel, share, _TableSource(spec, paths, decoder, timeout=timeout))
 
-    def __iter__(self) -> Iterator[Any]:
-        # Not a generator, because every worker must count a pass, even one that it never reads.
-        return self._batches(iter(self._objects))
+    def __len__(self) -> int:
+        """Raise TypeError, because the rows of the objects are unknown."""
+        raise TypeError("the number of batches of tables is unknown, because their rows are")
 
-    def _batches(self, objects: Iterator[Any]) -> Iterator[Any]:
-        decode = self._decode or (_copied if get_worker_info() else None)
-        channels = ", ".join(self._objects.channels)
-        for element in objects:
-            payload, *key = element if isinstance(element, KeyedRecord) else (element,)
-            if not isinstance(payload, bytes):
-                raise TypeError(
-                    f"objects yields {type(payload).__name__}, and TableIterableDataset takes whole objects: "
-                    "make the PipeIterableDataset without decode, batch_size and attributes"
-                )
-            row = 0
-            try:
-                for batch in self._decoder.batches(payload, name=f"an object of {channels}"):
-                    keyed = KeyedBatch._make((batch, *key, row)) if key else batch
-                    row += batch.num_rows
-                    yield keyed if decode is None else decode(keyed)
-            except CorruptRecord as error:
-                if not key:
-                    raise
-                raise named(error, RecordKey._make(key)) from error
+
+@dataclass(frozen=True)
+class _TableSpec(ElementSpec):
+    max_object_bytes: int = field(default=MAX_PAYLOAD, kw_only=True)
+
+    def reader(self, source: Source) -> RecordReader:
+        return RecordIOReader(source, max_payload=self.max_object_bytes)
+
+
+class _TableSource(ElementSource):
+    """Reads the batches of the objects of channels."""
+
+    placed = True
+
+    def __init__(
+        self, spec: ElementSpec, paths: Directories, decoder: TableDecoder, *, timeout: float
+    ) -> None:
+        super().__init__(spec, paths, timeout=timeout)
+        self._decoder = decoder
+        self._empty: dict[str, tuple[int, RecordRange]] = {}
+        """By channel, the last objects without a batch, and their epoch; received with the next object."""
+
+    def _elements(
+        self,
+        channel: str,
+        epoch: int,
+        records: list[Any],
+        numbers: RecordRange,
+        rows: Mapping[int, int],
+    ) -> Iterator[tuple[Any, RecordRange, int]]:
+        """Yield the batches of one object; corrupt ones before it are received with it."""
+        entry, number = records[-1], numbers.end - 1
+        before = self._empty.pop(channel, None)
+        if before is not None and before[0] == epoch and before[1].end == numbers.first:
+            numbers = numbers._replace(first=before[1].first)
+        batches = table_batches(
+            self._decoder,
+            entry,
+            f"object {number} of epoch {epoch} of channel {channel}",
+            key=self.spec.key,
+            skips=self.skips.get(channel),
+            rows=rows.get(number, 0),
+        )
+        empty = True
+        for batch, after in batches:
+            empty = False
+            yield batch, numbers, after
+        if empty:
+            self._empty[channel] = epoch, numbers
+
+
+def _copied_in_worker(batch: pa.RecordBatch | KeyedBatch) -> pa.RecordBatch | KeyedBatch:
+    return batch if get_worker_info() is None else _copied(batch)
 
 
 def _copied(batch: pa.RecordBatch | KeyedBatch) -> pa.RecordBatch | KeyedBatch:

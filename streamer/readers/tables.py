@@ -8,12 +8,8 @@ A Parquet object ends with its index, so it can only be decoded when all of it h
     for batch in TableReader("train", columns=["text", "label"]):
         ...
 
-With `skip` an object is decoded wholly before its first batch is returned, so a damaged object gives no row:
-
-    object -> all its batches, or CorruptRecord -> budget, quarantine (`streamer.readers.core.skipping`)
-
-`streamer.readers.table_decoder` decodes an object; `streamer.readers.table_dataset` is the dataset for
-PyTorch.
+`streamer.readers.table_decoder` decodes an object, and `streamer.readers.table_objects` leaves out those that
+are damaged; `streamer.readers.table_dataset` is the dataset for PyTorch.
 
 A state has the position of the object, which is that of `PipeReader`, and the rows of the object that were
 returned. So a resumed reader decodes that object again and returns the rest of its rows.
@@ -22,20 +18,16 @@ returned. So a resumed reader decodes that object again and returns the rest of 
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from streamer.errors import ChannelError, CorruptRecord
 from streamer.formats.recordio import MAX_PAYLOAD, RecordIOReader
 from streamer.readers.core.channel_reader import ChannelReader
 from streamer.readers.core.config import directories
-from streamer.readers.core.epoch_skips import EpochSkips
 from streamer.readers.core.epochs import TIMEOUT
 from streamer.readers.core.keys_and_skips import KeysAndSkips
 from streamer.readers.core.position import reach_start
-from streamer.readers.core.record_keys import named, record_name
-from streamer.readers.core.skipping import SkippedRecord
-from streamer.readers.table_decoder import BATCH_ROWS, KeyedBatch, TableDecoder
+from streamer.readers.table_decoder import BATCH_ROWS, TableDecoder
+from streamer.readers.table_objects import check_table_skip, table_batches
 from streamer.step_state import is_step_state
 
 if TYPE_CHECKING:
@@ -43,20 +35,10 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from streamer.readers.core.skipping import PlacedRecord, SkipPolicy
+    from streamer.readers.core.skipping import SkipPolicy
 
 FORMAT = 1
 _KEYS = {"format", "channels", "ahead", "rows"}
-
-
-@dataclass(frozen=True, slots=True)
-class SkippedTable(SkippedRecord):
-    """An object that cannot be decoded. `reason` names it; the next one begins at its end."""
-
-    def __str__(self) -> str:
-        if self.key is None:
-            return f"{self.reason}; it is the table at offset {self.offset}"
-        return f"{self.reason}; it is {record_name(self.key, self.number, self.bucket)}"
 
 
 class TableReader(ChannelReader):
@@ -90,11 +72,7 @@ class TableReader(ChannelReader):
     ) -> None:
         if max_object_bytes < 1:
             raise ValueError(f"max_object_bytes is {max_object_bytes}: it must be 1 or more")
-        if skip is not None and skip.records:
-            raise ValueError(
-                f"skip has records {skip.records}, and TableReader leaves out whole objects: "
-                "give objects only"
-            )
+        check_table_skip(skip)
         self._objects = KeysAndSkips("RecordIO", key=key, skip=skip, placed=True)
         self.skipped = self._objects.skipped
         """What `skip` has left out so far."""
@@ -111,7 +89,7 @@ class TableReader(ChannelReader):
 
     def __iter__(self) -> Iterator[Any]:
         with contextlib.ExitStack() as stack:
-            stream = stack.enter_context(self._next_stream())
+            stream = stack.enter_context(self.next_stream())
             position = reach_start(stream, self.channel, self._start)
             self._rows = rows = self._rows if self._resumes(position) else 0
             keys, skips = stack.enter_context(
@@ -123,63 +101,13 @@ class TableReader(ChannelReader):
                 for left, entry in zip(range(len(block), 0, -1), block, strict=True):
                     number = position.records - left
                     name = f"object {number} of epoch {stream.epoch} of channel {self.channel}"
-                    self._left, self._rows = left, rows
-                    batches = self._plain(entry, name) if skips is None else self._decoded(entry, name, skips)
-                    if batches is not None:
-                        yield from self._returned(_without(batches, rows, name), entry)
-                    rows = 0
-
-    def _plain(self, entry: Any, name: str) -> Iterator[pa.RecordBatch]:
-        """Yield the batches of an object, without skips. Raises CorruptRecord, which names the object."""
-        if not self._objects.key:
-            yield from self._decoder.batches(entry, name=name)
-            return
-        try:
-            yield from self._decoder.batches(entry.record, name=name)
-        except CorruptRecord as error:
-            raise named(error, record_name(*entry[1:])) from error
-
-    def _decoded(
-        self, entry: PlacedRecord | SkippedRecord, name: str, skips: EpochSkips
-    ) -> Iterator[pa.RecordBatch] | None:
-        """Return the batches of an object; None if it is left out. Raises CorruptRecord over the budget."""
-        if isinstance(entry, SkippedRecord):
-            return None
-        try:
-            return iter(self._decoder.whole(entry.record, name=name))
-        except CorruptRecord as error:
-            place = (entry.key, entry.number, entry.bucket)
-            if not skips.admit([SkippedTable(entry.offset, str(error), "object", *place)]):
-                raise skips.refusal() from error
-        return None
-
-    def _returned(self, batches: Iterator[pa.RecordBatch], entry: Any) -> Iterator[Any]:
-        """Yield the batches of an object. The object counts as returned with its last batch."""
-        batch = next(batches, None)
-        while batch is not None:
-            failure, following = None, None
-            try:
-                following = next(batches, None)
-            except CorruptRecord as error:
-                failure = error
-            if following is None and failure is None:
-                break
-            element = self._element(batch, entry)
-            self._rows += batch.num_rows
-            yield element
-            if failure is not None:
-                raise failure
-            batch = following
-        last = None if batch is None else self._element(batch, entry)
-        self._left, self._rows = self._left - 1, 0
-        if last is not None:
-            yield last
-
-    def _element(self, batch: pa.RecordBatch, entry: Any) -> Any:
-        """Return the next batch of an object, with its key; `_rows` of the object were returned before."""
-        if not self._objects.key:
-            return batch
-        return KeyedBatch(batch, entry.key, entry.number, entry.bucket, self._rows)
+                    self.left, self._rows = left, rows
+                    for batch, after in table_batches(
+                        self._decoder, entry, name, key=self._objects.key, skips=skips, rows=rows
+                    ):
+                        self.left, self._rows = (left, after) if after else (left - 1, 0)
+                        yield batch
+                    self.left, self._rows, rows = left - 1, 0, 0
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last batch that was returned, for JSON and checkpoints.
@@ -215,17 +143,3 @@ class TableReader(ChannelReader):
             state = inner[0]
         super().load_state_dict(state, anyway=anyway)
         self._rows = rows
-
-
-def _without(batches: Iterator[pa.RecordBatch], skip: int, name: str) -> Iterator[pa.RecordBatch]:
-    """Yield batches without the first `skip` rows. Raises ChannelError if there are less."""
-    for batch in batches:
-        if skip < batch.num_rows:
-            yield batch.slice(skip) if skip else batch
-            skip = 0
-        else:
-            skip -= batch.num_rows
-    if skip:
-        raise ChannelError(
-            f"the state is {skip} rows after the end of {name}: restore it, or begin without the state"
-        )

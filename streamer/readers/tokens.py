@@ -103,7 +103,7 @@ class TokenReader(ChannelReader):
 
     def __iter__(self) -> Iterator[Any]:
         with contextlib.ExitStack() as stack:
-            stream = stack.enter_context(self._next_stream())
+            stream = stack.enter_context(self.next_stream())
             position = reach_start(stream, self.channel, self._start)
             self._check(stream)
             left = position.skip * self._layout.block_bytes
@@ -127,7 +127,7 @@ class TokenReader(ChannelReader):
             for array in arrays:
                 size = self._layout.batch_size or 1
                 for first in range(0, len(array), size):
-                    self._left = max(0, len(array) - first - size)
+                    self.left = max(0, len(array) - first - size)
                     yield self._element(array[first : first + size], blocks.row_keys[first : first + size])
 
     def _element(self, blocks: NDArray[Any], keys: list[RecordKey]) -> Any:

@@ -17,7 +17,6 @@ from streamer.readers.table_dataset import TableIterableDataset
 from streamer.readers.tables import TableReader
 from streamer.readers.token_blocks import ARRAY_BYTES
 from streamer.readers.tokens import TokenReader
-from streamer.readers.torch import PipeIterableDataset
 from tests.readers.test_skipping import lines
 from tests.readers.test_table_reader import FORMS, Form, wrapped
 from tests.readers.test_table_skipping import BAD, feed, plain, table
@@ -239,8 +238,7 @@ def test_errors_of_tables_name_their_object(feeder: Feeder) -> None:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_tables_in_a_data_loader_have_their_object(feeder: Feeder, workers: int) -> None:
     feed(feeder, *map(plain, TABLES))
-    objects = PipeIterableDataset("train", key=True, **feeder.directories)
-    dataset = TableIterableDataset(objects, batch_rows=40)
+    dataset = TableIterableDataset("train", key=True, batch_rows=40, **feeder.directories)
     loaded = list(DataLoader(dataset, batch_size=None, num_workers=workers, collate_fn=lambda batch: batch))
     assert rows_of(loaded) == DUE
     feed(feeder, plain(table(0)), BAD, epoch=1)

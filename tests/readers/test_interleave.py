@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import pickle
 from typing import Any
 
 import pytest
 
+from sidecar.job.resume import Saved, parse_saved
 from streamer.errors import ChannelError, CorruptRecord, TruncatedStream
 from streamer.formats import tfrecord
 from streamer.key_list import key_list_path
@@ -19,6 +21,7 @@ from streamer.readers import (
     rank_channel,
     rank_channels,
 )
+from streamer.step_state import StepState
 from tests.readers.feeder import Feed, Feeder
 
 RANKS = ["train-0", "train-1", "train-2"]
@@ -91,7 +94,7 @@ def test_as_they_arrive_a_rank_fifo_without_bytes_stops_no_other(ranks: Feeder) 
     os.mkfifo(ranks.path("train-2", 0))
     records = iter(InterleavedReader("train", "TFRecord", block=None))
     assert list(itertools.islice(records, len(RECORDS["train-0"]))) == RECORDS["train-0"]
-    assert late.opened.is_set()
+    late.opened.wait()
     fd = os.open(ranks.path("train-2", 0), os.O_WRONLY)
     os.write(fd, third)
     ranks.publish(0, "complete", channel="train-2", total=len(third), delivered=len(third))
@@ -294,3 +297,95 @@ def test_in_turn_by_tensorflow(ranks: Feeder) -> None:
     dataset = tf.data.Dataset.choose_from_datasets(datasets, turns, stop_on_empty_dataset=False)
     for _ in range(2):
         assert list(dataset.as_numpy_iterator()) == in_turn(1)
+
+
+def resumed(
+    feeder: Feeder,
+    due: dict[str, list[bytes]],
+    reader: InterleavedReader,
+    count: int | None,
+    state: Any,
+    **more: Any,
+) -> tuple[list[bytes], dict[str, Any]]:
+    """Records of a reader from a state on, and the state after them; FIFOs begin where the sidecar would."""
+    if state is not None:
+        reader.load_state_dict(json.loads(json.dumps(state)))
+        assert reader.state_dict() == state
+    feeds = []
+    for rank, records in due.items():
+        data, saved = encoded(records), parse_saved(json.dumps(state)).get(rank) if state else None
+        at = saved.offset if isinstance(saved, Saved) and not saved.epoch else 0
+        if not (isinstance(saved, Saved) and saved.epoch):
+            feeds.append(feeder.feed(0, data[at:], channel=rank, total=len(data), bytes_skipped=at, **more))
+    passing = iter(reader)
+    found, state = list(itertools.islice(passing, count)), reader.state_dict()
+    passing.close()  # type: ignore[attr-defined]
+    for each in feeds:
+        each.join()
+    return found, state
+
+
+@pytest.mark.parametrize("block", [1, 3, 10, None])
+@pytest.mark.parametrize("shuffle", [None, 8])
+def test_a_state_of_all_rank_fifos(ranks: Feeder, block: int | None, shuffle: int | None) -> None:
+    """Inside a block, after a FIFO has ended, and between two epochs; the same order with a block."""
+    if block is None and shuffle:
+        with pytest.raises(ValueError, match="shuffle needs a block"):
+            InterleavedReader("train", block=None, shuffle=shuffle)
+        return
+
+    def reader() -> InterleavedReader:
+        return InterleavedReader("train", "TFRecord", block=block, epoch=0, shuffle=shuffle)
+
+    due, after = resumed(ranks, RECORDS, reader(), None, None)
+    assert {each["epoch"] for each in after["channels"]} == {1}
+    total = len(due)
+    for stops in ([7, 31], [1, total - 3], [total - 20, total - 1]):
+        found, state, at = list[bytes](), None, 0
+        for stop in stops:
+            more, state = resumed(ranks, RECORDS, reader(), stop - at, state)
+            found, at = found + more, stop
+        found += resumed(ranks, RECORDS, reader(), None, state)[0]
+        assert sorted(found) == sorted(due)
+        assert block is None or found == due
+    feed(ranks, 1)
+    last = reader()
+    last.load_state_dict(after)
+    assert sorted(last) == sorted(due)
+
+
+def test_states_that_are_not_of_these_fifos(ranks: Feeder) -> None:
+    _, state = resumed(ranks, RECORDS, InterleavedReader("train", "TFRecord", block=3, epoch=0), 5, None)
+    for other, text in (
+        (InterleavedReader("train", block=4), "with block=4"),
+        (InterleavedReader(RANKS[:2], block=3), "is of channels"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            other.load_state_dict(state)
+    for change in ({"turn": 3}, {"returned": 3}, {"turn": None}):
+        with pytest.raises(ValueError, match="no turn of these FIFOs"):
+            InterleavedReader("train", block=3).load_state_dict(state | change)
+    with pytest.raises(ValueError, match="each once"):
+        InterleavedReader(["validation", "validation"])
+
+
+def test_rank_fifos_by_record_have_the_state_of_the_job(ranks: Feeder) -> None:
+    """After the last global batch that came whole; a block that mixes two of them has none."""
+    due = {rank: [b"%s %d" % (rank.encode(), n) for n in range(24)] for rank in RANKS}
+    more: dict[str, Any] = {"records": 24, "steps": 6, "order": {"digest": "d"}}
+
+    def reader(block: int) -> InterleavedReader:
+        return InterleavedReader("train", "TFRecord", block=block, epoch=0)
+
+    every, after = resumed(ranks, due, reader(2), None, None, **more)
+    assert after == StepState("train", 1, 0, {"digest": "d"}).document()
+    found, state = resumed(ranks, due, reader(2), 31, None, **more)
+    assert state == StepState("train", 0, 2, {"digest": "d"}).document()
+    assert found[:24] + resumed(ranks, due, reader(2), None, state, **more)[0] == every
+    with pytest.raises(ChannelError, match="4 records of a step, which is no multiple of block=3"):
+        resumed(ranks, due, reader(3), 2, None, **more)
+    for rank in RANKS:
+        ranks.feed(0, encoded(due[rank]), channel=rank, **more)
+    counted = reader(2)
+    assert (len(counted), counted.steps_per_epoch) == (72, 6)
+    assert list(counted) == every

@@ -218,7 +218,9 @@ def test_an_object_above_the_limit_is_no_damage(feeder: Feeder) -> None:
 
 
 def test_argument_errors(feeder: Feeder, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="skip has records 2, and TableReader leaves out whole objects"):
+    with pytest.raises(
+        ValueError, match="skip has records 2, and a reader of tables leaves out whole objects"
+    ):
         TableReader("train", skip=SkipPolicy(records=2, objects=1))
     with pytest.raises(ChannelError, match="cannot write the quarantine list"):
         TableReader("train", skip=SkipPolicy(objects=1, quarantine=tmp_path / "no" / "file"))

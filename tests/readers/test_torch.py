@@ -369,20 +369,14 @@ def test_arguments(feeder: Feeder) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_tables_are_divided_among_workers_by_object(feeder: Feeder, workers: int) -> None:
     feeder.feed(0, wrapped(*(as_stream(table(first, 50)) for first in range(0, 300, 50))))
-    objects = PipeIterableDataset("train")
-    batches = list(load(TableIterableDataset(objects, columns=["number", "word"], batch_rows=20), workers))
+    dataset = TableIterableDataset("train", columns=["number", "word"], batch_rows=20)
+    batches = list(load(dataset, workers))
     assert sorted(batch.num_rows for batch in batches) == [10] * 6 + [20] * 12
     rows = [row for batch in batches for row in batch.to_pylist()]
     assert sorted(row["number"] for row in rows) == list(range(300))
     assert all(row["word"] == f"w{row['number'] % 5}" for row in rows)
     # A slice that a worker sends has its own rows, not the buffers of the whole object.
     assert not workers or all(batch["number"].buffers()[1].size <= 192 for batch in batches)
-
-
-def test_tables_of_elements_that_are_no_objects_are_refused(feeder: Feeder) -> None:
-    feeder.feed(0, wrapped(as_stream(table(0, 5))))
-    with pytest.raises(TypeError, match="objects yields list, and TableIterableDataset takes whole objects"):
-        list(TableIterableDataset(PipeIterableDataset("train", batch_size=2)))
 
 
 def test_token_blocks_are_tensors(feeder: Feeder) -> None:

@@ -36,7 +36,7 @@ class ChannelReader:
         self._epochs = ChannelEpochs(channel, paths, epoch=epoch, timeout=timeout, patience=self.patience)
         self._position: ReaderPosition | None = None
         """Position in the epoch that was begun last."""
-        self._left = 0
+        self.left = 0
         """Records of the present batch that have not been returned yet."""
         self._start: StartPosition | None = None
         """Start of the next iteration, if that resumes inside an epoch; None once it is reached."""
@@ -68,11 +68,16 @@ class ChannelReader:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last record that was returned."""
+        return self.reached.state()
+
+    @property
+    def reached(self) -> ReaderPosition:
+        """The position after the last record that was returned."""
         if self._start is not None:
-            return self._start.position.state()
+            return self._start.position
         if self._position is None:
-            return self._epochs.position().state()
-        return self._position.returned(self._left)
+            return self._epochs.position()
+        return self._position.before(self.left)
 
     def load_state_dict(self, state: Mapping[str, Any], *, anyway: bool = False) -> None:
         """Begin the next iteration at the position `state`, with the rest of that epoch.
@@ -85,12 +90,22 @@ class ChannelReader:
         self._epochs.seek(position.epoch)
         self._start, self._tried = StartPosition(position, anyway), False
 
-    def _next_stream(self) -> PipeStream:
+    def next_stream(self) -> PipeStream:
         """Take the next epoch, or that of the start, and return its stream, not yet open."""
         if self._start is not None and self._tried:  # that iteration failed before the start
             self._epochs.seek(self._start.position.epoch)
         self._tried = True
         return self._epochs.next_stream()
+
+    @property
+    def resumes(self) -> bool:
+        """Whether the next iteration begins at a state that was loaded."""
+        return self._start is not None
+
+    def come_to(self, epoch: int) -> None:
+        """Make the first record of an epoch, whose FIFO is open, the position, unless a state was loaded."""
+        if self._start is None:
+            self._position, self.left = ReaderPosition(self.channel, epoch), 0
 
     def _resumes(self, position: ReaderPosition) -> bool:
         """Return whether the epoch of `position` is that of the start; another reader may have taken that."""
@@ -98,4 +113,4 @@ class ChannelReader:
 
     def _begin_epoch(self, position: ReaderPosition) -> None:
         """Make `position`, which the open stream has reached, that of this reader."""
-        self._position, self._left, self._start = position, 0, None
+        self._position, self.left, self._start = position, 0, None

@@ -23,29 +23,27 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
-import time
 from collections import deque
-from itertools import chain, islice
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from streamer.errors import ChannelError
 from streamer.readers.core.config import PipeModeDatasetException, channels_in, check_channel, directories
-from streamer.readers.core.epochs import TIMEOUT, ChannelEpochs
-from streamer.readers.core.keys_and_skips import KeysAndSkips
-from streamer.readers.core.plain import check_format, record_reader
-from streamer.readers.core.position import approach_start
-from streamer.readers.core.skipping import without_skipped
+from streamer.readers.core.epochs import TIMEOUT
+from streamer.readers.core.fifo_source import FifoSource, as_they_arrive
+from streamer.readers.core.joint_states import joint_states
+from streamer.readers.core.plain import PipeReader
+from streamer.readers.core.position import ReaderPosition
+from streamer.step_state import is_step_state
 from streamer.trailer import rank_channel_name
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from streamer.readers.core.skipping import SkipPolicy
+    from streamer.readers.core.skipping import SkipCounts, SkipPolicy
     from streamer.readers.core.stream import PipeStream
 
-_CHECK_S = 1.0
-"""Seconds between two reads of the trailer of a FIFO without bytes."""
+FORMAT = 1
 
 
 def rank_channel(channel: str, index: int) -> str:
@@ -80,7 +78,7 @@ class InterleavedReader:
     of records of each FIFO in turn; None for records as they arrive. `key`: records are `KeyedRecord`s, each
     with the object of its own FIFO. Padding (`Remainder: pad`) comes among other records: for an evaluation
     read each rank FIFO by a `PipeReader`. Other arguments: as for `PipeReader`; `skip` is the budget of each
-    FIFO.
+    FIFO, and `shuffle`, which needs a block, is of each for itself.
 
     Raises ValueError for an unknown format or a block below 1, PipeModeDatasetException as `rank_channels`.
     Iterating raises what `PipeReader` raises, and ChannelError if the rank FIFOs of a channel are at
@@ -100,64 +98,213 @@ class InterleavedReader:
         timeout: float = TIMEOUT,
         skip: SkipPolicy | None = None,
         key: bool = False,
+        shuffle: int | None = None,
+        seed: int | None = None,
     ) -> None:
-        check_format(record_format)
-        self._records = KeysAndSkips(record_format, key=key, skip=skip)
-        self.skipped = self._records.skipped
-        """What `skip` has left out of all FIFOs so far."""
         if block is not None and block < 1:
             raise ValueError(f"block is {block}: it must be 1 or more, or None for records as they arrive")
-        paths = directories(pipe_dir, config_dir, state_dir)
+        if block is None and shuffle is not None:
+            raise ValueError("shuffle needs a block, because records that arrive have no order: give block=N")
         self._one_channel = isinstance(channels, str)
         """Whether the FIFOs are the rank FIFOs of one channel."""
         if isinstance(channels, str):
-            self.channels = rank_channels(channels, config_dir=paths.config)
+            self.channels = rank_channels(channels, config_dir=directories(config=config_dir).config)
         else:
             self.channels = list(channels)
-            for name in self.channels:
-                check_channel(name, paths.config)
         if not self.channels:
             raise PipeModeDatasetException("no channel to read: name one")
+        if len(set(self.channels)) < len(self.channels):
+            raise ValueError(f"the channels are {self.channels}: give one or several, each once")
         self.record_format = record_format
         self._block = block
-        patience = None if block else 0.0
-        self._epochs = [
-            ChannelEpochs(name, paths, epoch=epoch, timeout=timeout, patience=patience)
+        kind = PipeReader if block else _ImpatientReader
+        self._readers = [
+            kind(
+                name,
+                record_format,
+                epoch=epoch,
+                pipe_dir=pipe_dir,
+                state_dir=state_dir,
+                config_dir=config_dir,
+                timeout=timeout,
+                skip=skip,
+                key=key,
+                shuffle=shuffle,
+                seed=seed,
+            )
             for name in self.channels
         ]
+        self._turn = _Turn()
 
     def __iter__(self) -> Iterator[Any]:
-        for batch in self.batches():
-            yield from batch
+        for source, piece, _ in self._pieces():
+            for record in source.each(piece):
+                self._turn.returned += 1
+                yield record
+
+    def __len__(self) -> int:
+        """Return the number of records of an epoch, if ranks share the channels by record.
+
+        Waits until the sidecar offers the first epoch. Raises TypeError if a channel has no known length.
+        """
+        return sum(map(len, self._readers))
+
+    def __bool__(self) -> bool:
+        """Return True; without this method `bool` would call `len`."""
+        return True
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Number of global batches of an epoch, the same on all ranks. Raises TypeError as `len` does."""
+        return self._readers[0].steps_per_epoch
+
+    @property
+    def skipped(self) -> dict[str, SkipCounts]:
+        """By FIFO, what `skip` has left out so far."""
+        return {reader.channel: reader.skipped for reader in self._readers}
 
     def batches(self) -> Iterator[list[Any]]:
         """Yield the next epoch as lists of records: each list a block of one FIFO, or what arrived on it."""
+        block: list[Any] = []
+        for source, piece, ends in self._pieces():
+            good = source.whole(piece)
+            self._turn.returned += len(good)
+            block += good
+            if ends:
+                if block:
+                    yield block
+                block = []
+
+    def _pieces(self) -> Iterator[tuple[FifoSource, list[Any], bool]]:
+        """Yield pieces of the next epoch's lists, each with its source, and whether it ends a block."""
         with contextlib.ExitStack() as stack:
-            streams = [stack.enter_context(epochs.next_stream()) for epochs in self._epochs]
+            readers = self._of_epoch()
+            streams = [stack.enter_context(reader.next_stream()) for reader in readers]
             if self._one_channel:
                 _check_same_epoch(streams)
             # Open missing FIFOs first: if one never appears, no other FIFO has used up its epoch.
             for stream in sorted(streams, key=lambda stream: os.path.exists(stream.name)):
                 stream.open()
             sources = [
-                stack.enter_context(contextlib.closing(self._lists(name, stream)))
-                for name, stream in zip(self.channels, streams, strict=True)
+                stack.enter_context(contextlib.closing(FifoSource(reader, stream)))
+                for reader, stream in zip(readers, streams, strict=True)
             ]
             if self._block:
-                yield from _in_turn(sources, self._block)
+                yield from self._in_turn(sources, self._block)
             else:
-                yield from _as_they_arrive({s.fileno(): b for s, b in zip(streams, sources, strict=True)})
+                for source in as_they_arrive({s.fileno(): b for s, b in zip(streams, sources, strict=True)}):
+                    yield source, source.rest(), True
+        self._turn = _Turn()
 
-    def _lists(self, channel: str, stream: PipeStream) -> Generator[list[Any], None, None]:
-        """Yield the lists of one FIFO's records; empty lists while no bytes come."""
-        reader = record_reader(stream, self.record_format)
-        if self._records.skip is None and not self._records.key:
-            yield from reader.batches()
-            return
-        position = yield from approach_start(stream, channel, None)
-        with self._records.epoch(stream, channel, offset=position.offset) as (keys, skips):
-            for batch in position.follow(reader, stream, keys, skips):
-                yield without_skipped(batch) if skips else batch
+    def _of_epoch(self) -> list[PipeReader]:
+        """Return the readers of the FIFOs that have records of the next pass, and forget the turn of another.
+
+        A FIFO may have ended before the state that was loaded.
+        """
+        if not all(reader.resumes for reader in self._readers):
+            self._turn = _Turn()
+            return self._readers
+        first = min(reader.reached.epoch for reader in self._readers)
+        return [reader for reader in self._readers if reader.reached.epoch == first]
+
+    def _in_turn(self, sources: list[FifoSource], block: int) -> Iterator[tuple[FifoSource, list[Any], bool]]:
+        """Yield `block` records of each source in rotation, from the turn of the state on."""
+        by_fifo = {self.channels.index(source.reader.channel): source for source in sources}
+        first = self._turn
+        turns = deque(sorted(by_fifo, key=lambda fifo: (fifo < first.fifo, fifo)))
+        if first.fifo not in by_fifo:
+            first.returned = 0
+        while turns:
+            fifo = turns.popleft()
+            source, turn = by_fifo[fifo], _Turn(fifo, first.returned)
+            self._turn, first = turn, _Turn()
+            while turn.returned < block and (piece := source.piece(block - turn.returned)) is not None:
+                yield source, piece, False
+            yield source, [], True
+            if turn.returned == block:
+                turns.append(fifo)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state after the last record, or list of records, that was returned.
+
+        It has the position of every FIFO and, with a block, whose turn it is. If the FIFOs are those of ranks
+        that share a channel by record, it is the state of the job, after the last global batch whose records
+        were all returned. `penstock run --resume` takes both. Raises ChannelError if records of a global
+        batch do not come together: with a block that does not divide a rank's batch, or as they arrive.
+        """
+        positions = [reader.reached for reader in self._readers]
+        states = joint_states(positions)
+        if any(map(is_step_state, states)):
+            if len(states) > 1:
+                raise ChannelError(
+                    "these channels together have no state, because ranks share one of them by record and "
+                    "its state counts steps; read each channel by a reader of its own"
+                )
+            batch = next((each.rank.records for each in positions if each.rank is not None), 0)
+            if self._block and batch % self._block:
+                raise ChannelError(
+                    f"{states[0]['channel']} has no state, because a rank has {batch} records of a step, "
+                    f"which is no multiple of block={self._block}; give a block that divides it"
+                )
+            return states[0]
+        turn = self._turn
+        if self._block and turn.returned == self._block:
+            turn = _Turn((turn.fifo + 1) % len(self.channels))
+        state = {"format": FORMAT, "channels": states, "ahead": {}, "block": self._block}
+        return state | ({"turn": turn.fifo, "returned": turn.returned} if self._block else {})
+
+    def load_state_dict(self, state: Mapping[str, Any], *, anyway: bool = False) -> None:
+        """Begin the next iteration after the record of `state`.
+
+        Raises ValueError if `state` is no state of these FIFOs and block. Iterating raises ChannelError if a
+        plan has changed since, unless `anyway`.
+        """
+        turn, saved = _Turn(), dict.fromkeys(self.channels, state)
+        if not is_step_state(state):
+            saved = self._by_fifo(state)
+            if self._block:
+                turn = _Turn(state["turn"], state["returned"])
+        for reader in self._readers:
+            ReaderPosition.of(saved[reader.channel], reader.channel, reader.shuffle)
+        for reader in self._readers:
+            reader.load_state_dict(saved[reader.channel], anyway=anyway)
+        self._turn = turn
+
+    def _by_fifo(self, state: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+        """Return the states of the FIFOs in a state. Raises ValueError."""
+        keys = {"format", "channels", "ahead", "block"} | ({"turn", "returned"} if self._block else set())
+        if (
+            state.get("format") != FORMAT
+            or state.get("block") != self._block
+            or state.keys() != keys
+            or not isinstance(state["channels"], list)
+            or not all(isinstance(each, dict) for each in state["channels"])
+        ):
+            raise ValueError(
+                f"the state is not what InterleavedReader.state_dict() returns with block={self._block}: "
+                f"{dict(state)!r}"
+            )
+        saved = {each.get("channel"): each for each in state["channels"]}
+        if saved.keys() != set(self.channels):
+            raise ValueError(f"the state is of channels {list(saved)}, not {self.channels}")
+        limits = {"turn": len(self.channels), "returned": self._block} if self._block else {}
+        if not all(type(state[name]) is int and 0 <= state[name] < end for name, end in limits.items()):
+            raise ValueError(f"the state has no turn of these FIFOs: {dict(state)!r}")
+        return saved
+
+
+class _ImpatientReader(PipeReader):
+    """A reader whose lists may be empty, because it never waits for bytes."""
+
+    patience = 0.0
+
+
+@dataclass(slots=True)
+class _Turn:
+    fifo: int = 0
+    """Index of the FIFO that is next."""
+    returned: int = 0
+    """Good records of its block that were returned."""
 
 
 def _check_same_epoch(streams: list[PipeStream]) -> None:
@@ -168,34 +315,3 @@ def _check_same_epoch(streams: list[PipeStream]) -> None:
             f"the rank FIFOs are not at the same epoch (next are {names}), because one was read alone or "
             "could not be opened; read those at the earlier epoch, or restart trainer and sidecar"
         )
-
-
-def _in_turn(sources: Sequence[Iterator[list[Any]]], block: int) -> Iterator[list[Any]]:
-    waiting = deque(chain.from_iterable(source) for source in sources)
-    while waiting:
-        records = waiting.popleft()
-        batch = list(islice(records, block))
-        if batch:
-            yield batch
-        if len(batch) == block:
-            waiting.append(records)
-
-
-def _as_they_arrive(sources: dict[int, Generator[list[Any], None, None]]) -> Iterator[list[Any]]:
-    """Yield batches of the sources that have bytes. `sources`: by descriptor; each yields [] for no bytes."""
-    poller = select.poll()
-    for fd in sources:
-        poller.register(fd, select.POLLIN)
-    next_check = time.monotonic() + _CHECK_S
-    while sources:
-        ready = [fd for fd, _ in poller.poll(max(0.0, next_check - time.monotonic()) * 1000)]
-        if time.monotonic() >= next_check:
-            ready = list(sources)
-            next_check = time.monotonic() + _CHECK_S
-        for fd in ready:
-            batch = next(sources[fd], None)
-            if batch is None:
-                poller.unregister(fd)
-                del sources[fd]
-            elif batch:
-                yield batch

@@ -120,10 +120,15 @@ class PipeReader(ChannelReader):
     def __iter__(self) -> Iterator[Any]:
         for batch in self._lists():
             for left in range(len(batch) - 1, -1, -1):
-                self._left = left
+                self.left = left
                 record = batch[-1 - left]
                 if type(record) is not SkippedRecord:
                     yield record
+
+    @property
+    def skips(self) -> bool:
+        """Whether corrupt records may be left out."""
+        return self._records.skip is not None
 
     def __len__(self) -> int:
         """Return the number of records of an epoch, if ranks share the channel by record.
@@ -145,10 +150,10 @@ class PipeReader(ChannelReader):
 
     def _lists(self) -> Iterator[list[Any]]:
         """Yield the lists of the next epoch; a corrupt record has its place in them."""
-        with self._next_stream() as stream:
-            yield from self._lists_of(stream)
+        with self.next_stream() as stream:
+            yield from self.lists_of(stream)
 
-    def _lists_of(self, stream: PipeStream) -> Generator[list[Any], None, None]:
+    def lists_of(self, stream: PipeStream) -> Generator[list[Any], None, None]:
         """Yield the lists of `stream` from the start on, if that is in its epoch."""
         position = yield from approach_start(stream, self.channel, self._start)
         with self._records.epoch(stream, self.channel, offset=position.offset, number=position.number) as (

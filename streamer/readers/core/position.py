@@ -93,7 +93,14 @@ class ReaderPosition:
 
         Raises ChannelError if steps cannot be counted, because corrupt records were left out.
         """
-        return self._state(self.records)
+        if self.start is not None or self.rank is None:
+            return self.bytes_state()
+        if self.skipped:
+            raise ChannelError(
+                f"{self.channel} has no state, because {self.skipped} corrupt records were left out and its "
+                "steps cannot be counted; mend or leave out the objects, or do not skip corrupt records"
+            )
+        return self.rank.state(self.epoch, self.records, self.shuffle, self.window).document()
 
     def bytes_state(self) -> dict[str, Any]:
         """Return the position in this FIFO's bytes, for the same ranks only."""
@@ -120,16 +127,6 @@ class ReaderPosition:
             return self.epoch, 0
         state = self.rank.state(self.epoch, self.records + (self.rank.records - 1 if begun else 0))
         return state.epoch, state.step
-
-    def _state(self, records: int) -> dict[str, Any]:
-        if self.start is not None or self.rank is None:
-            return self.bytes_state()
-        if self.skipped:
-            raise ChannelError(
-                f"{self.channel} has no state, because {self.skipped} corrupt records were left out and its "
-                "steps cannot be counted; mend or leave out the objects, or do not skip corrupt records"
-            )
-        return self.rank.state(self.epoch, records, self.shuffle, self.window).document()
 
     @classmethod
     def of(cls, state: Mapping[str, Any], channel: str, shuffle: Shuffle | None = None) -> ReaderPosition:
@@ -286,13 +283,15 @@ class ReaderPosition:
 
     def returned(self, left: int) -> dict[str, Any]:
         """Return the state if the last `left` records of the batch have not been returned yet."""
-        if self.rank is not None:
-            return self._state(self.records - left)
-        if self.last and not left:
+        return self.before(left).state()
+
+    def before(self, left: int) -> ReaderPosition:
+        """Return the position before the last `left` records of the batch."""
+        if self.last and not left and self.rank is None:
             following = replace(self, epoch=self.epoch + 1, offset=0, skip=0, records=0)
             following.number = following.window = None
-            return following.state()
-        return replace(self, skip=self.skip - left, records=self.records - left).state()
+            return following
+        return replace(self, skip=self.skip - left, records=self.records - left)
 
     def texts(self, lefts: Iterable[int]) -> list[bytes]:
         """Return, for each of `lefts`, `returned` as JSON; of bytes cheaper than one call for each."""

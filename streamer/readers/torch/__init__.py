@@ -118,14 +118,21 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
             padding=padding,
             shuffle=Shuffle.of(shuffle, seed),
         )
-        self._spec = spec
-        self.record_format = record_format
+        paths = directories(pipe_dir, config_dir, state_dir)
+        self._read(channel, share, ElementSource(spec, paths, timeout=timeout))
+
+    def _read(
+        self, channel: str | Sequence[str], share: tuple[int, int] | None, source: ElementSource
+    ) -> None:
+        """Begin to read this process's channels by `source`. Raises as the constructor."""
+        self._source = source
+        self._spec = source.spec
+        self._paths = source.paths
+        self.record_format = self._spec.record_format
         self.channels = _channels_of(channel, *(share or _local_rank()))
-        self._paths = directories(pipe_dir, config_dir, state_dir)
         for name in self.channels:
             check_if_configured(name, self._paths.config)
-        self._source = ElementSource(spec, self._paths, timeout=timeout)
-        self.skipped = self._source.skipped
+        self.skipped = source.skipped
         """What `skip` has left out in this process so far."""
         self.starts: dict[str, RemainingRecords] = {}
         """By channel, the records of the next pass, if that is not a whole epoch."""
@@ -220,6 +227,8 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
         if not (starts.keys() <= channels if get_worker_info() else starts.keys() == channels):
             saved = ", ".join(starts) or "others"
             raise ValueError(f"the state is of channels {saved}, not {', '.join(self.channels)}")
+        if not self._source.placed and any(start.rows for start in starts.values()):
+            raise ValueError("the state is inside a table; load it into a TableIterableDataset")
         if get_worker_info() is None:
             self.channels = list(starts)  # the next worker's channel first
         for name, start in starts.items():

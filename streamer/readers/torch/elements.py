@@ -40,10 +40,11 @@ from streamer.readers.torch.workers import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from streamer.formats.window import RecordReader, Source
     from streamer.readers.core.config import Directories
+    from streamer.readers.core.epoch_skips import EpochSkips
     from streamer.readers.core.shuffle import Shuffle
     from streamer.readers.core.skipping import SkipPolicy
     from streamer.readers.core.stream import PipeStream
@@ -119,24 +120,31 @@ class ElementSpec:
 class ElementSource:
     """Reads the elements of channels in this process."""
 
+    placed = False
+    """As for `KeysAndSkips`."""
+
     def __init__(self, spec: ElementSpec, paths: Directories, *, timeout: float) -> None:
         """`timeout`: seconds to wait for a FIFO, and then for its writer."""
-        self._spec = spec
-        self._keys_and_skips = KeysAndSkips(spec.record_format, key=spec.key, skip=spec.skip)
+        self.spec = spec
+        self._keys_and_skips = KeysAndSkips(
+            spec.record_format, key=spec.key, skip=spec.skip, placed=self.placed
+        )
+        self.skips: dict[str, EpochSkips] = {}
+        """By channel, what is left out of the present epoch, if there is a policy."""
         self.skipped = self._keys_and_skips.skipped
         """What `skip` has left out in this process so far."""
-        self._paths = paths
+        self.paths = paths
         self._timeout = timeout
 
     def epochs(self, channel: str) -> ChannelEpochs:
         """Return the epochs of a channel, from the next one that this process reads."""
-        return ChannelEpochs(channel, self._paths, timeout=self._timeout, patience=PATIENCE_S)
+        return ChannelEpochs(channel, self.paths, timeout=self._timeout, patience=PATIENCE_S)
 
     def elements(
         self, channels: list[tuple[str, WorkerGroup | None]], starts: dict[str, RemainingRecords]
     ) -> Iterator[tuple[Any, ElementOrigin]]:
         """Yield each element of the next pass with its origin, a block of each channel in rotation."""
-        decode = self._spec.decode
+        decode = self.spec.decode
         turns = [
             (name, self._units(self._records(name, group, starts.get(name)))) for name, group in channels
         ]
@@ -151,12 +159,29 @@ class ElementSource:
                 digest = stream.trailer.digest if stream.trailer else ""
                 rank = RankSteps.of(stream.trailer)
                 for records, numbers in elements:
-                    element = self._spec.element(records)
-                    if decode is not None:
-                        element = decode(element)
-                    if self._spec.padding:
-                        element = element, rank.padding_of(numbers.first, numbers.end) if rank else 0
-                    yield element, ElementOrigin(name, stream.epoch, digest, numbers, rank)
+                    saved = remaining_records(starts.get(name), name, stream.epoch)
+                    made = self._elements(name, stream.epoch, records, numbers, saved.rows)
+                    for element, received, rows in made:
+                        if decode is not None:
+                            element = decode(element)  # noqa: PLW2901 - the same element
+                        if self.spec.padding:
+                            padding = rank.padding_of(numbers.first, numbers.end) if rank else 0
+                            element = element, padding  # noqa: PLW2901
+                        yield element, ElementOrigin(name, stream.epoch, digest, received, rank, rows)
+
+    def _elements(
+        self,
+        channel: str,  # noqa: ARG002 - for a source of tables
+        epoch: int,  # noqa: ARG002
+        records: list[Any],
+        numbers: RecordRange,
+        rows: Mapping[int, int],  # noqa: ARG002
+    ) -> Iterator[tuple[Any, RecordRange, int]]:
+        """Yield the elements of the records of one unit, without `decode`, with the fields of their origins.
+
+        `rows`: as in `RemainingRecords`.
+        """
+        yield self.spec.element(records), numbers, 0
 
     def _records(self, channel: str, group: WorkerGroup | None, saved: RemainingRecords | None) -> Blocks:
         if group is None:
@@ -164,19 +189,19 @@ class ElementSource:
         return iter(
             WorkerGroupReader(
                 channel,
-                self._paths,
+                self.paths,
                 group,
-                self._spec.reader,
-                unit=self._spec.unit,
+                self.spec.reader,
+                unit=self.spec.unit,
                 timeout=self._timeout,
                 saved=saved,
-                key=self._spec.key,
+                key=self.spec.key,
             )
         )
 
     def _own_records(self, channel: str, saved: RemainingRecords | None) -> Blocks:
         """Yield the records of a FIFO that this worker reads alone."""
-        spec = self._spec
+        spec = self.spec
         check = parent_check() if get_worker_info() else lambda: None
         with contextlib.ExitStack() as stack:
             stack.enter_context(contextlib.suppress(ParentExited))
@@ -186,6 +211,8 @@ class ElementSource:
             keys, skips = stack.enter_context(
                 self._keys_and_skips.epoch(stream, channel, offset=base, number=position.number)
             )
+            if skips is not None:
+                self.skips[channel] = skips
             windows = None
             if spec.shuffle is not None:
                 returned = 0 if position.window is None else position.records - position.window
@@ -220,7 +247,7 @@ class ElementSource:
 
     def _units(self, source: Blocks) -> Iterator[tuple[PipeStream, list[tuple[list[Any], RecordRange]]]]:
         """Yield, for each block that arrives, the records of each element that the block completes."""
-        spec = self._spec
+        spec = self.spec
         units = RecordGrouper(spec.unit, short=not spec.drop_remainder)
         stream, places = None, None
         for stream, blocks in source:

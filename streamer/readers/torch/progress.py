@@ -28,7 +28,7 @@ from bisect import insort
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from streamer.errors import ChannelError
+from streamer.readers.core.joint_states import joint_states
 from streamer.readers.core.position import ReaderPosition, StartPosition
 from streamer.readers.core.shuffle import NumberedRecords
 from streamer.readers.core.skipping import SkippedRecord
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from streamer.readers.core.shuffle import Shuffle
 
 FORMAT = 1
+_ROWS = "rows"
 
 
 class RecordRange(NamedTuple):
@@ -69,6 +70,8 @@ class ElementOrigin(NamedTuple):
     records: RecordRange
     rank: RankSteps | None = None
     """Steps of the epoch, if ranks share the channel by record."""
+    rows: int = 0
+    """Rows of the last record, a table, that were returned with this element, if more follow; else 0."""
 
 
 @dataclass(slots=True)
@@ -77,6 +80,8 @@ class RemainingRecords:
 
     start: StartPosition
     ahead: Sequence[RecordRange] = ()
+    rows: Mapping[int, int] = field(default_factory=dict)
+    """Of tables that were returned in part, by record number: how many of their rows."""
 
     def select(
         self, batch: list[Any], first: int, offset: int, number: int | None = None
@@ -179,17 +184,22 @@ class _ChannelProgress:
 
     position: ReaderPosition
     ahead: list[RecordRange] = field(default_factory=list)
+    rows: dict[int, int] = field(default_factory=dict)
 
     def add(self, origin: ElementOrigin) -> None:
         if origin.epoch != self.position.epoch:
             self.position = ReaderPosition(origin.channel, origin.epoch, shuffle=self.position.shuffle)
-            self.ahead = []
+            self.ahead, self.rows = [], {}
         position = self.position
         position.digest = origin.digest
         if (rank := origin.rank) is not None:
             if position.start is not None:
                 position.records, position.start = position.start.step * rank.records, None
             position.records, position.rank = max(position.records, rank.first), rank
+        self.rows.pop(origin.records.end - 1, None)
+        if origin.rows:
+            self.rows[origin.records.end - 1] = origin.rows
+            return
         insort(self.ahead, origin.records)
         while self.ahead and self.ahead[0].first == position.records:
             received = self.ahead.pop(0)
@@ -230,7 +240,7 @@ class Progress:
             saved = remaining.start.position
             position = replace(saved, shuffle=shuffle)
             ahead = [RecordRange(*records) for records in remaining.ahead]
-            self._channels[saved.channel] = _ChannelProgress(position, ahead)
+            self._channels[saved.channel] = _ChannelProgress(position, ahead, dict(remaining.rows))
 
     def add(self, origin: ElementOrigin) -> None:
         """Add an element that the trainer has received."""
@@ -246,7 +256,7 @@ class Progress:
             channel.position = ReaderPosition(
                 name, position.epoch + 1, digest=position.digest, rank=rank, shuffle=position.shuffle
             )
-            channel.ahead = []
+            channel.ahead, channel.rows = [], {}
 
     def state(self) -> dict[str, Any]:
         """Return the progress as a dict for JSON or pickle; only the state of the steps, if that is all.
@@ -260,10 +270,15 @@ class Progress:
         if self._shared:
             channels = [position.bytes_state() for position in positions]
         else:
-            channels = _joint_states(positions)
+            channels = joint_states(positions)
             if len(channels) == 1 and is_step_state(channels[0]):
                 return channels[0]
-        return {
+        rows = {
+            name: [list(item) for item in sorted(channel.rows.items())]
+            for name, channel in self._channels.items()
+            if channel.rows
+        }
+        state = {
             "format": FORMAT,
             "unit": self._unit,
             "channels": channels,
@@ -273,31 +288,7 @@ class Progress:
                 if channel.ahead
             },
         }
-
-
-def _joint_states(positions: Sequence[ReaderPosition]) -> list[dict[str, Any]]:
-    """Return the states of channels, one for all rank FIFOs of a channel. Raises ChannelError."""
-    by_record = {channel_of_rank(each.channel) for each in positions if each.rank or each.start}
-    states: list[dict[str, Any]] = []
-    ranks: dict[str, list[ReaderPosition]] = {}
-    for position in positions:
-        if (name := channel_of_rank(position.channel)) in by_record:
-            ranks.setdefault(name, []).append(position)
-        else:
-            states.append(position.state())
-    for name, fifos in ranks.items():
-        least = min(fifos, key=ReaderPosition.next_step)
-        most = max(each.next_step(begun=True) for each in fifos)
-        rank = next((each.rank for each in fifos if each.rank is not None), None)
-        epoch, step = least.next_step()
-        if rank is not None and most > rank.following(epoch, step):
-            raise ChannelError(
-                f"the rank FIFOs of {name} that this process reads are at different steps, from epoch "
-                f"{epoch}, step {step} to epoch {most[0]}, step {most[1]}, so there is no state; give each "
-                "a worker of its own"
-            )
-        states.append(replace(least, rank=least.rank or rank).state())
-    return states
+        return state | {_ROWS: rows} if rows else state
 
 
 def parse_state(
@@ -314,7 +305,12 @@ def parse_state(
     """
     if is_step_state(state):
         state = {"format": FORMAT, "unit": unit, "channels": [state], "ahead": {}}
-    if state.get("format") != FORMAT or state.keys() != {"format", "unit", "channels", "ahead"}:
+    rows = state.get(_ROWS, {})
+    if (
+        state.get("format") != FORMAT
+        or state.keys() - {_ROWS} != {"format", "unit", "channels", "ahead"}
+        or not isinstance(rows, dict)
+    ):
         raise ValueError(f"the state is not what PipeIterableDataset.state_dict() returns: {dict(state)!r}")
     if state["ahead"] and state["unit"] != unit:
         raise ValueError(
@@ -336,5 +332,6 @@ def parse_state(
             continue
         position = ReaderPosition.of(saved, saved["channel"], shuffle)
         ahead = [RecordRange(*records) for records in state["ahead"].get(position.channel, ())]
-        starts[position.channel] = RemainingRecords(StartPosition(position, anyway), ahead)
+        of_tables = dict(rows.get(position.channel, ()))
+        starts[position.channel] = RemainingRecords(StartPosition(position, anyway), ahead, of_tables)
     return starts
