@@ -41,12 +41,20 @@ class Example(NamedTuple):
     objects: Callable[[], dict[str, bytes]]
     """Function that returns the objects' contents by key."""
     channels: list[dict[str, Any]]
+    ranks: int = 0
+    """Processes that torchrun starts; 0 for one process without torchrun."""
 
 
 def prefix_channel(name: str, place: str) -> dict[str, Any]:
     """Return a channel of all objects below a prefix."""
     source = {"S3DataType": "S3Prefix", "S3Uri": f"s3://{BUCKET}/{place}/{name}/"}
     return {"ChannelName": name, "DataSource": {"S3DataSource": source}}
+
+
+def shared_channel(name: str, remainder: str) -> dict[str, Any]:
+    """Return a channel of records of one size that two ranks share by record."""
+    ranks = {"Count": 2, "Batch": 25, "RecordSize": LABEL.size + 4 * VECTOR, "Remainder": remainder}
+    return prefix_channel(name, "evaluation") | {"Penstock": {"Ranks": ranks}}
 
 
 def image_channel(name: str) -> dict[str, Any]:
@@ -74,18 +82,34 @@ def labelled_vectors() -> dict[str, bytes]:
     }
 
 
-def plain_vectors() -> dict[str, bytes]:
-    """Return TFRecords without protobuf: a label, and a vector around the mean of its class."""
+def vectors(train: int, evaluation: int) -> dict[str, list[bytes]]:
+    """Return records of each channel: a label, and a vector around the mean of its class."""
     numbers = np.random.default_rng(SEED)
     means = numbers.standard_normal((4, VECTOR))
     found = {}
-    for name, count in (("train", 6000), ("eval", 600)):
+    for name, count in (("train", train), ("eval", evaluation)):
         labels = numbers.integers(4, size=count)
-        vectors = (means[labels] + numbers.standard_normal((count, VECTOR))).astype("<f4")
-        records = [LABEL.pack(label) + row.tobytes() for label, row in zip(labels, vectors, strict=True)]
-        for part in range(3):
-            found[f"torch/{name}/part-{part}.tfrecord"] = b"".join(map(encode, records[part::3]))
+        rows = (means[labels] + numbers.standard_normal((count, VECTOR))).astype("<f4")
+        found[name] = [LABEL.pack(label) + row.tobytes() for label, row in zip(labels, rows, strict=True)]
     return found
+
+
+def plain_vectors() -> dict[str, bytes]:
+    """Return the vectors as TFRecords without protobuf."""
+    return {
+        f"torch/{name}/part-{part}.tfrecord": b"".join(map(encode, records[part::3]))
+        for name, records in vectors(6000, 600).items()
+        for part in range(3)
+    }
+
+
+def sized_vectors() -> dict[str, bytes]:
+    """Return the vectors without a frame; those of `eval` fill no whole number of global batches."""
+    return {
+        f"evaluation/{name}/part-{part}.bin": b"".join(records[part::3])
+        for name, records in vectors(6000, 617).items()
+        for part in range(3)
+    }
 
 
 def images() -> dict[str, bytes]:
@@ -135,6 +159,12 @@ EXAMPLES = {
         "examples.torch_tfrecords",
         plain_vectors,
         [prefix_channel(name, "torch") for name in ("train", "eval")],
+    ),
+    "evaluation": Example(
+        "examples.evaluation",
+        sized_vectors,
+        [shared_channel("train", "drop"), shared_channel("eval", "pad")],
+        ranks=2,
     ),
     "text_lines": Example(
         "examples.text_lines", texts, [prefix_channel(name, "text") for name in ("train", "eval")]

@@ -39,8 +39,10 @@ def main() -> int:
             file.write(text)
         if arguments.show_job:
             print(text, flush=True)
+        launcher = ("torch.distributed.run", f"--nproc-per-node={example.ranks}") if example.ranks else ()
+        modules = [part for name in (launcher, (example.module,)) if name for part in ("-m", *name)]
         return subprocess.run(
-            penstock("exec", "-c", job, sys.executable, "-m", example.module),
+            penstock("exec", "-c", job, "--", sys.executable, *modules),
             env={"TF_CPP_MIN_LOG_LEVEL": "2"} | os.environ | s3.environment,
             cwd=ROOT,
             check=False,
