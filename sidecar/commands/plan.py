@@ -119,7 +119,7 @@ class _Parts:
         separately, together = sum(self._of_ranks.by_rank), self._of_ranks.together
         total = self._whole.total_bytes(0)
         found = small_requests(channel, bytes_total=total, separately=separately, together=together)
-        return {} if found is None else {"small_requests": found._asdict()}
+        return {} if found is None else {"small_requests": {"why": found.why, "do": found.do}}
 
 
 def _summary(plan: Plan, fetched: Plan | None, part_size: int, parts: _Parts) -> dict[str, Any]:
