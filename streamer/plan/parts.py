@@ -158,21 +158,18 @@ def _without(part: Part, skip: int) -> Part:
 
 MOST_GATHERED = 256
 """Maximum parts in a span, so that its description is short."""
-FEW = 8
-"""Parts of a span that may have more bytes than others: of fewer parts each costs much more CPU time."""
 
 
 def gathered(
-    parts: Iterable[Part | None], size: int, cost: Callable[[Part], int] = len, *, of_few: int = 0
+    parts: Iterable[Part | None], size: int, cost: Callable[[Part], int] = len
 ) -> Iterator[Part | None]:
-    """Yield the parts, with consecutive small ones joined into spans of at most `size` bytes.
+    """Yield the parts, with consecutive ones of less than `size` bytes joined into spans of at most `size`.
 
-    A span of up to `FEW` parts may have `of_few` bytes, if that is more. A span has parts of one epoch. None,
-    for an unknown next part, is passed on after the parts before it. `cost` returns the bytes that a part
-    counts for.
+    A span has parts of one epoch. None, for an unknown next part, is passed on after the parts before it.
+    `cost` returns the bytes that a part counts for.
     """
     held: list[Part] = []
-    count, of_few = 0, max(size, of_few)
+    count = 0
 
     def joined() -> Part:
         nonlocal held, count
@@ -181,15 +178,14 @@ def gathered(
 
     for part in parts:
         more = 0 if part is None else cost(part)
-        most = of_few if len(held) < FEW else size
-        if held and (part is None or part.epoch != held[0].epoch or count + more > most):
+        if held and (part is None or part.epoch != held[0].epoch or count + more > size):
             yield joined()
         if part is None:
             yield None
             continue
         held.append(part)
         count += more
-        if count >= (of_few if len(held) < FEW else size) or len(held) == MOST_GATHERED:
+        if count >= size or len(held) == MOST_GATHERED:
             yield joined()
     if held:
         yield joined()

@@ -23,7 +23,6 @@ from streamer.relay.fetch.part_fetch import PartFetch
 from streamer.relay.staging.buffers import BufferStage, held_in_buffers
 from streamer.retry import RetryPolicy
 from streamer.schedule.window import Slot, Window
-from streamer.units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,9 +32,6 @@ if TYPE_CHECKING:
     from streamer.relay.statistics import ChannelCounters
     from streamer.s3.checksums import ChecksumVerifier
     from streamer.s3.ranges import RangeSource
-
-SPAN_OF_FEW = 2 * MIB
-"""Maximum bytes of a span of few parts, unless the source has larger spans."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +107,7 @@ class Prefetcher:
         self.quota.on_available = self.start
         parts = self._known(all_epochs(stream.plan, stages.part_size, stream.start, on_batch=on_batch))
         if together and source.span_size:
-            size = stages.part_size()
-            parts = gathered(
-                parts, min(source.span_size, size), held_in_buffers, of_few=min(SPAN_OF_FEW, size)
-            )
+            parts = gathered(parts, min(source.span_size, stages.part_size()), held_in_buffers)
         self.window = Window(
             parts,
             stages.quota,
