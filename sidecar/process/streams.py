@@ -59,8 +59,10 @@ class _Errors(io.FileIO):
     """Bytes dropped since the last report."""
     stuck = False
     """Whether the last write was dropped, in whole or in part."""
+    _ended = True
+    """Whether the last byte written ends a line."""
     _cut = False
-    """Whether the last line has no end."""
+    """Whether the rest of the last line was dropped."""
 
     def write(self, data: ReadableBuffer, /) -> int:
         view = memoryview(data).cast("B")
@@ -71,9 +73,10 @@ class _Errors(io.FileIO):
         except OSError:
             return view.nbytes
         if written:
-            self._cut = view[written - 1] != ord("\n")
+            self._ended = view[written - 1] == ord("\n")
             return written
         self.dropped += view.nbytes
+        self._cut = not self._ended
         return view.nbytes
 
     def _has_room(self) -> bool:
