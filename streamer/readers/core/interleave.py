@@ -31,9 +31,8 @@ from streamer.errors import ChannelError
 from streamer.readers.core.config import PipeModeDatasetException, channels_in, check_channel, directories
 from streamer.readers.core.epochs import TIMEOUT
 from streamer.readers.core.fifo_source import FifoSource, as_they_arrive
-from streamer.readers.core.joint_states import joint_states
+from streamer.readers.core.joint_states import joint_states, load_all
 from streamer.readers.core.plain import PipeReader
-from streamer.readers.core.position import ReaderPosition
 from streamer.step_state import is_step_state
 from streamer.trailer import rank_channel_name
 
@@ -264,10 +263,7 @@ class InterleavedReader:
             saved = self._by_fifo(state)
             if self._block:
                 turn = _Turn(state["turn"], state["returned"])
-        for reader in self._readers:
-            ReaderPosition.of(saved[reader.channel], reader.channel, reader.shuffle)
-        for reader in self._readers:
-            reader.load_state_dict(saved[reader.channel], anyway=anyway)
+        load_all(self._readers, saved, anyway=anyway)
         self._turn = turn
 
     def _by_fifo(self, state: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

@@ -1,4 +1,4 @@
-"""States of several FIFOs that one process reads: one for each channel that ranks share by record."""
+"""States of several FIFOs that one reader or process reads: saved together, and loaded together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from streamer.readers.core.position import ReaderPosition
 from streamer.trailer import channel_of_rank
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+
+    from streamer.readers.core.plain import PipeReader
 
 
 def joint_states(positions: Sequence[ReaderPosition]) -> list[dict[str, Any]]:
@@ -36,3 +38,11 @@ def joint_states(positions: Sequence[ReaderPosition]) -> list[dict[str, Any]]:
             )
         states.append(replace(least, rank=least.rank or rank).state())
     return states
+
+
+def load_all(readers: Sequence[PipeReader], saved: Mapping[str, Mapping[str, Any]], *, anyway: bool) -> None:
+    """Load the state of each reader's channel: all of them, or, if one raises ValueError, none."""
+    for reader in readers:
+        ReaderPosition.of(saved[reader.channel], reader.channel, reader.shuffle)
+    for reader in readers:
+        reader.load_state_dict(saved[reader.channel], anyway=anyway)

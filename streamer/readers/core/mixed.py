@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from streamer.errors import ChannelError
 from streamer.readers.core.epochs import TIMEOUT
+from streamer.readers.core.joint_states import load_all
 from streamer.readers.core.plain import PipeReader
-from streamer.readers.core.position import ReaderPosition
 from streamer.shares import in_lowest_terms, next_source
 from streamer.step_state import is_step_state
 
@@ -149,10 +149,7 @@ class MixedReader:
             raise ValueError(f"the state lacks channels: it has {list(returned)} and {list(saved)}")
         if not all(type(count) is int and count >= 0 for count in returned.values()):
             raise ValueError(f"the state's records by channel are invalid: {returned!r}")
-        for reader in self._readers:
-            ReaderPosition.of(saved[reader.channel], reader.channel, reader.shuffle)
-        for reader in self._readers:
-            reader.load_state_dict(saved[reader.channel], anyway=anyway)
+        load_all(self._readers, saved, anyway=anyway)
         self._returned, self._loaded = [returned[name] for name in weights], True
 
     def _weight_texts(self) -> dict[str, str]:
