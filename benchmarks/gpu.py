@@ -1,4 +1,6 @@
-"""Measures a GPU's idle time by feed: `python -m benchmarks.gpu`. See docs/explanation/performance.md.
+"""Measures the idle time of a GPU for each feed: `python -m benchmarks.gpu`.
+
+docs/explanation/performance-training.md has the figures.
 
     cores 0..C-1   one training process (`gpu_trainer`), its DataLoader workers, the client's processes
     cores C..      the origin, an nginx that behaves as S3 does (`benchmarks.origin`)

@@ -165,5 +165,5 @@ def test_mistakes_are_named(arguments: list[str], message: str, capsys: pytest.C
 
 
 def test_the_page_has_the_markers() -> None:
-    page = Path(ROOT, "docs", "explanation", "performance.md").read_text(encoding="utf-8")
+    page = Path(ROOT, "docs", "explanation", "performance-training.md").read_text(encoding="utf-8")
     assert report.insert(page, "new", begin=program.BEGIN, end=program.END) != page
