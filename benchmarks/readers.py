@@ -1,14 +1,23 @@
-"""Compares the TensorFlow reader with TFRecordDataset on a local file: `python -m benchmarks.readers`.
+"""Compares the readers with those of other packages on a local file: `python -m benchmarks.readers`.
 
-    files in memory --splice--> FIFO --> PipeModeDataset --+--> batches --> lengths, added up in C++
-    files in memory --------pread------> TFRecordDataset --+
+    files in memory --splice--> FIFO --> reader of Penstock ------------+--> lengths, added up
+    files in memory --read-----> reader of another package, on a file --+
 
-Each reader has one process, which imports TensorFlow once; the readers' runs alternate, so that all readers
-run in the same minute of the machine. A run reads the file several times, in batches; the consumer adds up
-the lengths of the records inside TensorFlow, and the sum must be right. The clocks start when the dataset is
-made. CPU time and minor page faults are those of the reader's process, without the import and without the
-feeder. TFRecordDataset runs in a process with TensorFlow's default allocator settings. The first round is not
-counted. The files of one case at a time are in /dev/shm, at most 1 GB for both.
+    tensorflow  PipeModeDataset                     beside tf.data.TFRecordDataset
+    keras       PipeModeDataset and `fit`           beside TFRecordDataset and `fit`, a small model
+    torch       PipeIterableDataset                 beside the package `tfrecord` in an IterableDataset
+    plain       PipeReader, InterleavedReader, …    beside the package `tfrecord`
+
+Each reader has one process, which imports its libraries once; the readers' runs alternate, so that all
+readers run in the same minute of the machine. A run reads the file several times, in batches; the consumer
+adds up the lengths of the records (TensorFlow: in C++), and the sum must be right. The clocks start when the
+reader is made. CPU time and minor page faults are those of the reader's process, without the import and
+without the feeder. Readers of other packages run in a process with default allocator settings. The first
+round is not counted. The files of one case at a time are in /dev/shm, at most 1 GB for both.
+
+The package `tfrecord` checks no checksums, and Penstock's readers check all. It is no dependency: without it
+(`pip install tfrecord crc32c`) its rows, and the ratios of PyTorch and plain Python, are left out. With
+`--before DIR` each reader of Penstock also runs with the `streamer` of that checkout.
 """
 
 from __future__ import annotations
@@ -17,10 +26,12 @@ import argparse
 import contextlib
 import json
 import os
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from benchmarks.dataset import directory_in_memory
@@ -28,13 +39,14 @@ from benchmarks.process import Child
 from benchmarks.report import circumstances, insert_into, keep, kept
 from benchmarks.stats import in_turns, spread
 from streamer.formats import recordio, tfrecord
-from streamer.trailer import Trailer, trailer_path, write_trailer
+from streamer.trailer import Trailer, fifo_path, trailer_path, write_trailer
 
 BEGIN = "<!-- readers: begin; written by python -m benchmarks.readers -->"
 END = "<!-- readers: end -->"
 Document = dict[str, Any]
 
-_FEEDER = os.path.join(os.path.dirname(__file__), "feeder.py")
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_FEEDER = os.path.join(_ROOT, "benchmarks", "feeder.py")
 _PATIENCE = 60.0
 """Most seconds that a reader may take to import TensorFlow, or for one run."""
 
@@ -51,6 +63,8 @@ class Case:
     passes: int
     """Number of times that one run reads the file."""
     batch: int
+    families: tuple[str, ...] = ("tensorflow",)
+    """The readers that read it."""
 
     def frame(self, payload: bytes) -> bytes:
         """Return one record as the stream has it."""
@@ -63,22 +77,61 @@ class Case:
                 return payload.replace(b"\n", b" ") + b"\n"
 
 
+PYTHON = ("torch", "plain")
+ALL = ("tensorflow", *PYTHON)
 CASES = {
     case.name: case
     for case in (
         Case("tfrecord-200", "TFRecord", 200, 50_000_000, 8, 1024),
-        Case("tfrecord-8k", "TFRecord", 8192, 500_000_000, 6, 128),
-        Case("tfrecord-8k-x1024", "TFRecord", 8192, 500_000_000, 6, 1024),
-        Case("tfrecord-100k", "TFRecord", 102_400, 500_000_000, 6, 16),
-        Case("tfrecord-100k-x1024", "TFRecord", 102_400, 500_000_000, 6, 1024),
+        Case("tfrecord-8k", "TFRecord", 8192, 500_000_000, 6, 128, ALL),
+        Case("tfrecord-8k-x1024", "TFRecord", 8192, 500_000_000, 6, 1024, ("tensorflow", "torch")),
+        Case("tfrecord-100k", "TFRecord", 102_400, 500_000_000, 6, 16, ALL),
+        Case("tfrecord-100k-x1024", "TFRecord", 102_400, 500_000_000, 6, 1024, ("tensorflow", "torch")),
+        Case("tfrecord-1m", "TFRecord", 1_048_576, 500_000_000, 6, 4, PYTHON),
         Case("tfrecord-mixed", "TFRecord", -200, 50_000_000, 8, 1024),
         Case("recordio-8k", "RecordIO", 8192, 500_000_000, 6, 128),
         Case("recordio-100k", "RecordIO", 102_400, 500_000_000, 6, 16),
         Case("lines-100", "TextLine", 99, 50_000_000, 5, 1024),
+        Case("keras-3k", "TFRecord", 3072, 100_000_000, 1, 128, ("keras",)),
     )
 }
 """Cases by name. A negative size stands for sizes from 1 to twice its absolute value."""
-READERS = ("TFRecordDataset", "PipeModeDataset", "PipeModeDataset, batch_size")
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """A reader, and what it reads."""
+
+    family: str
+    name: str
+    fifos: int = 1
+    """Number of FIFOs, each with the whole file; 0: it reads the file."""
+    checkout: str | None = None
+    """Directory whose `streamer` it uses; None for that of this file."""
+
+    @property
+    def label(self) -> str:
+        """Name in the results."""
+        return self.name if self.checkout is None else f"before: {self.name}"
+
+
+READERS = (
+    Contestant("tensorflow", "TFRecordDataset", 0),
+    Contestant("tensorflow", "PipeModeDataset"),
+    Contestant("tensorflow", "PipeModeDataset, batch_size"),
+    Contestant("keras", "fit(TFRecordDataset)", 0),
+    Contestant("keras", "fit(PipeModeDataset, batch_size)"),
+    Contestant("torch", "tfrecord in an IterableDataset", 0),
+    Contestant("torch", "PipeIterableDataset"),
+    Contestant("torch", "PipeIterableDataset, batch_size"),
+    Contestant("plain", "tfrecord", 0),
+    Contestant("plain", "PipeReader"),
+    Contestant("plain", "PipeReader.batches"),
+    Contestant("plain", "InterleavedReader", 2),
+    Contestant("plain", "InterleavedReader.batches, as they arrive", 2),
+    Contestant("plain", "MixedReader", 2),
+)
+"""All readers. The first one of a family is what the others are compared with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,46 +173,49 @@ def _sizes(case: Case) -> list[int]:
 class Reader:
     """A process that reads the files of one run after the other (`benchmarks.readers_task`)."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, contestant: Contestant) -> None:
+        self.contestant = contestant
         env = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}
-        self._child = Child(name, [sys.executable, "-m", "benchmarks.readers_task"], env=env)
+        program = (
+            f"import sys; sys.path.insert(0, {contestant.checkout or _ROOT!r}); import streamer; "
+            f"sys.path[0] = {_ROOT!r}; from benchmarks.readers_task import main; "
+            f"main({contestant.family!r}, on_file={not contestant.fifos})"
+        )
+        self._child = Child(contestant.label, [sys.executable, "-c", program], env=env)
 
     def ready(self) -> str:
-        """Wait until TensorFlow is imported; return its version."""
+        """Wait until the libraries are imported; return the version of the one that is measured.
+
+        It is empty if that is not installed.
+        """
         return self._child.line(deadline=time.monotonic() + _PATIENCE)
 
     def run(self, case: Case, files: Files, directory: str) -> dict[str, float]:
         """Do one run; return GB/s, CPU-s/GB and faults/GB of payload. Raises RuntimeError for a wrong sum."""
+        fifos = self.contestant.fifos
+        names = [f"bench{number}" for number in range(fifos)]
+        payload = files.payload * max(1, fifos)
         order: Document = asdict(case) | {
-            "reader": self.name,
+            "reader": self.contestant.name,
             "path": files.tfrecord,
-            "payload": files.payload,
+            "directory": directory,
+            "names": names,
+            "payload": payload,
+            "count": payload // case.size if case.size > 0 else 0,
         }
-        feeder = None
-        if self.name != READERS[0]:
-            order["path"] = os.path.join(directory, "bench_0")
-            size = case.passes * os.path.getsize(files.stream)
-            trailer = Trailer(
-                channel="bench", epoch=0, state="complete", bytes_total=size, bytes_delivered=size
-            )
-            write_trailer(directory, trailer)
-            os.mkfifo(order["path"])
-            command = [sys.executable, "-I", "-S", _FEEDER, files.stream, order["path"], str(case.passes)]
-            feeder = Child("feeder", command, env=os.environ)
-        try:
+        with contextlib.ExitStack() as stack:
+            order["state"] = stack.enter_context(tempfile.TemporaryDirectory(dir=directory))
+            with open(os.path.join(order["state"], "inputdataconfig.json"), "w", encoding="utf-8") as file:
+                json.dump({name: {"TrainingInputMode": "Pipe"} for name in names}, file)
+            for name in names:
+                _feed(name, directory, files, case.passes, stack)
             self._child.say(json.dumps(order))
             answer = json.loads(self._child.line(deadline=time.monotonic() + _PATIENCE))
-        finally:
-            if feeder is not None:
-                feeder.close()
-                os.unlink(order["path"])
-                os.unlink(trailer_path(directory, "bench", 0))
-        if answer["payload"] != files.payload:
+        if answer["payload"] != payload:
             raise RuntimeError(
-                f"{self.name} read {answer['payload']} of {files.payload} bytes of {case.name}"
+                f"{self._child.name} read {answer['payload']} of {payload} bytes of {case.name}"
             )
-        gigabytes = files.payload / 1e9
+        gigabytes = payload / 1e9
         return {
             "throughput": gigabytes / answer["seconds"],
             "cpu": answer["cpu_seconds"] / gigabytes,
@@ -171,85 +227,161 @@ class Reader:
         self._child.close()
 
 
-def measure(cases: Sequence[Case], rounds: int, keep: Callable[[Document], None]) -> None:
-    """Measure all readers over all cases, interleaved; `keep` gets the results after every case."""
+def _feed(name: str, directory: str, files: Files, passes: int, stack: contextlib.ExitStack) -> None:
+    """Offer an epoch of a channel; `stack` ends the feeder and removes FIFO and trailer."""
+    path, size = fifo_path(directory, name, 0), passes * os.path.getsize(files.stream)
+    trailer = Trailer(channel=name, epoch=0, state="complete", bytes_total=size, bytes_delivered=size)
+    write_trailer(directory, trailer)
+    stack.callback(os.unlink, trailer_path(directory, name, 0))
+    os.mkfifo(path)
+    stack.callback(os.unlink, path)
+    command = [sys.executable, "-I", "-S", _FEEDER, files.stream, path, str(passes)]
+    stack.callback(Child("feeder", command, env=os.environ).close)
+
+
+def measure(
+    cases: Sequence[Case], readers: Sequence[Contestant], rounds: int, keep: Callable[[Document], None]
+) -> None:
+    """Measure readers over all cases, interleaved; `keep` gets the results after every case."""
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(directory_in_memory("penstock-readers-"))
-        readers = [Reader(name) for name in READERS]
-        for reader in readers:
-            stack.callback(reader.close)
-        version = {reader.ready() for reader in readers}.pop()
-        for case in cases:
-            files = write_files(case, directory)
-            runs: dict[str, list[dict[str, float]]] = {name: [] for name in READERS}
-            for number, reader in in_turns(rounds + 1, readers):
-                run = reader.run(case, files, directory)
-                if number:
-                    runs[reader.name].append(run)
-            keep({"tensorflow": version, "cases": {case.name: runs}})
-            print("\n".join(rows(case.name, runs)), flush=True)
+        for family in dict.fromkeys(family for case in cases for family in case.families):
+            with contextlib.ExitStack() as processes:
+                started = [Reader(each) for each in readers if each.family == family]
+                for reader in started:
+                    processes.callback(reader.close)
+                versions = {reader.contestant: reader.ready() for reader in started}
+                started = [reader for reader in started if versions[reader.contestant]]
+                for case in cases:
+                    if family not in case.families or not started:
+                        continue
+                    files = write_files(case, directory)
+                    runs: dict[str, list[dict[str, float]]] = {
+                        reader.contestant.label: [] for reader in started
+                    }
+                    for number, reader in in_turns(rounds + 1, started):
+                        run = reader.run(case, files, directory)
+                        if number:
+                            runs[reader.contestant.label].append(run)
+                    keep(
+                        {
+                            "versions": {family: versions[started[0].contestant]},
+                            "cases": {f"{family}/{case.name}": runs},
+                        }
+                    )
+                    print("\n".join(rows(family, case, runs)), flush=True)
 
 
-def rows(name: str, runs: dict[str, list[dict[str, float]]]) -> Iterator[str]:
+def rows(family: str, case: Case, runs: dict[str, list[dict[str, float]]]) -> Iterator[str]:
     """Yield the table's rows for one case."""
-    beside = runs[READERS[0]]
+    reference = next(each.label for each in READERS if each.family == family)
     for reader, found in runs.items():
         throughput, cpu = (spread([run[what] for run in found]) for what in ("throughput", "cpu"))
-        ratios = " | ".join(
-            f"{spread([a[what] / b[what] for a, b in zip(found, beside, strict=True)]).median:.2f}"
-            for what in ("throughput", "cpu")
-        )
-        faults = spread([run["faults"] for run in found]).median
-        yield f"| `{name}` | {reader} | {throughput.text()} | {cpu.text()} | {ratios} | {faults:,.0f} |"
+        cells = [f"{throughput.text()} | {cpu.text()}"]
+        for beside in (reference, f"before: {reader}"):
+            if beside in runs:
+                pairs = list(zip(found, runs[beside], strict=True))
+                cells += [
+                    f"{spread([a[what] / b[what] for a, b in pairs]).median:.2f}"
+                    for what in ("throughput", "cpu")
+                ]
+            elif beside == reference:
+                cells += ["", ""]
+        if not any(name.startswith("before: ") for name in runs):
+            cells.append(f"{spread([run['faults'] for run in found]).median:,.0f}")
+        elif reader.startswith("before: "):
+            cells += ["", ""]
+        shown = reader
+        if family == "keras":
+            shown += f": {throughput.median * 1e9 / case.size / case.batch:,.0f} steps/s"
+        yield f"| `{case.name}` | {shown} | {' | '.join(cells)} |"
 
 
 def markdown(results: Document) -> str:
-    """Return date, machine and table as Markdown."""
+    """Return date, machine and a table for each family, as Markdown."""
     machine = results["machine"]
     reported = (
-        f"Measured on {results['date']}, {results['rounds']} counted rounds: median, and in parentheses "
-        "minimum and maximum; ratios are medians of the rounds' ratios to TFRecordDataset. "
-        f"{machine['cores']} cores, Linux {machine['kernel']}, Python {machine['python']}, "
-        f"TensorFlow {results['tensorflow']}."
+        f"Measured on {results['date']}, commit {results['commit']}, {results['rounds']} counted rounds: "
+        "median, and in parentheses minimum and maximum; ratios are medians of the rounds' ratios to the "
+        f"first reader of each table. {machine['cores']} cores, Linux {machine['kernel']}, "
+        f"Python {machine['python']}."
     )
-    head = "| records | reader | GB/s | CPU-s/GB | × throughput | × CPU | page faults/GB |"
-    lines = [reported, "", head, "|---|---|---|---|---|---|---|"]
-    for name, runs in results["cases"].items():
-        lines += rows(name, runs)
+    lines = [reported]
+    for family in dict.fromkeys(each.family for each in READERS):
+        found = {name: runs for name, runs in results["cases"].items() if name.startswith(f"{family}/")}
+        if not found:
+            continue
+        before = any(label.startswith("before: ") for runs in found.values() for label in runs)
+        last = ["× before", "× its CPU"] if before else ["page faults/GB"]
+        head = ["records", "reader", "GB/s", "CPU-s/GB", "× throughput", "× CPU", *last]
+        lines += [
+            "",
+            f"{results['versions'][family]}:",
+            "",
+            f"| {' | '.join(head)} |",
+            "|---" * len(head) + "|",
+        ]
+        for name, runs in found.items():
+            lines += rows(family, CASES[name.partition("/")[2]], runs)
     return "\n".join(lines) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.readers", description=__doc__.splitlines()[0])
+    families = list(dict.fromkeys(each.family for each in READERS))
+    parser.add_argument(
+        "--readers",
+        default=",".join(families),
+        metavar="LIST",
+        help=f"comma-separated: {', '.join(families)} (all)",
+    )
     parser.add_argument(
         "--cases", default=",".join(CASES), metavar="LIST", help=f"comma-separated: {', '.join(CASES)} (all)"
     )
     parser.add_argument("--rounds", type=int, default=5, help="counted rounds (5)")
+    parser.add_argument("--before", metavar="DIR", help="measure the readers of this checkout beside ours")
     parser.add_argument(
         "--out",
         default="build/benchmarks/readers.json",
         metavar="FILE",
         help="results; cases of an earlier run stay",
     )
-    parser.add_argument("--into", metavar="FILE", help="put the table of all results into this Markdown file")
+    parser.add_argument(
+        "--into", metavar="FILE", help="put the tables of all results into this Markdown file"
+    )
     chosen = parser.parse_args(arguments)
-    names = [name for name in chosen.cases.split(",") if name]
+    names, wanted = ([each for each in given.split(",") if each] for given in (chosen.cases, chosen.readers))
     if unknown := [name for name in names if name not in CASES]:
         parser.error(f"no case {', '.join(unknown)}; there are {', '.join(CASES)}")
+    if unknown := [name for name in wanted if name not in families]:
+        parser.error(f"no readers {', '.join(unknown)}; there are {', '.join(families)}")
     if chosen.rounds < 1:
         parser.error("--rounds must be at least 1")
-    results = kept(chosen.out) or {"cases": {}}
+    contestants = [
+        each if checkout is None else replace(each, checkout=checkout)
+        for each in READERS
+        if each.family in wanted
+        for checkout in ([None, os.path.abspath(chosen.before)] if chosen.before and each.fifos else [None])
+    ]
+    results = kept(chosen.out) or {"cases": {}, "versions": {}}
 
     def add(found: Document) -> None:
-        cases = {"cases": results["cases"] | found["cases"]}
-        results.update(found | cases | circumstances() | {"rounds": chosen.rounds})
+        merged = {name: results[name] | found[name] for name in ("cases", "versions")}
+        results.update(merged | circumstances() | {"rounds": chosen.rounds, "commit": commit()})
         keep(results, chosen.out)
 
     if names:
-        measure([CASES[name] for name in names], chosen.rounds, add)
+        measure([CASES[name] for name in names], contestants, chosen.rounds, add)
     if chosen.into is not None:
         insert_into(chosen.into, markdown(results), begin=BEGIN, end=END)
     return 0
+
+
+def commit() -> str:
+    """Return the short name and date of the commit that is checked out."""
+    command = ["git", "-C", _ROOT, "log", "-1", "--format=%h of %cs"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    return found.stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":

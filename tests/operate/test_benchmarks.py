@@ -639,31 +639,37 @@ def test_scale_mistakes_are_named(arguments: list[str], capsys: pytest.CaptureFi
     assert arguments[0].lstrip("-") in capsys.readouterr().err
 
 
-# --- The TensorFlow reader beside TFRecordDataset ----------------------------------------------------
+# --- The readers beside those of other packages ------------------------------------------------------
 
 
 @pytest.mark.timeout(120)
-def test_readers_are_measured_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("family", "name"), [("tensorflow", "lines-100"), ("torch", "tfrecord-8k"), ("plain", "tfrecord-8k")]
+)
+def test_readers_are_measured_side_by_side(
+    family: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A tiny case end to end: every reader reads every byte, and the page gets its table."""
-    if find_spec("tensorflow") is None:
-        pytest.skip("TensorFlow is not installed")
-    monkeypatch.setattr(sys, "executable", warm_python())
+    if family != "plain" and find_spec(family) is None:
+        pytest.skip(f"{family} is not installed")
+    if family == "tensorflow":
+        monkeypatch.setattr(sys, "executable", warm_python())
     page = tmp_path / "page.md"
     page.write_text(f"before\n{readers.BEGIN}\nold\n{readers.END}\nafter\n")
     out = tmp_path / "readers.json"
-    name = "lines-100"
     monkeypatch.setitem(readers.CASES, name, replace(readers.CASES[name], total=100_000))
-    command = ["--cases", name, "--rounds", "1", "--out", str(out), "--into", str(page)]
+    command = ["--readers", family, "--cases", name, "--rounds", "1", "--out", str(out), "--into", str(page)]
     assert readers.main(command) == 0
-    assert json.loads(out.read_text())["cases"].keys() == {name}
+    assert json.loads(out.read_text())["cases"].keys() == {f"{family}/{name}"}
     text = page.read_text()
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     assert "old" not in text
     for reader in readers.READERS:
-        assert f"| `{name}` | {reader} |" in text
-    assert "| `lines-100` | TFRecordDataset |" in text
-    assert text.count("| 1.00 | 1.00 |") == 1
+        if reader.family == family and (reader.fifos or family == "tensorflow"):
+            assert f"| `{name}` | {reader.label} |" in text
+    if family == "tensorflow":
+        assert text.count("| 1.00 | 1.00 |") == 1
 
 
 def test_a_case_that_does_not_exist(capsys: pytest.CaptureFixture[str]) -> None:
