@@ -12,6 +12,7 @@ import pytest
 
 from streamer.errors import ChannelError
 from streamer.formats.tfrecord import encode
+from streamer.readers.core.shuffle import permute
 from tests.kit.late import LATE
 from tests.kit.processes import Sidecar, job, penstock, write_job
 from tests.kit.stub import S3Stub
@@ -101,9 +102,20 @@ def test_pytorch_with_two_workers(stub: S3Stub, begun: Begun, tmp_path: Path) ->
     assert started.end() == 0
 
 
-def test_tensorflow_with_a_checkpoint(stub: S3Stub, begun: Begun, tmp_path: Path) -> None:
+@pytest.mark.parametrize("window", [None, 2050])
+def test_tensorflow_with_a_checkpoint(stub: S3Stub, begun: Begun, tmp_path: Path, window: int | None) -> None:
+    """The sidecar is killed; a shuffled epoch is left inside a window."""
+    shuffle: dict[str, Any] = {} if window is None else {"shuffle": window, "seed": 5}
+
     def dataset(start: Any) -> Any:
-        return PipeModeDataset("train", "TFRecord", batch_size=100, positions=True, start=start).prefetch(8)
+        options: dict[str, Any] = {"batch_size": 100, "positions": True, "start": start}
+        return PipeModeDataset("train", "TFRecord", **options, **shuffle).prefetch(8)
+
+    def due(epoch: int) -> list[bytes]:
+        windows = [ORDER[first : first + (window or 1)] for first in range(0, len(ORDER), window or 1)]
+        for number, each in enumerate(windows):
+            permute(each, 5, epoch, number * (window or 1))
+        return list(itertools.chain.from_iterable(windows))
 
     started = begun()
     position = tf.Variable("", dtype=tf.string)
@@ -112,7 +124,8 @@ def test_tensorflow_with_a_checkpoint(stub: S3Stub, begun: Begun, tmp_path: Path
         got += records.numpy().tolist()
         position.assign(after)
     saved = tf.train.Checkpoint(position=position).save(str(tmp_path / "checkpoint"))
-    assert started.end() == 0
+    started.process.kill()
+    started.wait()
 
     restored = tf.Variable("", dtype=tf.string)
     tf.train.Checkpoint(position=restored).restore(saved)
@@ -120,9 +133,10 @@ def test_tensorflow_with_a_checkpoint(stub: S3Stub, begun: Begun, tmp_path: Path
     started = resume(begun, tmp_path, state)
     rest = dataset(restored)
     got += [record for records, _ in rest.as_numpy_iterator() for record in records]
-    assert got == ORDER
-    assert first_fetched(stub) >= state["offset"]
-    assert [record for records, _ in rest.as_numpy_iterator() for record in records] == ORDER
+    assert got == due(0)
+    assert ("shuffle" in state) == (window is not None)
+    assert first_fetched(stub) >= state["offset"] > 1_000_000
+    assert [record for records, _ in rest.as_numpy_iterator() for record in records] == due(1)
     assert started.end() == 0
 
 

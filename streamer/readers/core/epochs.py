@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from streamer.readers.core.config import Directories
+    from streamer.readers.core.shuffle import Shuffle
     from streamer.trailer import Trailer
 
 TIMEOUT = 120.0
@@ -85,17 +86,22 @@ class ChannelEpochs:
         first = 0 if rank is None else rank.first
         return ReaderPosition(self.channel, epoch, records=first, rank=rank)
 
-    def state_after(self, state: StepState, steps: int) -> StepState:
-        """Return a job's state so many global batches after `state`.
+    def state_after(self, state: StepState, steps: int, shuffle: Shuffle | None = None) -> StepState:
+        """Return a job's state so many global batches after `state`, at which `shuffle` begins windows.
 
         Its order is that of the present trailer, because the weights of a mix may have changed. Raises as
         `counts`.
         """
-        epochs, step = divmod(state.step + steps, self.counts().steps)
+        counts = self.counts()
+        epochs, step = divmod(state.step + steps, counts.steps)
         epoch = state.epoch + epochs
         trailer = self._trailer(epoch) or self._trailer(epoch - 1)
         order = trailer.order if trailer is not None else None
-        return StepState(state.channel, epoch, step, order or state.order)
+        inside = None
+        if shuffle is not None:
+            first = 0 if epochs else state.begin
+            inside = shuffle.inside(step, first=first, batch=counts.records // counts.steps)
+        return StepState(state.channel, epoch, step, order or state.order, inside)
 
     def seek(self, epoch: int) -> None:
         """Make `epoch` the next one."""

@@ -175,8 +175,9 @@ class ReaderPosition:
     ) -> Iterator[list[Any]]:
         """Yield the batches of `reader`, which reads `stream` from `offset`, without `skip` records.
 
-        `shuffle`: permute them in windows; a corrupt record of `skips` keeps a place in these. Other
-        arguments, and errors, are those of `in_order`.
+        `shuffle`: permute them in windows; a corrupt record of `skips` keeps a place in these. If the stream
+        has a patience, the batches are empty while a window is read. Other arguments, and errors, are those
+        of `in_order`.
         """
         if shuffle is None:
             yield from self.in_order(reader, stream, keys, skips, batches)
@@ -187,16 +188,17 @@ class ReaderPosition:
         windows = Windows(shuffle, self.epoch, returned=returned)
         for batch in inner.in_order(reader, stream, keys, skips, batches):
             self.rank = inner.rank
-            if not batch:
-                yield batch
-                continue
             count = len(batch)
             first, skip = inner.records - count, inner.skip - count
             block = NumberedRecords(batch, first, inner.offset, skip, inner.number)
+            none = True
             for piece in windows.add(block, step_records(inner.rank)):
                 self.skipped, self.digest = inner.skipped, inner.digest
                 self._reach(piece, last=inner.last and piece.end == inner.records)
                 yield piece.records
+                none = False
+            if none and (not batch or stream.patience is not None):
+                yield []
         rest = list(windows.finish())
         self.digest = inner.digest
         while rest:

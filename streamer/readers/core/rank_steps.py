@@ -54,9 +54,7 @@ class RankSteps:
         reached, step = self.following(epoch, records // self.records - 1)
         inside = None
         if shuffle is not None and window is not None and reached == epoch:
-            begin, batch = window // self.records, self.records
-            if 0 < step - begin < shuffle.window(batch) // batch:
-                inside = {"records": shuffle.records, "seed": shuffle.seed, "begin": begin, "batch": batch}
+            inside = shuffle.inside(step, first=window // self.records, batch=self.records)
         return StepState(self.channel, reached, step, self.order, inside)
 
     def following(self, epoch: int, step: int) -> tuple[int, int]:

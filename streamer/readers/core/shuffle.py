@@ -56,6 +56,17 @@ class Shuffle:
         """Return the number of records of a window: whole steps of so many records, and at least one."""
         return max(1, self.records // step) * step
 
+    def inside(self, step: int, *, first: int, batch: int) -> dict[str, int] | None:
+        """Return the window that a state at `step` is inside of; None if a window begins there.
+
+        `first`: step at which a window of the epoch begins, at most `step`. `batch`: records of a rank in a
+        step.
+        """
+        begin = step - (step - first) % (self.window(batch) // batch)
+        if begin == step:
+            return None
+        return {"records": self.records, "seed": self.seed, "begin": begin, "batch": batch}
+
     def check(self, saved: Mapping[str, Any]) -> None:
         """Raise ValueError if a state inside a window is of another shuffle."""
         for name, value in (("shuffle", self.records), ("seed", self.seed)):

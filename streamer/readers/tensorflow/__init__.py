@@ -30,8 +30,6 @@ moved to another process (tf.data service), as with every dataset made of Python
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -44,29 +42,23 @@ from streamer.formats.tfrecord import Skipped
 from streamer.readers.core.config import PipeModeDatasetException, check_channel, directories
 from streamer.readers.core.epochs import TIMEOUT, ChannelEpochs, path_streams
 from streamer.readers.core.interleave import rank_channel
-from streamer.readers.core.keys_and_skips import KeysAndSkips
-from streamer.readers.core.plain import check_format, record_reader
 from streamer.readers.core.position import StartPosition
+from streamer.readers.core.shuffle import Shuffle
 from streamer.readers.core.state import EpochState
 from streamer.readers.tensorflow import failures, interrupts
-from streamer.readers.tensorflow.batches import batch_steps, elements, record_steps
-from streamer.readers.tensorflow.bulk import BulkTFRecordReader
-from streamer.readers.tensorflow.keys import KeyColumns
+from streamer.readers.tensorflow.epoch_steps import EpochSteps
 from streamer.readers.tensorflow.memory import keep_memory
-from streamer.readers.tensorflow.meter import Meter
-from streamer.readers.tensorflow.positions import EpochCursor, parse_start
+from streamer.readers.tensorflow.positions import parse_start
+from streamer.readers.tensorflow.spec import DatasetSpec
 from streamer.readers.tensorflow.steps import PATIENCE_S
 from streamer.step_state import StepState, is_step_state
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Mapping
 
-    from streamer.formats.window import RecordReader
     from streamer.readers.core.epochs import EpochCounts
     from streamer.readers.core.skipping import SkipPolicy
-    from streamer.readers.core.stream import PipeStream
-    from streamer.readers.tensorflow.steps import Steps
 
 __all__ = ["PipeModeDataset", "PipeModeDatasetException"]
 
@@ -102,6 +94,8 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
     object, its number there (int64), and the bucket; with `batch_size` each field is a vector. Errors name
     them too. The sidecar must keep key lists (`RecordKeys`). `skip`: corrupt records and objects that may be
     left out of each epoch (`SkipPolicy`); `skipped` counts them. Records are then parsed as by PipeReader.
+    `shuffle`: permute records in windows of so many, which are held in memory, as PipeReader does; positions
+    and states are then inside a window too. `seed`: the same one makes the same order; 0 by default.
 
     Raises PipeModeDatasetException (a ChannelError) if the channel is unknown or is not a Pipe channel, if
     arguments exclude each other, or if the trailer has no number of records for `cardinality`;
@@ -137,12 +131,18 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
         cardinality: bool = False,
         key: bool = False,
         skip: SkipPolicy | None = None,
+        shuffle: int | None = None,
+        seed: int | None = None,
     ) -> None:
+        try:
+            window = Shuffle.of(shuffle, seed)
+        except ValueError as error:
+            raise PipeModeDatasetException(str(error)) from error
         if rank is not None:
             channel = rank_channel(channel, rank)
         if epoch is not None and epoch < 0:
             raise PipeModeDatasetException(f"epoch is {epoch}; it cannot be negative")
-        saved = parse_start(start, channel)
+        saved = parse_start(start, channel, window)
         if saved is not None and epoch is not None:
             raise PipeModeDatasetException("start names the first epoch, so leave epoch out")
         if cardinality and (saved is not None or max_corrupted_records_to_skip):
@@ -155,23 +155,24 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
         self.pipe_dir: str | None = paths.pipe
         self.config_dir: str | None = paths.config
         self.state_dir: str | None = paths.state
-        epochs = ChannelEpochs(channel, paths, epoch=epoch, timeout=timeout, patience=PATIENCE_S)
-        self._epochs: ChannelEpochs | None = epochs
-        records: list[int] = []  # filled once the options and the channel are checked
-        dataset = self._elements(
+        spec = DatasetSpec(
             record_format,
-            epochs.next_stream,
             benchmark=benchmark,
             benchmark_records_interval=benchmark_records_interval,
             max_corrupted_records_to_skip=max_corrupted_records_to_skip,
             batch_size=batch_size,
             drop_remainder=drop_remainder,
-            start=None if saved is None else StartPosition(saved, anyway),
             positions=positions,
-            records=records,
             key=key,
             skip=skip,
+            shuffle=window,
         )
+        epochs = ChannelEpochs(channel, paths, epoch=epoch, timeout=timeout, patience=PATIENCE_S)
+        self._epochs: ChannelEpochs | None = epochs
+        self._starts = [] if saved is None else [StartPosition(saved, anyway)]
+        records: list[int] = []  # filled once the channel is checked
+        steps = EpochSteps(spec, epochs.next_stream, channel=channel, starts=self._starts, records=records)
+        dataset = self._become(spec, steps)
         check_channel(channel, paths.config)
         if saved is not None:
             epochs.seek(saved.epoch)
@@ -179,8 +180,8 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
             EpochState(paths.state, channel).prepare()
         if cardinality:
             records.append(_counts(epochs).records)
-            number = _elements_of(records[0], batch_size, drop_remainder=drop_remainder)
-            dataset = dataset.apply(tf.data.experimental.assert_cardinality(number))
+            cardinality_of = tf.data.experimental.assert_cardinality(spec.elements(records[0]))
+            dataset = dataset.apply(cardinality_of)
         self._wrap(dataset)
 
     @classmethod
@@ -205,14 +206,14 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
         dataset.channel = None
         dataset.pipe_dir = dataset.config_dir = dataset.state_dir = None
         dataset._epochs = None
-        records = dataset._elements(
+        spec = DatasetSpec(
             record_format,
-            path_streams(path, timeout=timeout, patience=PATIENCE_S, proof=proof),
             max_corrupted_records_to_skip=max_corrupted_records_to_skip,
             batch_size=batch_size,
             drop_remainder=drop_remainder,
         )
-        dataset._wrap(records)
+        streams = path_streams(path, timeout=timeout, patience=PATIENCE_S, proof=proof)
+        dataset._wrap(dataset._become(spec, EpochSteps(spec, streams)))
         return dataset
 
     @property
@@ -229,11 +230,18 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
     @property
     def padding(self) -> int:
         """Number of records at the end of each epoch of this rank that an evaluation leaves out, because they
-        fill its last global batch (`Remainder: pad`). Waits, and raises, as `steps_per_epoch` does.
+        fill its last global batch (`Remainder: pad`). Waits, and raises, as `steps_per_epoch` does; raises
+        PipeModeDatasetException too if there is padding that `shuffle` has moved.
         """
         if self._epochs is None:
             raise PipeModeDatasetException("the padding of a path is unknown; read a channel")
-        return _counts(self._epochs).padding
+        padding = _counts(self._epochs).padding
+        if padding and self._spec.shuffle is not None:
+            raise PipeModeDatasetException(
+                "a dataset with shuffle returns the padding of Remainder: pad among other records; read an "
+                "evaluation without shuffle"
+            )
+        return padding
 
     @property
     def next_epoch(self) -> int:
@@ -266,81 +274,20 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
                     "steps, and call step_state while the sidecar runs"
                 )
             self._first_state = StepState.of(state)
-        return self._epochs.state_after(self._first_state, steps).document()
+        return self._epochs.state_after(self._first_state, steps, self._spec.shuffle).document()
 
-    def _elements(  # noqa: PLR0913 - the options of the constructor
-        self,
-        record_format: str,
-        streams: Callable[[], PipeStream],
-        *,
-        benchmark: bool = False,
-        benchmark_records_interval: int = 0,
-        max_corrupted_records_to_skip: int,
-        batch_size: int | None,
-        drop_remainder: bool,
-        start: StartPosition | None = None,
-        positions: bool = False,
-        records: Sequence[int] = (),
-        key: bool = False,
-        skip: SkipPolicy | None = None,
-    ) -> tf.data.Dataset:
-        """Check the options and return the dataset of elements.
-
-        `records`: the number that every epoch must have, or nothing.
-        """
-        try:
-            check_format(record_format, max_corrupted_records_to_skip)
-        except ValueError as error:
-            raise tf.errors.InvalidArgumentError(None, None, str(error)) from error
-        if benchmark_records_interval < 0:
-            raise PipeModeDatasetException(
-                f"benchmark_records_interval is {benchmark_records_interval}; it cannot be negative"
-            )
-        if batch_size is not None and batch_size < 1:
-            raise PipeModeDatasetException(f"batch_size is {batch_size}; it must be 1 or more")
-        if drop_remainder and batch_size is None:
-            raise PipeModeDatasetException("drop_remainder has no meaning without batch_size")
-        if skip is not None and max_corrupted_records_to_skip:
-            raise PipeModeDatasetException("skip and max_corrupted_records_to_skip exclude each other")
-        skipping = None if skip is None else KeysAndSkips(record_format, key=key, skip=skip)
-        self.record_format = record_format
-        self.benchmark = benchmark
-        self.benchmark_records_interval = benchmark_records_interval
-        self.max_corrupted_records_to_skip = max_corrupted_records_to_skip
-        skipped = Skipped()
-        self.skipped: Any = skipped if skipping is None else skipping.skipped
+    def _become(self, spec: DatasetSpec, steps: EpochSteps) -> tf.data.Dataset:
+        """Take the options and return the dataset of elements, which must not refer to `self`."""
+        self._spec = spec
+        self.record_format = spec.record_format
+        self.benchmark = spec.benchmark
+        self.benchmark_records_interval = spec.benchmark_records_interval
+        self.max_corrupted_records_to_skip = spec.max_corrupted_records_to_skip
+        self.skipped: Any = steps.skipped
         """What all iterators of this dataset have left out: `Skipped`, or `SkipCounts` with `skip`."""
         keep_memory()
         interrupts.watch(*_CALLED)
-        # The closure must not refer to `self`, or the dataset would keep itself alive.
-        channel = self.channel
-        starts = [] if start is None else [start]
-        self._starts = starts
-
-        def steps() -> Steps:
-            meter = None
-            if benchmark or benchmark_records_interval:
-                meter = Meter(benchmark=benchmark, interval=benchmark_records_interval)
-            cursor = None
-            if channel is not None and (positions or starts or key or skipping):
-                columns = KeyColumns() if key else None
-                cursor = EpochCursor(channel, starts, columns, skipping=skipping)
-            return _epoch(
-                streams,
-                lambda stream: (
-                    _reader(stream, record_format, max_corrupted_records_to_skip, skipped)
-                    if skipping is None
-                    else record_reader(stream, record_format)
-                ),
-                meter,
-                batch_size,
-                drop_remainder=drop_remainder,
-                cursor=cursor,
-                positions=positions,
-                records=records,
-            )
-
-        return elements(steps, batch_size, drop_remainder=drop_remainder, positions=positions, key=key)
+        return steps.dataset()
 
     def _wrap(self, dataset: tf.data.Dataset) -> None:
         """Become `dataset`."""
@@ -368,27 +315,6 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
         return tf.nest.map_structure(lambda spec: spec.dtype, self.element_spec)
 
 
-def _check_records(stream: PipeStream, records: int) -> Iterator[list[bytes]]:
-    """Raise ChannelError unless the FIFO has an epoch of `records` records, from its first byte on.
-
-    Yields empty lists while no bytes come.
-    """
-    while not stream.begin(stream.patience):
-        yield []
-    if stream.start_offset:
-        raise ChannelError(
-            f"{stream.name} begins at byte {stream.start_offset} of its epoch, so it has fewer records than "
-            "its cardinality; leave cardinality out to resume there"
-        )
-    found = stream.trailer.records if stream.trailer else None
-    if found != records:
-        number = "an unknown number of" if found is None else found
-        raise ChannelError(
-            f"{stream.name} has {number} records; when this dataset was made with cardinality, the trailer "
-            f"stated {records}: make the dataset after the sidecar has started"
-        )
-
-
 def _counts(epochs: ChannelEpochs) -> EpochCounts:
     try:
         return epochs.counts()
@@ -396,50 +322,7 @@ def _counts(epochs: ChannelEpochs) -> EpochCounts:
         raise PipeModeDatasetException(str(error)) from error
 
 
-def _elements_of(records: int, batch_size: int | None, *, drop_remainder: bool) -> int:
-    """Return the number of elements of an epoch."""
-    whole, rest = divmod(records, batch_size or 1)
-    return whole + (rest > 0 and not drop_remainder)
-
-
 def _options() -> tf.data.Options:
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     return options
-
-
-def _reader(stream: PipeStream, record_format: str, skip: int, skipped: Skipped) -> RecordReader:
-    if record_format == "TFRecord":
-        return BulkTFRecordReader(stream, max_corrupted_records_to_skip=skip, skipped=skipped)
-    return record_reader(stream, record_format)
-
-
-def _epoch(
-    streams: Callable[[], PipeStream],
-    reader: Callable[[PipeStream], RecordReader],
-    meter: Meter | None,
-    batch_size: int | None,
-    *,
-    drop_remainder: bool,
-    cursor: EpochCursor | None,
-    positions: bool,
-    records: Sequence[int],
-) -> Steps:
-    """Yield the steps of one epoch; they have no records while no bytes come."""
-    with contextlib.ExitStack() as stack:
-        stream = stack.enter_context(streams())
-        blocks: Iterator[list[bytes]]
-        if cursor is None:
-            blocks = reader(stream).batches()
-        else:
-            blocks = stack.enter_context(contextlib.closing(cursor.batches(stream, reader)))
-        if records:
-            blocks = itertools.chain(_check_records(stream, records[0]), blocks)
-        measured = blocks if meter is None else meter.measure(blocks)
-        after, columns = cursor if positions else None, cursor.columns if cursor else None
-        if batch_size is None:
-            yield from record_steps(measured, after, columns)
-        else:
-            yield from batch_steps(
-                measured, batch_size, drop_remainder=drop_remainder, cursor=after, columns=columns
-            )

@@ -30,15 +30,16 @@ if TYPE_CHECKING:
     from streamer.formats.window import RecordReader
     from streamer.readers.core.keys_and_skips import KeysAndSkips
     from streamer.readers.core.position import StartPosition
+    from streamer.readers.core.shuffle import Shuffle
     from streamer.readers.core.stream import PipeStream
     from streamer.readers.tensorflow.keys import KeyColumns
 
 
-def parse_start(start: object, channel: str) -> ReaderPosition | None:
+def parse_start(start: object, channel: str, shuffle: Shuffle | None = None) -> ReaderPosition | None:
     """Parse a saved position: a dict, its JSON as text or bytes, or a string tensor or variable.
 
-    Returns None for None and for an empty text, which a variable holds before the first step. Raises
-    ValueError.
+    `shuffle`: that of the dataset. Returns None for None and for an empty text, which a variable holds before
+    the first step. Raises ValueError.
     """
     if hasattr(start, "numpy"):
         start = start.numpy()
@@ -48,7 +49,7 @@ def parse_start(start: object, channel: str) -> ReaderPosition | None:
         return None
     if not isinstance(start, dict):
         raise ValueError(f"start is {start!r}: give a position, as a dict or as JSON")  # noqa: TRY004 - as a bad dict is
-    return ReaderPosition.of(start, channel)
+    return ReaderPosition.of(start, channel, shuffle)
 
 
 class EpochCursor:
@@ -56,6 +57,7 @@ class EpochCursor:
 
     `starts` holds the saved position until an iterator of the dataset has opened that epoch's FIFO. `columns`
     get the keys of the records, if the sidecar keeps key lists. `skipping`: leaves out corrupt records.
+    `shuffle`: how records are permuted in windows.
     """
 
     def __init__(
@@ -65,12 +67,14 @@ class EpochCursor:
         columns: KeyColumns | None = None,
         *,
         skipping: KeysAndSkips | None = None,
+        shuffle: Shuffle | None = None,
     ) -> None:
         self._channel = channel
         self._starts = starts
         self.columns = columns
         """Where the steps take the keys from; None without keys."""
         self._skipping = skipping
+        self._shuffle = shuffle
         self._position: ReaderPosition | None = None
         self._lefts: list[int] | None = None
         """Of the last list, by the number of records that are left: the number of places, which corrupt
@@ -91,9 +95,13 @@ class EpochCursor:
             yield from self._good(stream, position, records, self._skipping)
             return
         if columns is None:
-            yield from position.follow(records, stream)
+            yield from position.follow(records, stream, shuffle=self._shuffle)
             return
         with contextlib.closing(RecordKeys(stream, offset=base, number=position.number)) as keys:
+            if self._shuffle is not None:
+                for batch in position.follow(records, stream, keys, shuffle=self._shuffle):
+                    yield columns.noted(batch)
+                return
             batches = columns.batches(records, keys, base, drop=position.skip)
             yield from position.follow(records, stream, batches=batches)
 
@@ -104,7 +112,7 @@ class EpochCursor:
         columns, offset = self.columns, position.offset
         opened = skipping.epoch(stream, self._channel, offset=offset, number=position.number)
         with opened as (keys, skips):
-            for batch in position.follow(reader, stream, keys, skips):
+            for batch in position.follow(reader, stream, keys, skips, shuffle=self._shuffle):
                 good = without_skipped(batch)
                 self._lefts = None
                 if len(good) < len(batch):

@@ -1,0 +1,55 @@
+"""What the elements of a `PipeModeDataset` are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import tensorflow as tf
+
+from streamer.readers.core.config import PipeModeDatasetException
+from streamer.readers.core.plain import check_format
+
+if TYPE_CHECKING:
+    from streamer.readers.core.shuffle import Shuffle
+    from streamer.readers.core.skipping import SkipPolicy
+
+
+@dataclass(frozen=True)
+class DatasetSpec:
+    """Options of a dataset, which never change; they are those of `PipeModeDataset`.
+
+    Raises PipeModeDatasetException, and `tf.errors.InvalidArgumentError` for an unknown format.
+    """
+
+    record_format: str
+    benchmark: bool = False
+    benchmark_records_interval: int = 0
+    max_corrupted_records_to_skip: int = 0
+    batch_size: int | None = None
+    drop_remainder: bool = False
+    positions: bool = False
+    key: bool = False
+    skip: SkipPolicy | None = None
+    shuffle: Shuffle | None = None
+
+    def __post_init__(self) -> None:
+        try:
+            check_format(self.record_format, self.max_corrupted_records_to_skip)
+        except ValueError as error:
+            raise tf.errors.InvalidArgumentError(None, None, str(error)) from error
+        if self.benchmark_records_interval < 0:
+            raise PipeModeDatasetException(
+                f"benchmark_records_interval is {self.benchmark_records_interval}; it cannot be negative"
+            )
+        if self.batch_size is not None and self.batch_size < 1:
+            raise PipeModeDatasetException(f"batch_size is {self.batch_size}; it must be 1 or more")
+        if self.drop_remainder and self.batch_size is None:
+            raise PipeModeDatasetException("drop_remainder has no meaning without batch_size")
+        if self.skip is not None and self.max_corrupted_records_to_skip:
+            raise PipeModeDatasetException("skip and max_corrupted_records_to_skip exclude each other")
+
+    def elements(self, records: int) -> int:
+        """Return the number of elements of an epoch with so many records."""
+        whole, rest = divmod(records, self.batch_size or 1)
+        return whole + (rest > 0 and not self.drop_remainder)
