@@ -232,7 +232,7 @@ def _open(header: bytes, largest_window: int) -> _Member:
     return zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: largest_window})
 
 
-def member_border(data: bytes, start: int, magic: bytes) -> int | None:
+def member_border(data: bytes | bytearray, start: int, magic: bytes) -> int | None:
     """Return where a member seems to begin in `data`, at or after `start`; None if nowhere.
 
     `magic`: of the object's first member. Content may contain what looks like a header, so only the end of

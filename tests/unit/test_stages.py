@@ -111,3 +111,32 @@ def test_only_bytes_that_the_socket_cannot_hold_are_read_where_a_body_can_be_spl
     stage.discard()
     assert got == HEAD + data + TAIL
     assert pool.allocated == (READ_AT_ONCE if full else 0)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_bytes_are_taken_in_order_from_memory_and_from_the_socket(*, full: bool) -> None:
+    data = os.urandom(2 * MIB)
+    part = Part(0, ObjectRef("b", "k", len(data), "e"), 0, len(data), 0, HEAD, TAIL)
+    counters = ChannelCounters()
+    stage = BufferStage(part, BufferPool(len(data)), on_change=lambda: None, counters=counters)
+    body, seen = Arriving(data), bytearray()
+    stage.observe(seen.extend)
+    stage.attach(body)
+    body.arrive(MIB)
+    if full:
+        body.fill()
+    taken, sizes = bytearray(), []
+    while len(taken) < len(part):
+        if piece := stage.take(300_001):
+            taken += piece
+            sizes.append(len(piece))
+        else:
+            assert not stage.ready
+            body.arrive(min(500_000, len(data) - body.arrived))
+            assert stage.ready
+    assert taken == HEAD + data + TAIL
+    assert seen == data
+    assert max(sizes) == 300_001
+    assert counters.received_bytes == len(data)
+    assert not stage.ready
+    stage.discard()

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 PIECE = 256 * KIB
 """Bytes of inflated content in memory at a time. A larger piece is out of the processor's cache when it is
-written; with 1 MiB malloc(3) mapped each anew: 250,000 page faults a GB, and half as much CPU again."""
+written."""
 MOST_QUEUED = 512 * KIB
 """Compressed bytes after which `advance` waits for the thread."""
 MOST_INFLATED = 4 * MIB
@@ -139,7 +139,7 @@ class Inflation:
     def _queued(self) -> int:
         return self._passed - self._reached
 
-    def feed(self, data: bytes, *, last: bool = False) -> None:
+    def feed(self, data: bytes | bytearray, *, last: bool = False) -> None:
         """Add the object's next bytes; `last`: there are no more. Their turn may not have come."""
         if not self._runs:
             self._runs.append(self._run(0))
@@ -171,7 +171,7 @@ class Inflation:
             self._fed += len(data)
             run.ended = ended
 
-    def _border(self, data: bytes, after: int) -> int | None:
+    def _border(self, data: bytes | bytearray, after: int) -> int | None:
         """Return where the next run may begin in `data`, and not before `after`."""
         if not self._magic or self._wrong >= MOST_WRONG:
             return None

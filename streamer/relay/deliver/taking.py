@@ -34,7 +34,7 @@ class Piece:
     slot: Slot
     at: int
     """Offset in the slot's part."""
-    data: bytes
+    data: bytes | bytearray
 
 
 class Taking:

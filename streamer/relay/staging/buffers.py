@@ -164,8 +164,8 @@ class BufferStage(Stage):
             self._chunks.append(last)
         return memoryview(last.memory)[last.filled :]
 
-    def take(self, most: int) -> bytes:
-        """Deliver a copy of at most `most` next bytes: literals or bytes of the body, never both.
+    def take(self, most: int) -> bytes | bytearray:
+        """Deliver at most `most` next bytes, in memory of their own: literals or bytes of the body.
 
         Returns empty bytes if the socket has none now.
         """
@@ -173,16 +173,44 @@ class BufferStage(Stage):
             data = bytes(self._before[:most])
             self._before = self._before[len(data) :]
             return data
-        pieces: list[bytes] = []
-        while most:
-            self._pull()
-            chunk = self._chunks[0] if self._in_memory else None
-            if chunk is None or (chunk.literal and pieces):
+        if not self._in_memory:
+            return self._take_from_socket(most)
+        views: list[memoryview] = []
+        size = 0
+        for chunk in self._chunks:
+            if size == most or (chunk.literal and views):
                 break
-            pieces.append(bytes(chunk.unsent[:most]))
-            self._leave(chunk, len(pieces[-1]))
-            most = 0 if chunk.literal else most - len(pieces[-1])
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            views.append(chunk.unsent[: most - size])
+            size += len(views[-1])
+            if chunk.literal:
+                break
+        joined = b"".join(views)
+        self._leave_some(size)
+        return joined
+
+    def _take_from_socket(self, most: int) -> bytes | bytearray:
+        """Read at most `most` bytes of the body; deliver them without a copy if there are as many."""
+        body = self._body
+        if body is None or not body.left:
+            return b""
+        data, count = bytearray(min(most, body.left)), 0
+        try:
+            while count < len(data):
+                count += body.read_into(memoryview(data)[count:])
+        except BlockingIOError:
+            self._dry = True
+        except SourceError:
+            self._dry = True
+            body = None  # `Body.taken` raises it too
+        if body is not None and body.left and (self._dry or not self._parks):
+            body.notify(self._on_bytes)  # read the rest of a small part on arrival, to free its connection
+        if not count:
+            return b""
+        self._arrived(count)
+        self._changed()
+        for on_leave in self._observers:
+            on_leave(memoryview(data)[:count])
+        return data if count == len(data) else bytes(memoryview(data)[:count])
 
     def _drain_rest(self, fd: int, most: int) -> int:
         body = self._body

@@ -272,13 +272,17 @@ class Stage(ABC):
             size += len(vectors[-1])
             if size >= min(most, MOST_WRITTEN) or len(vectors) == _MAX_VECTORS:
                 break
-        count = left = os.writev(fd, vectors)
-        while left:
-            chunk = chunks[0]
-            step = min(left, chunk.filled - chunk.sent)
-            self._leave(chunk, step)
-            left -= step
+        count = os.writev(fd, vectors)
+        self._leave_some(count)
         return count
+
+    def _leave_some(self, count: int) -> None:
+        """Note that the next `count` bytes in memory are delivered."""
+        while count:
+            chunk = self._chunks[0]
+            step = min(count, chunk.filled - chunk.sent)
+            self._leave(chunk, step)
+            count -= step
 
     def _leave(self, chunk: Chunk, count: int) -> None:
         """Note that the next `count` bytes of the first chunk are delivered."""
