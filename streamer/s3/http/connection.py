@@ -174,7 +174,7 @@ class TlsConnection(Connection):
 
     spliceable = False
     grain = TLS_RECORD
-    max_low_water = LOW_WATER
+    max_low_water = 2 * LOW_WATER  # as many bytes as a stage reads at once
 
     def __init__(self, sock: socket.socket, poller: FairPoller, context: TlsContext, host: str) -> None:
         super().__init__(sock, poller)
