@@ -1,0 +1,30 @@
+"""The Python examples of the readers' pages run as they stand."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+from tests.kit.warm_tensorflow import warm_python
+from tests.readers import snippets
+from tests.test_docs import DOCS, ROOT
+
+NAMES = ("readers", "pytorch", "arrays-and-tables", "shuffling", "bad-records", "formats", "python")
+PAGES = [str(DOCS / f"how-to/{name}.md") for name in NAMES]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("framework", ["tensorflow", "jax", None])
+def test_the_examples_of_the_pages_run(framework: str | None) -> None:
+    pytest.importorskip("tensorflow")
+    if any(find_spec(name) is None for name in ("torch", "pandas", "pyarrow")):
+        pytest.skip("a library of the pages is not installed")
+    python = warm_python() if framework == "tensorflow" else sys.executable
+    script = f"from tests.readers.snippets import main; main({PAGES!r}, {framework!r})"
+    ran = subprocess.run([python, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    found = [block for page in PAGES for block in snippets.blocks(page, framework)]
+    assert ran.stdout.count("example ") == len(found) > 0, ran.stdout
