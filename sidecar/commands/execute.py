@@ -68,10 +68,10 @@ async def execute(
             environment = os.environ | trainer_environment(layout, job, hosts)
             code = await _run_trainer(supervisor.state, command, environment)
 
-        return await _unless_stopped(supervisor.serve(until)) or code
+        return await _or_signal_code(supervisor.serve(until)) or code
 
 
-async def _unless_stopped(serving: Coroutine[Any, Any, int]) -> int:
+async def _or_signal_code(serving: Coroutine[Any, Any, int]) -> int:
     """Return the code of `serving`, or 128 + n if signal n ends it before the trainer starts."""
     task, stopped_by = asyncio.ensure_future(serving), 0
 

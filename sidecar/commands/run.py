@@ -81,7 +81,7 @@ async def run(
                 layout.note("cannot restart", str(error))
 
     with handled((signal.SIGTERM, signal.SIGINT, signal.SIGUSR2), shutdown.note):
-        code = await _unless_stopped(supervisor.serve(until), shutdown, supervisor)
+        code = await _unless_stopped_early(supervisor.serve(until), shutdown, supervisor)
         if handed_over:
             if shutdown.requested.is_set():
                 kept.append(signal.SIGTERM)  # for the next program; this one has nothing left to end
@@ -89,7 +89,7 @@ async def run(
     return Exit.INTERRUPTED if shutdown.at_once.is_set() else code
 
 
-async def _unless_stopped(serving: Any, shutdown: Shutdown, supervisor: Supervisor) -> int:
+async def _unless_stopped_early(serving: Any, shutdown: Shutdown, supervisor: Supervisor) -> int:
     """Await `serving`; a signal before the FIFOs are offered cancels it, since nothing is to drain."""
     async with asyncio.TaskGroup() as group:
         task = group.create_task(serving)
