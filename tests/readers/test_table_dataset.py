@@ -15,6 +15,7 @@ from streamer.errors import CorruptRecord
 from streamer.readers import SkipPolicy
 from streamer.readers.core.state import EpochState
 from tests.kit.late import LATE
+from tests.readers.marks import WITH_WORKERS
 from tests.readers.test_skipping import lines
 from tests.readers.test_table_reader import wrapped
 from tests.readers.test_table_skipping import BAD, feed, numbers, plain, table
@@ -29,11 +30,7 @@ if TYPE_CHECKING:
 
     from tests.readers.feeder import Feeder
 
-pytestmark = [
-    pytest.mark.timeout(120),
-    pytest.mark.usefixtures("workers_of_torch"),
-    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
-]
+pytestmark = WITH_WORKERS
 EMPTY = plain(table(0, 0))
 OBJECTS = [plain(table(0)), EMPTY, plain(table(100)), plain(table(200)), EMPTY, plain(table(300))]
 

@@ -18,6 +18,7 @@ from streamer.readers.tokens import TokenReader
 from streamer.relay.deliver.frame_aligner import POISON
 from tests.kit.late import LATE
 from tests.readers.feeder import Feeder
+from tests.readers.marks import WITH_WORKERS
 from tests.readers.test_table_reader import as_stream, table, wrapped
 from tests.unit.test_tar import archive
 
@@ -33,12 +34,7 @@ RECORDS = [b"record %d " % number * (number % 50 * 4) for number in range(2000)]
 """Two megabytes: several blocks, so that every worker gets some. Each record is a message of its own."""
 ENCODE = {"TFRecord": tfrecord.encode, "RecordIO": recordio.encode, "TextLine": lambda line: line + b"\n"}
 
-pytestmark = [
-    pytest.mark.timeout(120),
-    pytest.mark.usefixtures("workers_of_torch"),
-    # It is no speed that these tests are about.
-    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
-]
+pytestmark = WITH_WORKERS
 
 
 def encoded(record_format: str, records: list[bytes] = RECORDS) -> bytes:

@@ -14,6 +14,7 @@ from streamer.readers import SkipPolicy
 from streamer.readers.core.shuffle import NumberedRecords
 from streamer.readers.core.skipping import SkippedRecord
 from tests.kit.late import LATE
+from tests.readers.marks import WITH_WORKERS
 from tests.readers.test_record_keys import damaged, objects
 from tests.readers.test_skipping import FRAMES, ORDER, RECORDS, lines, spoilt
 from tests.unit.test_tar import archive
@@ -23,18 +24,14 @@ if LATE:
 
     from streamer.readers.loader import ResumableLoader
     from streamer.readers.torch import PipeIterableDataset
-    from streamer.readers.torch.progress import RecordGrouper
+    from streamer.readers.torch.record_ranges import RecordGrouper
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.readers.feeder import Feeder
 
-pytestmark = [
-    pytest.mark.timeout(120),
-    pytest.mark.usefixtures("workers_of_torch"),
-    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
-]
+pytestmark = WITH_WORKERS
 
 PAYLOADS = [b"%06d" % number * 50 for number in range(20_000)]
 """Six megabytes: several turns of each worker."""
