@@ -1,16 +1,18 @@
 """Readers of Pipe channels for PyTorch, TensorFlow and plain Python: the part that runs in the trainer.
 
     core        config (directories, channels), state and rank_claim (the state file), state_file (of
-                `--resume`), epochs (which epoch is next), arrival, stream and proof (one FIFO as a file with
-                a proven end), plain (records), position (saved and resumed), interleave (several FIFOs as one
-                stream; with fifo_source and joint_states), mixed (channels by weight), endless (epoch after
-                epoch), record_keys (the object of each record), shuffle (of records in windows), skipping
-                (corrupt records)
+                `--resume`), epochs (which epoch is next), arrival, stream, read_end and proof (one FIFO as a
+                file with a proven end), plain (records), position (saved and resumed), start (brings a stream
+                to it), follow (moves it with the records), interleave (several FIFOs as one stream; with
+                fifo_source and joint_states), mixed (channels by weight), endless (epoch after epoch),
+                record_keys and record_names (the object of each record), shuffle (of records in windows),
+                skipping (corrupt records)
     tensorflow  a `tf.data.Dataset`: `PipeModeDataset`; with steps (Python stepped by TensorFlow), bulk and
                 checksums (small TFRecords by the block), failures (statuses of errors), interrupts (Ctrl-C),
                 positions, memory (glibc's thresholds) and meter (speed, printed)
-    torch       an `IterableDataset`: `PipeIterableDataset`; with workers (one epoch read by several
-                processes), shared_cursor (the file between their turns) and progress (records received)
+    torch       an `IterableDataset`: `PipeIterableDataset`; with elements and record_ranges (records of an
+                element), progress (records received), workers (one epoch read by several processes), turn
+                and shared_cursor (what one of them reads, and passes on)
     loader      a DataLoader that saves the progress of all its workers: `ResumableLoader`
     lightning   a callback that saves its state beside Lightning's checkpoints; checkpoint, the same for those
                 of `torch.distributed.checkpoint`; tensorflow.backup, weights and state by Keras
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from streamer.readers.core.interleave import InterleavedReader, rank_channel, rank_channels
     from streamer.readers.core.mixed import MixedReader
     from streamer.readers.core.plain import PipeReader, open_channel
-    from streamer.readers.core.record_keys import KeyedRecord
+    from streamer.readers.core.record_names import KeyedRecord
     from streamer.readers.core.skipping import SkipPolicy
     from streamer.readers.core.state_file import load_state, save_state
     from streamer.readers.core.stream import PipeStream
@@ -61,7 +63,7 @@ __all__ = [
 
 _HOMES = {
     "InterleavedReader": "streamer.readers.core.interleave",
-    "KeyedRecord": "streamer.readers.core.record_keys",
+    "KeyedRecord": "streamer.readers.core.record_names",
     "MixedReader": "streamer.readers.core.mixed",
     "PipeModeDatasetException": "streamer.readers.core.config",
     "PipeReader": "streamer.readers.core.plain",

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from streamer.formats.window import RecordReader, Source
     from streamer.readers.core.config import Directories
     from streamer.readers.core.skipping import SkipPolicy
-    from streamer.readers.torch.progress import RecordRange
+    from streamer.readers.torch.record_ranges import RecordRange, Unit
 
 __all__ = ["TableIterableDataset"]
 
@@ -104,11 +104,16 @@ class _TableSource(ElementSource):
         self,
         channel: str,
         epoch: int,
-        records: list[Any],
-        numbers: RecordRange,
+        units: list[Unit],
         rows: Mapping[int, int],
     ) -> Iterator[tuple[Any, RecordRange, int]]:
-        """Yield the batches of one object; corrupt ones before it are received with it."""
+        """Yield the batches of objects; corrupt ones before an object are received with it."""
+        for records, numbers in units:
+            yield from self._of_object(channel, epoch, records, numbers, rows)
+
+    def _of_object(
+        self, channel: str, epoch: int, records: list[Any], numbers: RecordRange, rows: Mapping[int, int]
+    ) -> Iterator[tuple[Any, RecordRange, int]]:
         entry, number = records[-1], numbers.end - 1
         before = self._empty.pop(channel, None)
         if before is not None and before[0] == epoch and before[1].end == numbers.first:

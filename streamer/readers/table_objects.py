@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from streamer.errors import ChannelError, CorruptRecord
-from streamer.readers.core.record_keys import named, record_name
+from streamer.readers.core.record_names import named, record_name
 from streamer.readers.core.skipping import SkippedRecord
 from streamer.readers.table_decoder import KeyedBatch
 

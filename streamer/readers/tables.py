@@ -24,8 +24,9 @@ from streamer.formats.recordio import MAX_PAYLOAD, RecordIOReader
 from streamer.readers.core.channel_reader import ChannelReader
 from streamer.readers.core.config import directories
 from streamer.readers.core.epochs import TIMEOUT
+from streamer.readers.core.follow import follow
 from streamer.readers.core.keys_and_skips import KeysAndSkips
-from streamer.readers.core.position import reach_start
+from streamer.readers.core.start import reach_start
 from streamer.readers.table_decoder import BATCH_ROWS, TableDecoder
 from streamer.readers.table_objects import check_table_skip, table_batches
 from streamer.step_state import is_step_state
@@ -91,13 +92,13 @@ class TableReader(ChannelReader):
         with contextlib.ExitStack() as stack:
             stream = stack.enter_context(self.next_stream())
             position = reach_start(stream, self.channel, self._start)
-            self._rows = rows = self._rows if self._resumes(position) else 0
+            self._rows = rows = self._rows if self._is_start(position) else 0
             keys, skips = stack.enter_context(
                 self._objects.epoch(stream, self.channel, offset=position.offset, number=position.number)
             )
             self._begin_epoch(position)
             objects = RecordIOReader(stream, max_payload=self._max_object_bytes)
-            for block in position.follow(objects, stream, keys, skips):
+            for block in follow(position, objects, stream, keys, skips):
                 for left, entry in zip(range(len(block), 0, -1), block, strict=True):
                     number = position.records - left
                     name = f"object {number} of epoch {stream.epoch} of channel {self.channel}"

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from streamer.errors import CorruptRecord, CutRecord
-from streamer.readers.core.record_keys import KeyRun, Named, named
+from streamer.readers.core.record_names import KeyRun, Named, named
 from streamer.readers.core.skipping import SkippedRecord
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
     from streamer.formats.window import Source
     from streamer.readers.core.epoch_skips import EpochSkips
-    from streamer.readers.core.record_keys import RecordKey, RecordKeys
+    from streamer.readers.core.record_keys import RecordKeys
+    from streamer.readers.core.record_names import RecordKey
 
 ARRAY_BYTES = 1 << 20
 """Bytes of an array, if a batch is not larger: small reads cost more CPU time than the bytes do."""

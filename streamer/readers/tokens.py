@@ -24,9 +24,10 @@ from streamer.errors import ChannelError
 from streamer.readers.core.channel_reader import ChannelReader
 from streamer.readers.core.config import directories
 from streamer.readers.core.epochs import TIMEOUT
+from streamer.readers.core.follow import follow
 from streamer.readers.core.keys_and_skips import KeysAndSkips
-from streamer.readers.core.position import drop_bytes, reach_start
-from streamer.readers.core.record_keys import KeyedRecord
+from streamer.readers.core.record_names import KeyedRecord
+from streamer.readers.core.start import drop_bytes, reach_start
 from streamer.readers.token_blocks import BlockLayout, TokenBlocks
 from streamer.step_state import is_step_state
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from streamer.readers.core.record_keys import RecordKey
+    from streamer.readers.core.record_names import RecordKey
     from streamer.readers.core.skipping import SkipPolicy
     from streamer.readers.core.stream import PipeStream
 
@@ -123,7 +124,7 @@ class TokenReader(ChannelReader):
                 keyed=self._blocks.key,
             )
             # `follow` takes an array of blocks as a list of records.
-            arrays: Iterator[Any] = position.follow(blocks, stream)  # type: ignore[arg-type]
+            arrays: Iterator[Any] = follow(position, blocks, stream)  # type: ignore[arg-type]
             for array in arrays:
                 size = self._layout.batch_size or 1
                 for first in range(0, len(array), size):

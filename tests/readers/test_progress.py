@@ -14,14 +14,8 @@ from streamer.readers.core.position import ReaderPosition, StartPosition
 from tests.kit.late import LATE
 
 if LATE:
-    from streamer.readers.torch.progress import (
-        ElementOrigin,
-        Progress,
-        RecordGrouper,
-        RecordRange,
-        RemainingRecords,
-        parse_state,
-    )
+    from streamer.readers.torch.progress import ElementOrigin, Progress, parse_state
+    from streamer.readers.torch.record_ranges import RecordGrouper, RecordRange, RemainingRecords
 
 
 def whole_epoch(epoch: int) -> RemainingRecords:

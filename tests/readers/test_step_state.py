@@ -17,8 +17,10 @@ from streamer.errors import ChannelError
 from streamer.formats import tfrecord
 from streamer.formats.tfrecord import TFRecordReader
 from streamer.readers import PipeReader, SkipPolicy, load_state, open_channel, rank_channels, save_state
-from streamer.readers.core.position import ReaderPosition, StartPosition, reach_start
+from streamer.readers.core.follow import follow
+from streamer.readers.core.position import ReaderPosition, StartPosition
 from streamer.readers.core.rank_steps import RankSteps
+from streamer.readers.core.start import reach_start
 from streamer.step_state import StepState
 from tests.kit.late import LATE
 from tests.kit.processes import sidecar
@@ -34,7 +36,8 @@ if LATE:
     from streamer.readers.loader import ResumableLoader
     from streamer.readers.tensorflow import PipeModeDataset
     from streamer.readers.torch import PipeIterableDataset
-    from streamer.readers.torch.progress import ElementOrigin, Progress, RecordRange, RemainingRecords
+    from streamer.readers.torch.progress import ElementOrigin, Progress
+    from streamer.readers.torch.record_ranges import RecordRange, RemainingRecords
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("workers_of_torch")]
 
@@ -180,13 +183,13 @@ def test_a_reader_that_left_out_corrupt_records_has_no_steps(elastic: Elastic, s
         position = reach_start(stream, "train-0")
         reader = TFRecordReader(stream, max_corrupted_records_to_skip=1)
         refused = 0
-        for _ in position.follow(reader, stream):
+        for _ in follow(position, reader, stream):
             if position.skipped:
                 refused += 1
                 with pytest.raises(ChannelError, match="1 corrupt records were left out and its steps"):
-                    position.returned(0)
+                    position.before(0).state()
         assert refused
-        assert (position.returned(0)["epoch"], position.returned(0)["step"]) == (1, 0)
+        assert (position.before(0).state()["epoch"], position.before(0).state()["step"]) == (1, 0)
 
 
 def test_a_reader_that_skips_a_corrupt_record_has_all_its_steps(elastic: Elastic, stub: S3Stub) -> None:
@@ -216,7 +219,7 @@ def test_a_corrupt_record_before_the_step_of_a_state_moves_no_step(feeder: Feede
         start = StartPosition(ReaderPosition.of(state, "train-0"))
         position = reach_start(stream, "train-0", start)
         reader = TFRecordReader(stream, max_corrupted_records_to_skip=1)
-        batches = position.follow(reader, stream)
+        batches = follow(position, reader, stream)
         if resumed:
             assert list(itertools.chain.from_iterable(batches)) == [b"4", b"5", b"6", b"7"]
         else:

@@ -29,7 +29,8 @@ from tests.kit.late import LATE
 from tests.unit.test_record_order import plan_of
 
 if LATE:
-    from streamer.readers.torch.progress import Progress, RemainingRecords
+    from streamer.readers.torch.progress import Progress
+    from streamer.readers.torch.record_ranges import RemainingRecords
 
 CONTENTS = {"": b"", "a": bytes(range(200)), "b": b"", "c": b"xyz" * 40, "d": b"q"}
 

@@ -107,7 +107,7 @@ class ChannelReader:
         if self._start is None:
             self._position, self.left = ReaderPosition(self.channel, epoch), 0
 
-    def _resumes(self, position: ReaderPosition) -> bool:
+    def _is_start(self, position: ReaderPosition) -> bool:
         """Return whether the epoch of `position` is that of the start; another reader may have taken that."""
         return self._start is not None and self._start.position.epoch == position.epoch
 

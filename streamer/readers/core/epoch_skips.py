@@ -18,7 +18,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from streamer.errors import CorruptRecord, CutRecord, RecordTooLarge, StreamError
-from streamer.readers.core.record_keys import keyed_records, named, record_name
+from streamer.readers.core.record_names import keyed_records, named, record_name
 from streamer.readers.core.skipping import PlacedRecord, Replacements, SkipCounts, SkippedRecord, append_line
 
 if TYPE_CHECKING:

@@ -16,8 +16,9 @@ from streamer.errors import ChannelError
 from streamer.readers.core.position import ReaderPosition
 from streamer.readers.core.proof import Proof
 from streamer.readers.core.rank_steps import RankSteps
+from streamer.readers.core.read_end import STDIN
 from streamer.readers.core.state import EpochState
-from streamer.readers.core.stream import STDIN, PipeStream
+from streamer.readers.core.stream import PipeStream
 from streamer.step_state import StepState
 from streamer.trailer import SIDECAR_LOCK, fifo_path
 

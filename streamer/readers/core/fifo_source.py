@@ -1,4 +1,4 @@
-"""The lists of one FIFO of several that a reader mixes, in pieces, with the reader's position after each."""
+"""The lists of one FIFO of several that one reader reads, with the position after what was returned."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import select
 import time
 from typing import TYPE_CHECKING, Any
 
-from streamer.readers.core.skipping import SkippedRecord, without_skipped
+from streamer.readers.core.skipping import without_skipped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,15 +19,15 @@ _CHECK_S = 1.0
 
 
 class FifoSource:
-    """The lists of one FIFO, of which pieces are returned. The reader's position is after the last record."""
+    """The lists of one FIFO. Whoever takes from `list` keeps `left`, and that of the reader, right."""
 
     def __init__(self, reader: PipeReader, stream: PipeStream) -> None:
         self.reader = reader
         reader.come_to(stream.epoch)
         self._lists = reader.lists_of(stream)
-        self._list: list[Any] = []
-        self._left = 0
-        """Entries of the list that are in no piece yet."""
+        self.list: list[Any] = []
+        self.left = 0
+        """Entries of the list that have not been returned yet: the last ones."""
 
     def close(self) -> None:
         """End the epoch."""
@@ -38,35 +38,23 @@ class FifoSource:
         found = next(self._lists, None)
         if found is None:
             return None
-        self._list, self._left = found, len(found)
-        return self._left
+        self.list, self.left = found, len(found)
+        return self.left
 
-    def piece(self, most: int) -> list[Any] | None:
-        """Return at most so many of the next entries, all of one list; None at the end of the epoch."""
-        while not self._left:
+    def fill(self) -> bool:
+        """Take lists until one has entries; return whether the epoch has one."""
+        while not self.left:
             if self.arrive() is None:
-                return None
-        begin = len(self._list) - self._left
-        piece = self._list[begin : begin + most]
-        self._left -= len(piece)
-        return piece
+                return False
+        return True
 
-    def rest(self) -> list[Any]:
-        """Return the list that has arrived, or what is left of it."""
-        return self.piece(self._left) or []
-
-    def each(self, piece: list[Any]) -> Iterator[Any]:
-        """Yield the good records of a piece, one by one."""
-        for left in range(len(piece) - 1, -1, -1):
-            self.reader.left = self._left + left
-            record = piece[-1 - left]
-            if type(record) is not SkippedRecord:
-                yield record
-
-    def whole(self, piece: list[Any]) -> list[Any]:
-        """Return the good records of a piece."""
-        self.reader.left = self._left
-        return without_skipped(piece) if self.reader.skips else piece
+    def take(self, most: int) -> list[Any]:
+        """Return the good ones of at most so many of the next entries of the list."""
+        begin = len(self.list) - self.left
+        taken = self.list if most >= len(self.list) and not begin else self.list[begin : begin + most]
+        self.left -= len(taken)
+        self.reader.left = self.left
+        return without_skipped(taken) if self.reader.skips else taken
 
 
 def as_they_arrive(sources: dict[int, FifoSource]) -> Iterator[FifoSource]:

@@ -33,6 +33,7 @@ from streamer.readers.core.epochs import TIMEOUT
 from streamer.readers.core.fifo_source import FifoSource, as_they_arrive
 from streamer.readers.core.joint_states import joint_states, load_all
 from streamer.readers.core.plain import PipeReader
+from streamer.readers.core.skipping import SkippedRecord
 from streamer.step_state import is_step_state
 from streamer.trailer import rank_channel_name
 
@@ -136,10 +137,18 @@ class InterleavedReader:
         self._turn = _Turn()
 
     def __iter__(self) -> Iterator[Any]:
-        for source, piece, _ in self._pieces():
-            for record in source.each(piece):
-                self._turn.returned += 1
-                yield record
+        # A step for each record, so calls and lists are saved.
+        block, turn = self._block, self._turn
+        for source in self._sources():
+            reader = source.reader
+            while block is None or turn.returned < block:
+                if not source.left and (block is None or not source.fill()):
+                    break
+                record = source.list[-source.left]
+                reader.left = source.left = source.left - 1
+                if type(record) is not SkippedRecord:
+                    turn.returned += 1
+                    yield record
 
     def __len__(self) -> int:
         """Return the number of records of an epoch, if ranks share the channels by record.
@@ -164,18 +173,20 @@ class InterleavedReader:
 
     def batches(self) -> Iterator[list[Any]]:
         """Yield the next epoch as lists of records: each list a block of one FIFO, or what arrived on it."""
-        block: list[Any] = []
-        for source, piece, ends in self._pieces():
-            good = source.whole(piece)
-            self._turn.returned += len(good)
-            block += good
-            if ends:
-                if block:
-                    yield block
-                block = []
+        block, turn = self._block, self._turn
+        for source in self._sources():
+            records: list[Any] = []
+            while block is None or turn.returned < block:
+                if not source.left and (block is None or not source.fill()):
+                    break
+                taken = source.take(source.left if block is None else block - turn.returned)
+                turn.returned += len(taken)
+                records = records + taken if records else taken
+            if records:
+                yield records
 
-    def _pieces(self) -> Iterator[tuple[FifoSource, list[Any], bool]]:
-        """Yield pieces of the next epoch's lists, each with its source, and whether it ends a block."""
+    def _sources(self) -> Iterator[FifoSource]:
+        """Open the next epoch; yield the source of each turn, or those on which a list has arrived."""
         with contextlib.ExitStack() as stack:
             readers = self._of_epoch()
             streams = [stack.enter_context(reader.next_stream()) for reader in readers]
@@ -191,9 +202,8 @@ class InterleavedReader:
             if self._block:
                 yield from self._in_turn(sources, self._block)
             else:
-                for source in as_they_arrive({s.fileno(): b for s, b in zip(streams, sources, strict=True)}):
-                    yield source, source.rest(), True
-        self._turn = _Turn()
+                yield from as_they_arrive({s.fileno(): b for s, b in zip(streams, sources, strict=True)})
+        self._turn.move(0)
 
     def _of_epoch(self) -> list[PipeReader]:
         """Return the readers of the FIFOs that have records of the next pass, and forget the turn of another.
@@ -201,27 +211,26 @@ class InterleavedReader:
         A FIFO may have ended before the state that was loaded.
         """
         if not all(reader.resumes for reader in self._readers):
-            self._turn = _Turn()
+            self._turn.move(0)
             return self._readers
         first = min(reader.reached.epoch for reader in self._readers)
         return [reader for reader in self._readers if reader.reached.epoch == first]
 
-    def _in_turn(self, sources: list[FifoSource], block: int) -> Iterator[tuple[FifoSource, list[Any], bool]]:
-        """Yield `block` records of each source in rotation, from the turn of the state on."""
+    def _in_turn(self, sources: list[FifoSource], block: int) -> Iterator[FifoSource]:
+        """Yield the sources in rotation, from the turn of the state on, without those that have ended."""
         by_fifo = {self.channels.index(source.reader.channel): source for source in sources}
-        first = self._turn
-        turns = deque(sorted(by_fifo, key=lambda fifo: (fifo < first.fifo, fifo)))
-        if first.fifo not in by_fifo:
-            first.returned = 0
-        while turns:
-            fifo = turns.popleft()
-            source, turn = by_fifo[fifo], _Turn(fifo, first.returned)
-            self._turn, first = turn, _Turn()
-            while turn.returned < block and (piece := source.piece(block - turn.returned)) is not None:
-                yield source, piece, False
-            yield source, [], True
+        turn = self._turn
+        turns = deque(sorted(by_fifo, key=lambda fifo: (fifo < turn.fifo, fifo)))
+        if turn.fifo not in by_fifo:
+            turn.move(turns[0])
+        while True:
+            yield by_fifo[turn.fifo]
             if turn.returned == block:
-                turns.append(fifo)
+                turns.append(turn.fifo)
+            turns.popleft()
+            if not turns:
+                return
+            turn.fifo, turn.returned = turns[0], 0
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state after the last record, or list of records, that was returned.
@@ -264,7 +273,7 @@ class InterleavedReader:
             if self._block:
                 turn = _Turn(state["turn"], state["returned"])
         load_all(self._readers, saved, anyway=anyway)
-        self._turn = turn
+        self._turn.move(turn.fifo, turn.returned)
 
     def _by_fifo(self, state: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
         """Return the states of the FIFOs in a state. Raises ValueError."""
@@ -301,6 +310,10 @@ class _Turn:
     """Index of the FIFO that is next."""
     returned: int = 0
     """Good records of its block that were returned."""
+
+    def move(self, fifo: int, returned: int = 0) -> None:
+        """Make it the turn of another FIFO."""
+        self.fifo, self.returned = fifo, returned
 
 
 def _check_same_epoch(streams: list[PipeStream]) -> None:

@@ -7,15 +7,16 @@ leaves out corrupt records within a budget, and uses a key list if the FIFO has 
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from streamer.readers.core.epoch_skips import EpochSkips
-from streamer.readers.core.record_keys import RecordKeys
+from streamer.readers.core.record_keys import RecordKeys, with_keys
 from streamer.readers.core.skipping import SkipCounts, check_skip
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from streamer.formats.window import RecordReader
     from streamer.readers.core.skipping import SkipPolicy
     from streamer.readers.core.stream import PipeStream
 
@@ -59,3 +60,15 @@ class KeysAndSkips:
             )
         with contextlib.closing(keys) if keys is not None else contextlib.nullcontext():
             yield keys, skips
+
+
+def placed_lists(
+    reader: RecordReader, stream: PipeStream, keys: RecordKeys | None, skips: EpochSkips | None, base: int
+) -> Iterator[tuple[list[Any], int | None]]:
+    """Yield the lists of `reader` on `stream`, each with the number before it.
+
+    `base`: offset in the epoch of the reader's first byte.
+    """
+    if skips is None:
+        return with_keys(reader, keys, base)
+    return skips.lists(reader, keys, base, proven=stream.trailer is not None)

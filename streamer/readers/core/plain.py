@@ -30,10 +30,11 @@ from streamer.formats.tfrecord import TFRecordReader
 from streamer.readers.core.channel_reader import ChannelReader
 from streamer.readers.core.config import PipeModeDatasetException, check_if_configured, directories
 from streamer.readers.core.epochs import TIMEOUT, ChannelEpochs
+from streamer.readers.core.follow import follow
 from streamer.readers.core.keys_and_skips import KeysAndSkips
-from streamer.readers.core.position import approach_start
 from streamer.readers.core.shuffle import Shuffle
 from streamer.readers.core.skipping import SkippedRecord, without_skipped
+from streamer.readers.core.start import approach_start
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -162,7 +163,7 @@ class PipeReader(ChannelReader):
         ):
             self._begin_epoch(position)
             reader = record_reader(stream, self.record_format)
-            yield from position.follow(reader, stream, keys, skips, shuffle=self.shuffle)
+            yield from follow(position, reader, stream, keys, skips, shuffle=self.shuffle)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last record, or list of records, that was returned.

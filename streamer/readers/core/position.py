@@ -27,9 +27,7 @@ records came in the FIFO's order, but the byte is at or before the window's firs
 A reader that names the object of each record (`streamer.readers.core.record_keys`) adds `number`, the number
 in its object of the record at `offset`.
 
-A FIFO begins at its epoch's first byte or, under `penstock run --resume`, at a later one, which its trailer
-states (`bytes_skipped`). The reader drops the bytes from there to the position. Without `--resume` a new
-sidecar offers epoch 0, so only a position in epoch 0 can be resumed without it.
+`streamer.readers.core.start` brings a stream to a position, and `streamer.readers.core.follow` moves it.
 """
 
 from __future__ import annotations
@@ -39,27 +37,21 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from streamer.errors import ChannelError
-from streamer.readers.core.rank_steps import RankSteps, step_records
-from streamer.readers.core.record_keys import NO_BATCH, with_keys
-from streamer.readers.core.shuffle import NumberedRecords, Windows
-from streamer.step_state import StepState, is_step_state, order_difference
+from streamer.readers.core.rank_steps import step_records
+from streamer.step_state import StepState, is_step_state
 from streamer.trailer import channel_of_rank
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
 
-    from streamer.formats.window import RecordReader
-    from streamer.readers.core.epoch_skips import EpochSkips
-    from streamer.readers.core.record_keys import RecordKeys
-    from streamer.readers.core.shuffle import Shuffle
-    from streamer.readers.core.stream import PipeStream
+    from streamer.readers.core.rank_steps import RankSteps
+    from streamer.readers.core.shuffle import NumberedRecords, Shuffle
 
 FORMAT = 1
 _KEYS = ("channel", "epoch", "offset", "skip", "records", "digest")
 _NUMBER = "number"
 _SHUFFLE = "shuffle"
 _SHUFFLE_KEYS = {"records", "seed", "returned"}
-_BLOCK = 1 << 20
 
 
 @dataclass(slots=True)
@@ -163,129 +155,17 @@ class ReaderPosition:
                 raise ValueError(f"the position is invalid: {position}")
         return position
 
-    def follow(
-        self,
-        reader: RecordReader,
-        stream: PipeStream,
-        keys: RecordKeys | None = None,
-        skips: EpochSkips | None = None,
-        *,
-        batches: Iterator[tuple[list[Any], int | None]] | None = None,
-        shuffle: Shuffle | None = None,
-    ) -> Iterator[list[Any]]:
-        """Yield the batches of `reader`, which reads `stream` from `offset`, without `skip` records.
-
-        `shuffle`: permute them in windows; a corrupt record of `skips` keeps a place in these. If the stream
-        has a patience, the batches are empty while a window is read. Other arguments, and errors, are those
-        of `in_order`.
-        """
-        if shuffle is None:
-            yield from self.in_order(reader, stream, keys, skips, batches)
-            return
-        self.shuffle = shuffle
-        returned = 0 if self.window is None else self.records - self.window
-        inner = replace(self, skip=self.skip - returned, records=self.records - returned, window=None)
-        windows = Windows(shuffle, self.epoch, returned=returned)
-        for batch in inner.in_order(reader, stream, keys, skips, batches):
-            self.rank = inner.rank
-            count = len(batch)
-            first, skip = inner.records - count, inner.skip - count
-            block = NumberedRecords(batch, first, inner.offset, skip, inner.number)
-            none = True
-            for piece in windows.add(block, step_records(inner.rank)):
-                self.skipped, self.digest = inner.skipped, inner.digest
-                self._reach(piece, last=inner.last and piece.end == inner.records)
-                yield piece.records
-                none = False
-            if none and (not batch or stream.patience is not None):
-                yield []
-        rest = list(windows.finish())
-        self.digest = inner.digest
-        while rest:
-            piece = rest.pop(0)
-            self._reach(piece, last=not rest)
-            yield piece.records
-        self._end_epoch(stream)
-
-    def _reach(self, piece: NumberedRecords, *, last: bool) -> None:
+    def reach(self, piece: NumberedRecords, *, last: bool) -> None:
         """Move to the end of a piece of a window. `last`: no record of the epoch follows."""
         count = len(piece.records)
         self.offset, self.skip, self.number = piece.offset, piece.skip + count, piece.number
         self.records, self.window, self.last = piece.end, piece.window, last
 
-    def _end_epoch(self, stream: PipeStream) -> None:
-        """Move to the first record of the next epoch."""
-        self.last, self.digest, self.skipped = False, _digest(stream), 0
+    def end_epoch(self, digest: str) -> None:
+        """Move to the first record of the next epoch. `digest`: that of this epoch."""
+        self.last, self.digest, self.skipped = False, digest, 0
         self.epoch, self.offset, self.skip, self.records = self.epoch + 1, 0, 0, 0
         self.number = self.window = None
-
-    def in_order(
-        self,
-        reader: RecordReader,
-        stream: PipeStream,
-        keys: RecordKeys | None,
-        skips: EpochSkips | None,
-        batches: Iterator[tuple[list[Any], int | None]] | None,
-    ) -> Iterator[list[Any]]:
-        """Yield the batches of `reader` in their order.
-
-        While the caller has a batch, the position is after it; `returned` gives positions inside it. Digest
-        and length of the epoch are those of the trailer as last read, because a plan may grow. With `keys`
-        the records are `KeyedRecord`s, unless `skips` has its own word. With `skips` a corrupt record is in
-        its place as a `SkippedRecord`, unless ranks share the channel by record. Raises CorruptRecord for one
-        that is over the budget, after the records before it. `batches`: the lists of `reader` in a form
-        of the caller's, each with the number before it, instead of those with keys or skips.
-        """
-        base, dropped, skipped_before = self.offset, self.skip, reader.skipped_records
-        if batches is None:
-            batches = (
-                with_keys(reader, keys, base)
-                if skips is None
-                else skips.lists(reader, keys, base, proven=stream.trailer is not None)
-            )
-        trailer = stream.trailer
-        self.rank = RankSteps.of(trailer)
-        while True:
-            offset = base + reader.offset
-            batch, number = next(batches, NO_BATCH)
-            if batch is None:
-                break
-            count, self.skipped = len(batch), reader.skipped_records - skipped_before
-            if dropped and self.skipped and self.rank is not None:
-                raise ChannelError(
-                    f"{stream.name} has corrupt records before or near the step of the state, so the reader "
-                    "cannot count to that step; start the sidecar with --resume and this state"
-                )
-            first = min(dropped, count)
-            dropped -= first
-            if first and skips is not None and self.rank is not None:
-                skips.replacements.pass_over(batch[:first])
-            if count and first == count:
-                continue
-            stop = count if skips is None or not skips.bad else skips.admit(batch, first)
-            if stream.trailer is not trailer:  # the weights of a mix may have changed
-                trailer = stream.trailer
-                self.rank = RankSteps.of(trailer)
-            if count:  # an empty batch: no bytes for now
-                self.offset, self.skip, self.number = offset, stop, number
-                rest = batch[first:stop] if stop - first < count else batch
-                if skips is not None and self.rank is not None:
-                    rest = skips.replacements.filled(rest)
-                self.records += len(rest)
-                self.last = stop == count and base + reader.offset == stream.bytes_total
-                self.digest = _digest(stream)
-                yield rest
-            else:
-                yield batch
-            if stop < count and skips is not None:
-                skips.check_refused()
-        if skips is not None:
-            skips.replacements.check_filled()
-        self._end_epoch(stream)
-
-    def returned(self, left: int) -> dict[str, Any]:
-        """Return the state if the last `left` records of the batch have not been returned yet."""
-        return self.before(left).state()
 
     def before(self, left: int) -> ReaderPosition:
         """Return the position before the last `left` records of the batch."""
@@ -296,13 +176,13 @@ class ReaderPosition:
         return replace(self, skip=self.skip - left, records=self.records - left)
 
     def texts(self, lefts: Iterable[int]) -> list[bytes]:
-        """Return, for each of `lefts`, `returned` as JSON; of bytes cheaper than one call for each."""
+        """Return, for each of `lefts`, the state of `before` as JSON; of bytes cheaper than one by one."""
         if self.rank is not None or self.shuffle is not None:
-            return [json.dumps(self.returned(left)).encode() for left in lefts]
+            return [json.dumps(self.before(left).state()).encode() for left in lefts]
         template = json.dumps(self.state() | {"skip": None, "records": None})
         template = template.replace('"skip": null, "records": null', '"skip": %d, "records": %d')
         return [
-            json.dumps(self.returned(0)).encode()
+            json.dumps(self.before(0).state()).encode()
             if self.last and not left
             else (template % (self.skip - left, self.records - left)).encode()
             for left in lefts
@@ -318,116 +198,6 @@ class StartPosition:
     """Whether to use the position under another plan too."""
 
 
-def start_in(stream: PipeStream, channel: str, start: StartPosition) -> StartPosition:
-    """Return a start with its record, by the trailer of an open stream of its epoch. Raises ChannelError."""
-    if start.position.start is None:
-        return start
-    return StartPosition(_at_step(stream, channel, start.position.start, anyway=start.anyway), start.anyway)
-
-
-def _digest(stream: PipeStream) -> str:
-    return stream.trailer.digest if stream.trailer else ""
-
-
-def approach_start(
-    stream: PipeStream, channel: str, start: StartPosition | None
-) -> Generator[list[bytes], None, ReaderPosition]:
-    """Open `stream`, drop the bytes before the start, and return the start as a new position.
-
-    The start is `start` if that is of the stream's epoch, else the FIFO's first byte. Yields an empty list
-    after each wait; no wait is longer than the stream's patience.
-
-    Raises ChannelError if the plan has changed and `start.anyway` is false, or if the FIFO begins after the
-    start; otherwise as `PipeStream.begin` and `PipeStream.readinto`.
-    """
-    while not stream.begin(stream.patience):
-        yield []
-    offset = stream.start_offset
-    if start is None or start.position.epoch != stream.epoch:
-        first = stream.trailer.records_skipped if stream.trailer else 0
-        return ReaderPosition(channel, stream.epoch, offset=offset, records=first, digest=_digest(stream))
-    position = start.position
-    if position.start is not None:
-        return _at_step(stream, channel, position.start, anyway=start.anyway)
-    begun = bool(position.digest or position.offset or position.records)
-    while begun and not start.anyway and not stream.wait_for_plan(stream.patience):
-        yield []
-    digest = _digest(stream)
-    resumed = stream.trailer.resumed if stream.trailer else ""
-    if ":" in position.digest and position.digest != resumed and not start.anyway:
-        raise ChannelError(
-            f"the state of {channel} was saved while the sidecar was listing, and only the sidecar "
-            "can compare those with its plan: start it with --resume and this state, begin without the "
-            "state, or call load_state_dict with anyway=True"
-        )
-    if begun and position.digest not in (digest, resumed or digest) and not start.anyway:
-        raise ChannelError(
-            f"the state of {channel} was saved under plan {position.digest[:16] or 'unknown'}, and "
-            f"{stream.name} is of plan {digest[:16] or 'unknown'}: the objects or their order have "
-            "changed; restore them, begin without the state, or call load_state_dict with anyway=True"
-        )
-    if offset > position.offset:
-        raise ChannelError(
-            f"{stream.name} begins at byte {offset}, and the reader is at byte {position.offset}: "
-            "give this reader's own state to load_state_dict, or start the sidecar with it (--resume)"
-        )
-    yield from drop_bytes(stream, position.offset - offset)
-    return replace(position, digest=digest)
-
-
-def drop_bytes(stream: PipeStream, left: int) -> Iterator[list[bytes]]:
-    """Drop so many bytes of an open stream; yield an empty list after each read. Raises ChannelError."""
-    buffer = memoryview(bytearray(min(left, _BLOCK)))
-    while left:
-        count = stream.readinto(buffer[: min(left, _BLOCK)])
-        if count == 0:
-            raise ChannelError(f"{stream.name} ended {left} bytes before the position of the state")
-        left -= count or 0
-        yield []
-
-
-def _at_step(stream: PipeStream, channel: str, start: StepState, *, anyway: bool) -> ReaderPosition:
-    """Return the position of a step in `stream`. Raises ChannelError."""
-    rank = RankSteps.of(stream.trailer)
-    if rank is None:
-        raise ChannelError(
-            f"the state of {channel} has steps, and {stream.name} has none; load it into a reader of a "
-            "channel whose Ranks have Batch or GlobalBatch"
-        )
-    difference = order_difference(start, rank.order)
-    if difference is not None and not anyway:
-        raise ChannelError(
-            f"the state of {channel} was saved under another order of records: {difference}; restore what "
-            "has changed, begin without the state, or call load_state_dict with anyway=True"
-        )
-    records, begin = (step * rank.records for step in (start.step, start.begin))
-    if start.shuffle is not None and start.shuffle["batch"] != rank.records:
-        raise ChannelError(
-            f"the state of {channel} is inside a window of shuffled records, and only the same number of "
-            f"ranks can go on there: a rank had {start.shuffle['batch']} records of a step, and this one has "
-            f"{rank.records}; load a state that was saved at the end of a window"
-        )
-    if start.step >= rank.steps:
-        raise ChannelError(
-            f"the state of {channel} is at step {start.step}, and epoch {start.epoch} has {rank.steps} steps"
-        )
-    if begin < rank.first:
-        raise ChannelError(
-            f"{stream.name} begins after step {start.begin}, the step of the state of {channel}: save "
-            "the checkpoint first and the file of --resume after it, or give the sidecar this state"
-        )
-    return ReaderPosition(
-        channel,
-        start.epoch,
-        offset=stream.start_offset,
-        skip=records - rank.first,
-        records=records,
-        digest=_digest(stream),
-        rank=rank,
-        window=None if start.shuffle is None else begin,
-    )
-
-
 def _check_shuffle(saved: Mapping[str, Any] | None, shuffle: Shuffle | None) -> None:
     """Raise ValueError if a state is inside a window of another shuffle than the reader's."""
     if saved is None:
@@ -438,21 +208,3 @@ def _check_shuffle(saved: Mapping[str, Any] | None, shuffle: Shuffle | None) -> 
             f"with shuffle={saved['records']} and seed={saved['seed']}"
         )
     shuffle.check(saved)
-
-
-def reach_start(
-    stream: PipeStream,
-    channel: str,
-    start: StartPosition | None = None,
-    *,
-    check: Callable[[], None] = lambda: None,
-) -> ReaderPosition:
-    """Do as `approach_start`, in one call. `check` is called after each wait and may raise to give up."""
-    waits = approach_start(stream, channel, start)
-    while True:
-        try:
-            next(waits)
-        except StopIteration as end:
-            position: ReaderPosition = end.value
-            return position
-        check()

@@ -19,15 +19,16 @@ import os
 import stat
 from bisect import bisect_left
 from collections import deque
-from itertools import chain, islice, repeat
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 from streamer.errors import ChannelError, CorruptRecord, CutRecord, RecordTooLarge, StreamError
 from streamer.escaping import escape_control
 from streamer.key_list import KeyListLine, parse_first_line, parsed
+from streamer.readers.core.record_names import KeyRun, keyed_records, named
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from streamer.formats.window import RecordReader
     from streamer.readers.core.stream import PipeStream
@@ -35,60 +36,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock")
 
 _BLOCK = 1 << 20
-
-
-class RecordKey(NamedTuple):
-    """The object of a record."""
-
-    key: str
-    """Key of the object in S3; empty for the text of an attribute, which is of no object."""
-    number: int
-    """Number of the record in its object, from 0."""
-    bucket: str
-
-    def __str__(self) -> str:
-        return record_name(*self)
-
-
-Named = TypeVar("Named", bound=StreamError)
-
-
-def record_name(key: str, number: int | None, bucket: str | None) -> str:
-    """Return the name of a record in errors and logs; its number may be unknown."""
-    if not key:
-        return "the text of an attribute"
-    record = "a record" if number is None else f"record {number}"
-    return f"{record} of s3://{bucket}/{escape_control(key)}"
-
-
-def named(error: Named, record: object) -> Named:
-    """Return an error whose text names the record."""
-    return type(error)(f"{error}; it is {record}")
-
-
-class KeyedRecord(NamedTuple):
-    """A record with the key of its object, and its number there."""
-
-    record: Any
-    key: str
-    number: int
-    bucket: str
-
-
-class KeyRun(NamedTuple):
-    """The object of successive records of a stream."""
-
-    records: int
-    """Number of these records, at least 1."""
-    key: str
-    number: int
-    """Number in the object of the first one; the others follow."""
-    bucket: str
-
-    def record_keys(self) -> Iterator[RecordKey]:
-        """Yield the key of each record."""
-        for number in range(self.number, self.number + self.records):
-            yield RecordKey(self.key, number, self.bucket)
 
 
 class RecordKeys:
@@ -317,16 +264,6 @@ def keyed_runs(
                     logger.warning("skipped: %s; it is %s", text, key)
             runs = kept
         yield batch, runs, number
-
-
-def keyed_records(records: Iterable[Any], runs: Iterable[KeyRun]) -> list[KeyedRecord]:
-    """Return records with their keys."""
-    found: list[KeyedRecord] = []
-    rest = iter(records)
-    for count, key, number, bucket in runs:
-        numbers = range(number, number + count)
-        found += map(KeyedRecord, islice(rest, count), repeat(key), numbers, repeat(bucket))
-    return found
 
 
 NO_BATCH = None, None

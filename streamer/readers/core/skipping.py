@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from streamer.errors import ChannelError, CorruptRecord
 from streamer.formats.window import BadRecord
-from streamer.readers.core.record_keys import record_name
+from streamer.readers.core.record_names import record_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

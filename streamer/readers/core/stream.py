@@ -1,14 +1,6 @@
 """One epoch's FIFO as a binary file whose end is proven.
 
-A reader opens the FIFO with O_NONBLOCK, because a blocking open waits for a writer without a time limit. It
-distinguishes four states by read(2) and poll(2) together (contract §1.7-6, checked on Linux 6.18):
-
-    no writer yet           read returns 0 bytes, poll reports nothing
-    writer, no data         read raises EAGAIN, poll reports nothing
-    data                    poll reports POLLIN
-    writer came and left    read returns 0 bytes, poll reports POLLHUP
-
-So 0 bytes are the end of file only with POLLHUP, or after a writer was seen (EAGAIN or data).
+`streamer.readers.core.read_end` distinguishes a FIFO without a writer from one that has ended.
 
 The end of file must be proven (`streamer.readers.core.proof`). After a failure the sidecar keeps its write
 end open, because a close would look like a proper end to foreign readers, and a FIFO has no sign for an
@@ -27,13 +19,13 @@ import contextlib
 import io
 import os
 import select
-import stat
 import time
 from typing import TYPE_CHECKING
 
 from streamer.errors import ChannelError, PenstockError, StreamError
 from streamer.readers.core.arrival import Arrival
 from streamer.readers.core.proof import Proof
+from streamer.readers.core.read_end import STDIN, ReadEnd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,7 +34,6 @@ if TYPE_CHECKING:
 
     from streamer.trailer import Trailer
 
-STDIN = "/dev/stdin"
 _CHECK_S = 1.0
 """Seconds between two reads of the trailer while no bytes come."""
 _READ_ALL = 1 << 20
@@ -77,7 +68,8 @@ class PipeStream(io.RawIOBase):
         self.mode = "rb"
         self.received = 0
         """Bytes read so far."""
-        self._fd = -1
+        self._read_end: ReadEnd | None = None
+        """None before `open`."""
         self._timeout = timeout
         self.patience = patience
         """Seconds that a read waits at most; None for as long as the writer takes."""
@@ -87,9 +79,6 @@ class PipeStream(io.RawIOBase):
         self._deadline = 0.0
         self._used = False
         """Whether a writer may have seen this reader, so that the epoch counts as read."""
-        self._fifo = False
-        self._nonblocking = False
-        self._writer_seen = False
         self._begun = False
         self._ended = False
         self._failure: PenstockError | None = None
@@ -98,13 +87,18 @@ class PipeStream(io.RawIOBase):
 
     def __repr__(self) -> str:
         due = "" if self.bytes_total is None else f" of {self.bytes_total}"
-        state = "closed" if self.closed else "ended" if self._ended else "open" if self._fd >= 0 else "new"
+        state = "closed" if self.closed else "ended" if self._ended else "open" if self._read_end else "new"
         return f"<PipeStream {self.name} [{state}: {self.received}{due} bytes]>"
 
     @property
     def trailer(self) -> Trailer | None:
         """The trailer as last read; None if there is none. Before `begin` it may be of an earlier run."""
         return self._proof.trailer
+
+    @property
+    def digest(self) -> str:
+        """Digest of the plan, by the trailer as last read; empty without one."""
+        return self.trailer.digest if self.trailer else ""
 
     @property
     def epoch(self) -> int:
@@ -130,9 +124,9 @@ class PipeStream(io.RawIOBase):
         return True
 
     def fileno(self) -> int:
-        if self._fd < 0:
+        if self._read_end is None:
             raise io.UnsupportedOperation("the stream is not open")
-        return self._fd
+        return self._read_end.fd
 
     def offered(self) -> Trailer | None:
         """Wait until the FIFO exists, without opening it; return its trailer, None if it has none.
@@ -153,7 +147,7 @@ class PipeStream(io.RawIOBase):
         be read, StreamError if its trailer cannot be read.
         """
         self._check()
-        if self._fd >= 0:
+        if self._read_end is not None:
             return True
         if self._arrival is None:
             self._arrival = Arrival(self.name)
@@ -200,7 +194,7 @@ class PipeStream(io.RawIOBase):
         if self._ended or self._begun:
             return True
         poller = select.poll()
-        poller.register(self._fd, select.POLLIN)
+        poller.register(self.fileno(), select.POLLIN)
         # After the deadline readinto decides, because it distinguishes a silent writer from no writer.
         while not poller.poll(0) and (now := time.monotonic()) < self._deadline:
             if give_up is not None and now >= give_up:
@@ -220,7 +214,7 @@ class PipeStream(io.RawIOBase):
         """
         give_up = None if wait is None else time.monotonic() + wait
         poller = select.poll()
-        poller.register(self._fd, 0)  # reports only that no writer is left
+        poller.register(self.fileno(), 0)  # reports only that no writer is left
         while self.trailer is not None and self.trailer.grows:
             now = time.monotonic()
             self._look_at_source(now)
@@ -245,34 +239,26 @@ class PipeStream(io.RawIOBase):
         if self._ended:
             return 0
         started = time.monotonic()
-        if self._fd < 0 and not self.open(self.patience):
+        if self._read_end is None and not self.open(self.patience):
             return None
         view = memoryview(buffer).cast("B")
-        if not view:
+        if not view or self._read_end is None:
             return 0
+        end = self._read_end
         give_up = None if self.patience is None else started + self.patience
-        poller = select.poll()
-        poller.register(self._fd, select.POLLIN)
-        hung_up = not self._fifo
-        ready = self._nonblocking
-        while True:
-            if ready or hung_up:
-                taken = self._take(view)
-                if taken:
-                    with self._judged():
-                        taken = self._proof.genuine(taken, self.received)
-                    self.received += taken
-                    return taken
-                if taken == 0 and (hung_up or self._writer_seen):
-                    return self._end()
+        end.expect()
+        while (taken := end.read(view)) is None:
             now = time.monotonic()
             self._look(now)
             until = self._next_check if give_up is None else min(self._next_check, give_up)
-            events = poller.poll(max(0.0, until - now) * 1000)
-            hung_up = any(event & select.POLLHUP for _, event in events)
-            ready = bool(events) or (self._nonblocking and not self._writer_seen)
-            if not events and give_up is not None and time.monotonic() >= give_up:
+            if not end.wait(max(0.0, until - now)) and give_up is not None and time.monotonic() >= give_up:
                 return None
+        if taken == 0:
+            return self._end()
+        with self._judged():
+            taken = self._proof.genuine(taken, self.received)
+        self.received += taken
+        return taken
 
     def readall(self) -> bytes:
         """Return the rest of the epoch."""
@@ -284,9 +270,9 @@ class PipeStream(io.RawIOBase):
     def close(self) -> None:
         """Close the FIFO. If the epoch has not ended, the sidecar goes on to the next epoch."""
         if not self.closed:
-            fd, self._fd = self._fd, -1
-            if fd >= 0:
-                os.close(fd)
+            if self._read_end is not None:
+                self._read_end.close()
+                self._read_end = None
             self._settle(unused=not self._used)
             super().close()
 
@@ -298,7 +284,7 @@ class PipeStream(io.RawIOBase):
 
     def _fail(self, failure: PenstockError) -> PenstockError:
         self._failure = failure
-        if self._fd < 0:
+        if self._read_end is None:
             self._settle(unused=not self._used)
         return failure
 
@@ -310,61 +296,30 @@ class PipeStream(io.RawIOBase):
             callback()
 
     def _attach(self, path: str) -> None:
-        if path == STDIN:  # noqa: SIM108 - the comment is about one branch
-            # If this reopened the pipe, a writer that has left would look like one that has not come.
-            # Other processes share the pipe's flags, so this does not set O_NONBLOCK.
-            fd = os.dup(0)
-        else:
-            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            self._examine(fd)
+            end = ReadEnd(path, has_writer=self.name == STDIN)  # standard input has had its writer
+        except IsADirectoryError:
+            raise self._fail(
+                ChannelError(f"{self.name} is a directory: that is a File channel, not a Pipe channel")
+            ) from None
+        try:
+            self._used = True
+            with self._judged():
+                self._proof.attach(end.fd)
         except BaseException:
-            os.close(fd)
+            end.close()
             raise
-        self._fd = fd
+        self._read_end = end
         self._settle(unused=False)
         now = time.monotonic()
         self._deadline = now + self._timeout
         self._next_check = now + _CHECK_S
 
-    def _examine(self, fd: int) -> None:
-        mode = os.fstat(fd).st_mode
-        if stat.S_ISDIR(mode):
-            raise self._fail(
-                ChannelError(f"{self.name} is a directory: that is a File channel, not a Pipe channel")
-            )
-        self._used = True
-        self._fifo = stat.S_ISFIFO(mode)
-        self._nonblocking = not os.get_blocking(fd)
-        # Standard input was open already, so it has had its writer.
-        self._writer_seen = self.name == STDIN
-        with self._judged():
-            self._proof.attach(fd)
-
-    def _take(self, view: memoryview) -> int | None:
-        """Read without waiting; return the number of bytes, 0 without a writer, None if it wrote nothing.
-
-        Reads until the pipe is empty or `view` is full, so that a small pipe does not make small blocks.
-        """
-        taken = 0
-        while taken < len(view):
-            try:
-                count = os.readv(self._fd, [view[taken:]])
-            except BlockingIOError:
-                self._writer_seen = True
-                return taken or None
-            if count == 0:
-                return taken
-            self._writer_seen = True
-            taken += count
-            if not self._nonblocking:
-                break
-        return taken
-
     def _look(self, now: float) -> None:
         """Raise, while no bytes come, if the sidecar has failed or no writer has come in time."""
         self._look_at_source(now)
-        if self._fifo and not self._writer_seen and now >= self._deadline:
+        end = self._read_end
+        if end is not None and end.is_fifo and not end.has_writer and now >= self._deadline:
             self._settle(unused=True)
             trailer = self.trailer
             state = f"; the state of its trailer is '{trailer.state}'" if trailer else ""

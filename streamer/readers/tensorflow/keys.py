@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from streamer.readers.core.record_keys import KeyedRecord, KeyRun, keyed_runs
+from streamer.readers.core.record_keys import keyed_runs
+from streamer.readers.core.record_names import KeyedRecord, KeyRun
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

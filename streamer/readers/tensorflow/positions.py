@@ -20,9 +20,11 @@ import contextlib
 import json
 from typing import TYPE_CHECKING
 
-from streamer.readers.core.position import ReaderPosition, approach_start
+from streamer.readers.core.follow import follow
+from streamer.readers.core.position import ReaderPosition
 from streamer.readers.core.record_keys import RecordKeys
 from streamer.readers.core.skipping import SkippedRecord, without_skipped
+from streamer.readers.core.start import approach_start
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
@@ -95,15 +97,15 @@ class EpochCursor:
             yield from self._good(stream, position, records, self._skipping)
             return
         if columns is None:
-            yield from position.follow(records, stream, shuffle=self._shuffle)
+            yield from follow(position, records, stream, shuffle=self._shuffle)
             return
         with contextlib.closing(RecordKeys(stream, offset=base, number=position.number)) as keys:
             if self._shuffle is not None:
-                for batch in position.follow(records, stream, keys, shuffle=self._shuffle):
+                for batch in follow(position, records, stream, keys, shuffle=self._shuffle):
                     yield columns.noted(batch)
                 return
             batches = columns.batches(records, keys, base, drop=position.skip)
-            yield from position.follow(records, stream, batches=batches)
+            yield from follow(position, records, stream, batches=batches)
 
     def _good(
         self, stream: PipeStream, position: ReaderPosition, reader: RecordReader, skipping: KeysAndSkips
@@ -112,7 +114,7 @@ class EpochCursor:
         columns, offset = self.columns, position.offset
         opened = skipping.epoch(stream, self._channel, offset=offset, number=position.number)
         with opened as (keys, skips):
-            for batch in position.follow(reader, stream, keys, skips, shuffle=self._shuffle):
+            for batch in follow(position, reader, stream, keys, skips, shuffle=self._shuffle):
                 good = without_skipped(batch)
                 self._lefts = None
                 if len(good) < len(batch):

@@ -39,7 +39,8 @@ from streamer.readers.core.epochs import TIMEOUT, ChannelEpochs
 from streamer.readers.core.position import StartPosition
 from streamer.readers.core.shuffle import Shuffle
 from streamer.readers.torch.elements import WEBDATASET, ElementSource, ElementSpec
-from streamer.readers.torch.progress import ElementOrigin, Progress, RemainingRecords, parse_state
+from streamer.readers.torch.progress import ElementOrigin, Progress, parse_state
+from streamer.readers.torch.record_ranges import RemainingRecords
 from streamer.readers.torch.workers import WorkerGroup
 
 if TYPE_CHECKING:

@@ -15,19 +15,21 @@ from torch.utils.data import get_worker_info
 
 from streamer.formats.tar import TarReader, sample
 from streamer.readers.core.epochs import ChannelEpochs
-from streamer.readers.core.keys_and_skips import KeysAndSkips
+from streamer.readers.core.keys_and_skips import KeysAndSkips, placed_lists
 from streamer.readers.core.plain import check_format, record_reader
-from streamer.readers.core.position import StartPosition, reach_start
+from streamer.readers.core.position import StartPosition
 from streamer.readers.core.rank_steps import RankSteps, step_records
-from streamer.readers.core.record_keys import NO_BATCH, with_keys
+from streamer.readers.core.record_keys import NO_BATCH
 from streamer.readers.core.shuffle import NumberedRecords, Windows
 from streamer.readers.core.skipping import Replacements, without_skipped
+from streamer.readers.core.start import reach_start
 from streamer.readers.samples import check_attributes, cut_sample
-from streamer.readers.torch.progress import (
-    ElementOrigin,
+from streamer.readers.torch.progress import ElementOrigin
+from streamer.readers.torch.record_ranges import (
     RecordGrouper,
     RecordRange,
     RemainingRecords,
+    Unit,
     admitted_blocks,
     remaining_records,
 )
@@ -101,7 +103,9 @@ class ElementSpec:
         return record_reader(source, self.record_format)
 
     def element(self, records: list[Any]) -> Any:
-        """Return the element of the records of one unit, without `decode`."""
+        """Return the element of the records of one unit, without `decode`; it may be this list."""
+        if self.skip is None and self.attributes == 1 and self.record_format != WEBDATASET:
+            return records[0] if self.batch_size is None else records
         samples: list[Any]
         if self.skip is not None:
             records = without_skipped(records)
@@ -155,33 +159,31 @@ class ElementSource:
                 if block is None:
                     turns.remove(turn)
                     continue
-                stream, elements = block
-                digest = stream.trailer.digest if stream.trailer else ""
-                rank = RankSteps.of(stream.trailer)
-                for records, numbers in elements:
-                    saved = remaining_records(starts.get(name), name, stream.epoch)
-                    made = self._elements(name, stream.epoch, records, numbers, saved.rows)
-                    for element, received, rows in made:
-                        if decode is not None:
-                            element = decode(element)  # noqa: PLW2901 - the same element
-                        if self.spec.padding:
-                            padding = rank.padding_of(numbers.first, numbers.end) if rank else 0
-                            element = element, padding  # noqa: PLW2901
-                        yield element, ElementOrigin(name, stream.epoch, digest, received, rank, rows)
+                stream, whole = block
+                epoch, digest, rank = stream.epoch, stream.digest, RankSteps.of(stream.trailer)
+                saved = remaining_records(starts.get(name), name, epoch)
+                for element, received, rows in self._elements(name, epoch, whole, saved.rows):
+                    if decode is not None:
+                        element = decode(element)  # noqa: PLW2901 - the same element
+                    if self.spec.padding:
+                        padding = rank.padding_of(received.first, received.end) if rank else 0
+                        element = element, padding  # noqa: PLW2901
+                    yield element, ElementOrigin(name, epoch, digest, received, rank, rows)
 
     def _elements(
         self,
         channel: str,  # noqa: ARG002 - for a source of tables
         epoch: int,  # noqa: ARG002
-        records: list[Any],
-        numbers: RecordRange,
+        units: list[Unit],
         rows: Mapping[int, int],  # noqa: ARG002
     ) -> Iterator[tuple[Any, RecordRange, int]]:
-        """Yield the elements of the records of one unit, without `decode`, with the fields of their origins.
+        """Yield the elements of units, without `decode`, with the fields of their origins.
 
         `rows`: as in `RemainingRecords`.
         """
-        yield self.spec.element(records), numbers, 0
+        element = self.spec.element
+        for records, numbers in units:
+            yield element(records), numbers, 0
 
     def _records(self, channel: str, group: WorkerGroup | None, saved: RemainingRecords | None) -> Blocks:
         if group is None:
@@ -221,11 +223,7 @@ class ElementSource:
             ahead = remaining_records(saved, channel, stream.epoch).ahead
             remaining = RemainingRecords(StartPosition(position), ahead)
             reader = spec.reader(stream)
-            batches = (
-                with_keys(reader, keys, base)
-                if skips is None
-                else skips.lists(reader, keys, base, proven=stream.trailer is not None)
-            )
+            batches = placed_lists(reader, stream, keys, skips, base)
             while True:
                 offset = base + reader.offset
                 batch, in_object = next(batches, NO_BATCH)
@@ -245,7 +243,7 @@ class ElementSource:
             for piece in windows.finish() if windows is not None else ():
                 yield stream, [piece]
 
-    def _units(self, source: Blocks) -> Iterator[tuple[PipeStream, list[tuple[list[Any], RecordRange]]]]:
+    def _units(self, source: Blocks) -> Iterator[tuple[PipeStream, list[Unit]]]:
         """Yield, for each block that arrives, the records of each element that the block completes."""
         spec = self.spec
         units = RecordGrouper(spec.unit, short=not spec.drop_remainder)

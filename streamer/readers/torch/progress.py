@@ -30,35 +30,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streamer.readers.core.joint_states import joint_states
 from streamer.readers.core.position import ReaderPosition, StartPosition
-from streamer.readers.core.shuffle import NumberedRecords
-from streamer.readers.core.skipping import SkippedRecord
+from streamer.readers.torch.record_ranges import RecordRange, RemainingRecords
 from streamer.step_state import is_step_state
 from streamer.trailer import channel_of_rank
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
-    from streamer.readers.core.epoch_skips import EpochSkips
     from streamer.readers.core.rank_steps import RankSteps
     from streamer.readers.core.shuffle import Shuffle
 
 FORMAT = 1
 _ROWS = "rows"
-
-
-class RecordRange(NamedTuple):
-    """Consecutive records of an epoch, by number."""
-
-    first: int
-    end: int
-    """Number of the record after the last one."""
-    offset: int
-    skip: int
-    """Number of records between byte `offset` and record `end`."""
-    number: int | None = None
-    """Number in its object of the record at `offset`, if records are read with their keys; else None."""
-    window: int | None = None
-    """Number in the epoch of the first record of the window of the last one, if records are shuffled."""
 
 
 class ElementOrigin(NamedTuple):
@@ -72,110 +55,6 @@ class ElementOrigin(NamedTuple):
     """Steps of the epoch, if ranks share the channel by record."""
     rows: int = 0
     """Rows of the last record, a table, that were returned with this element, if more follow; else 0."""
-
-
-@dataclass(slots=True)
-class RemainingRecords:
-    """The records of an epoch that are left to deliver: all from `start` on except the ranges `ahead`."""
-
-    start: StartPosition
-    ahead: Sequence[RecordRange] = ()
-    rows: Mapping[int, int] = field(default_factory=dict)
-    """Of tables that were returned in part, by record number: how many of their rows."""
-
-    def select(
-        self, batch: list[Any], first: int, offset: int, number: int | None = None
-    ) -> Iterator[NumberedRecords]:
-        """Yield the remaining records of a batch that begins with record number `first`, at byte `offset`.
-
-        `number`: as in `NumberedRecords`.
-        """
-        whole = NumberedRecords(batch, first, offset, 0, number)
-        begin, count = max(0, self.start.position.records - first), len(batch)
-        for records in self.ahead:
-            stop = min(count, records.first - first)
-            if stop > begin:
-                yield whole.part(begin, stop)
-            begin = max(begin, records.end - first)
-        if begin < count:
-            yield whole.part(begin, count) if begin else whole
-
-
-def admitted_blocks(blocks: list[NumberedRecords], skips: EpochSkips) -> list[NumberedRecords]:
-    """Return the blocks up to the first record over the budget, which `skips.check_refused` then raises."""
-    admitted: list[NumberedRecords] = []
-    for block in blocks:
-        if (stop := skips.admit(block.records)) < len(block.records):
-            return [*admitted, block.part(0, stop)] if stop else admitted
-        admitted.append(block)
-    return admitted
-
-
-def remaining_records(saved: RemainingRecords | None, channel: str, epoch: int) -> RemainingRecords:
-    """Return `saved` if it is of this epoch, else all records of the epoch."""
-    if saved is not None and saved.start.position.epoch == epoch:
-        return saved
-    return RemainingRecords(StartPosition(ReaderPosition(channel, epoch)))
-
-
-class RecordGrouper:
-    """Groups numbered records, in their order, into units of a fixed number of records.
-
-    A record that was skipped belongs to the unit of the next good record and does not count in it, unless
-    ranks share records. So a unit ends with a good record, wherever lists of records and turns end.
-    """
-
-    def __init__(self, size: int, *, short: bool = True) -> None:
-        """`short`: whether the last unit before a gap may be short.
-
-        It is short if the state with the gap was saved without `skip`, and a record in the gap is skipped.
-        """
-        self._size = size
-        self._short = short
-        self._left: list[Any] = []
-        self._left_range = RecordRange(0, 0, 0, 0)
-
-    def add(self, block: NumberedRecords, *, skips: bool = False) -> Iterator[tuple[list[Any], RecordRange]]:
-        """Yield the units that `block` completes, each with its range.
-
-        `skips`: records that were skipped do not count.
-        """
-        if self._left and self._left_range.end != block.first:
-            if self._short and (last := self.finish(skips=skips)) is not None:
-                yield last
-            self._left = []
-        size, before, window = self._size, len(self._left), block.window
-        records = self._left + block.records
-        first = block.first - before
-        ends: Sequence[int] = range(size, len(records) + 1, size)
-        if skips and (good := good_places(records)) is not None:
-            ends = [place + 1 for place in good[size - 1 :: size]]
-        whole = 0
-        for end in ends:
-            at, whole = whole, end
-            yield (
-                records[at:end],
-                RecordRange(
-                    first + at, first + end, block.offset, block.skip + end - before, block.number, window
-                ),
-            )
-        self._left = records[whole:]
-        count = len(records)
-        self._left_range = RecordRange(
-            first + whole, first + count, block.offset, block.skip + count - before, block.number, window
-        )
-
-    def finish(self, *, skips: bool = False) -> tuple[list[Any], RecordRange] | None:
-        """Return the incomplete unit at the end of the epoch; None if there is none. `skips`: as in `add`."""
-        if not self._left or (skips and good_places(self._left) == []):
-            return None
-        return self._left, self._left_range
-
-
-def good_places(records: Sequence[Any]) -> list[int] | None:
-    """Return the indices of the records that were not skipped; None if none was skipped."""
-    good = [index for index, record in enumerate(records) if type(record) is not SkippedRecord]
-    return None if len(good) == len(records) else good
 
 
 @dataclass(slots=True)
@@ -196,17 +75,24 @@ class _ChannelProgress:
             if position.start is not None:
                 position.records, position.start = position.start.step * rank.records, None
             position.records, position.rank = max(position.records, rank.first), rank
-        self.rows.pop(origin.records.end - 1, None)
+        if self.rows:
+            self.rows.pop(origin.records.end - 1, None)
         if origin.rows:
             self.rows[origin.records.end - 1] = origin.rows
             return
-        insort(self.ahead, origin.records)
-        while self.ahead and self.ahead[0].first == position.records:
-            received = self.ahead.pop(0)
-            position.records, position.offset, position.skip = received.end, received.offset, received.skip
-            position.number, position.window = received.number, received.window
-        if len(self.ahead) > 1:
-            self.ahead = _joined(self.ahead)
+        if self.ahead or origin.records.first != position.records:
+            insort(self.ahead, origin.records)
+            while self.ahead and self.ahead[0].first == position.records:
+                self._move(self.ahead.pop(0))
+            if len(self.ahead) > 1:
+                self.ahead = _joined(self.ahead)
+        else:
+            self._move(origin.records)
+
+    def _move(self, received: RecordRange) -> None:
+        """Move the position over a range that begins there."""
+        at = self.position
+        _, at.records, at.offset, at.skip, at.number, at.window = received
 
 
 def _joined(ranges: Iterable[RecordRange]) -> list[RecordRange]:

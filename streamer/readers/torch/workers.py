@@ -32,7 +32,7 @@ import fcntl
 import glob
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from streamer.errors import (
     ChannelError,
@@ -43,18 +43,18 @@ from streamer.errors import (
     TruncatedStream,
 )
 from streamer.readers.core.epochs import ChannelEpochs
-from streamer.readers.core.position import reach_start, start_in
-from streamer.readers.core.record_keys import NO_BATCH, KeyedRecord, RecordKeys, with_keys
-from streamer.readers.core.shuffle import NumberedRecords
+from streamer.readers.core.start import reach_start, start_in
 from streamer.readers.core.stream import PipeStream
-from streamer.readers.torch.progress import RemainingRecords, remaining_records
+from streamer.readers.torch.record_ranges import RemainingRecords, remaining_records
 from streamer.readers.torch.shared_cursor import ENDED, FAILED, OPEN, READING, SharedCursorFile
+from streamer.readers.torch.turn import TurnReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from streamer.formats.window import RecordReader, Source
     from streamer.readers.core.config import Directories
+    from streamer.readers.core.shuffle import NumberedRecords
 
 PATIENCE_S = 1.0
 """Seconds after which a worker that waits for bytes checks whether its parent is alive."""
@@ -199,99 +199,42 @@ class WorkerGroupReader:
         return {str(self._group.member): os.getpid()}
 
     def _turns(self, fd: int, stream: PipeStream) -> Iterator[list[NumberedRecords]]:
-        end = _End(stream)
-        saved = remaining_records(self._saved, self._channel, stream.epoch)
-        remaining = RemainingRecords(start_in(stream, self._channel, saved.start), saved.ahead)
-        reader = self._make_reader(end)
-        keys = RecordKeys(stream, offset=0) if self._key else None
-        with contextlib.closing(keys) if keys else contextlib.nullcontext():
-            yield from self._turns_of(fd, stream, end, reader, remaining, keys)
-
-    def _turns_of(  # noqa: PLR0917 - the parts of all turns
-        self,
-        fd: int,
-        stream: PipeStream,
-        end: _End,
-        reader: RecordReader,
-        remaining: RemainingRecords,
-        keys: RecordKeys | None,
-    ) -> Iterator[list[NumberedRecords]]:
-        batches = with_keys(reader, keys, 0)
-        while True:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            try:
-                cursor = SharedCursorFile.read(fd)
-                assert cursor is not None  # noqa: S101 - no process empties it
-                self._raise_if_broken(fd, cursor)
-                if cursor.state == ENDED:
-                    self._tidy(cursor)
-                    return
-                os.pwrite(fd, READING, 0)
+        with contextlib.closing(self._turn_reader(stream)) as reader:
+            while True:
+                fcntl.flock(fd, fcntl.LOCK_EX)
                 try:
-                    blocks = self._turn(cursor, stream, end, reader, batches, remaining, keys)
-                except PenstockError as error:
-                    cursor.state, cursor.failure = FAILED, _described(error)
+                    cursor = SharedCursorFile.read(fd)
+                    assert cursor is not None  # noqa: S101 - no process empties it
+                    self._raise_if_broken(fd, cursor)
+                    if cursor.state == ENDED:
+                        self._tidy(cursor)
+                        return
+                    os.pwrite(fd, READING, 0)
+                    try:
+                        blocks = reader.turn(cursor)
+                    except PenstockError as error:
+                        cursor.state, cursor.failure = FAILED, _described(error)
+                        cursor.write(fd)
+                        raise
+                    except ParentExited:
+                        os.pwrite(fd, OPEN, 0)
+                        raise
                     cursor.write(fd)
-                    raise
-                except ParentExited:
-                    os.pwrite(fd, OPEN, 0)
-                    raise
-                cursor.write(fd)
-            finally:
-                fcntl.flock(fd, fcntl.LOCK_UN)
-            if blocks:
-                yield blocks
+                finally:
+                    fcntl.flock(fd, fcntl.LOCK_UN)
+                if blocks:
+                    yield blocks
 
-    def _turn(  # noqa: PLR0917 - the parts of a turn
-        self,
-        cursor: SharedCursorFile,
-        stream: PipeStream,
-        end: _End,
-        reader: RecordReader,
-        batches: Iterator[tuple[list[Any], int | None]],
-        remaining: RemainingRecords,
-        keys: RecordKeys | None,
-    ) -> list[NumberedRecords]:
-        """Read until a unit is complete or the epoch has ended. Raises ParentExited."""
-        stream.received = cursor.received
-        reader.go_on(cursor.rest, cursor.offset)
-        waiting: list[Any] = cursor.waiting
-        if keys is not None:
-            keys.go_on(cursor.offset, cursor.in_object)
-            waiting = [
-                KeyedRecord(record, *key)
-                for record, key in zip(cursor.waiting, cursor.waiting_keys, strict=True)
-            ]
-        blocks = [NumberedRecords._make([waiting, *cursor.waiting_from, None])] if cursor.waiting else []
-        count = len(cursor.waiting)
-        while count < self._unit:
-            offset = reader.offset
-            batch, in_object = next(batches, NO_BATCH)
-            if batch is None:
-                cursor.state = ENDED
-                break
-            for block in remaining.select(batch, cursor.number, offset, in_object):
-                blocks.append(block)
-                count += len(block.records)
-            cursor.number += len(batch)
-            if not batch:
-                self._check_parent()
-        if end.reached:
-            cursor.state = ENDED
-        cursor.waiting, cursor.waiting_from, cursor.waiting_keys = [], [], []
-        if left := 0 if cursor.state == ENDED else count % self._unit:
-            # The records left over are all of the last block, because no unit was complete before it.
-            block = blocks.pop()
-            whole = len(block.records) - left
-            waiting, *cursor.waiting_from, _ = block.part(whole, len(block.records))
-            cursor.waiting = waiting if keys is None else [each.record for each in waiting]
-            cursor.waiting_keys = [] if keys is None else [each[1:] for each in waiting]
-            if whole:
-                blocks.append(block.part(0, whole))
-        cursor.rest, cursor.offset = reader.hand_over()
-        cursor.in_object = None if keys is None else keys.number
-        cursor.received = stream.received
-        return blocks
+    def _turn_reader(self, stream: PipeStream) -> TurnReader:
+        saved = remaining_records(self._saved, self._channel, stream.epoch)
+        return TurnReader(
+            stream,
+            self._make_reader,
+            RemainingRecords(start_in(stream, self._channel, saved.start), saved.ahead),
+            unit=self._unit,
+            key=self._key,
+            check=self._check_parent,
+        )
 
     def _raise_if_broken(self, fd: int, cursor: SharedCursorFile) -> None:
         if cursor.state == READING:
@@ -325,19 +268,6 @@ class WorkerGroupReader:
                         os.unlink(path)
                 finally:
                     os.close(fd)
-
-
-class _End:
-    """A source that notes whether its end was reached."""
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        self.reached = False
-
-    def readinto(self, buffer: memoryview, /) -> int | None:
-        count = self._source.readinto(buffer)
-        self.reached = count == 0
-        return count
 
 
 def _described(error: PenstockError) -> list[str]:

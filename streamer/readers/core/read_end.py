@@ -1,0 +1,81 @@
+"""The read end of a FIFO, or any file that can be read: bytes, no bytes yet, or the end.
+
+A reader opens the FIFO with O_NONBLOCK, because a blocking open waits for a writer without a time limit. It
+distinguishes four states by read(2) and poll(2) together (contract §1.7-6, checked on Linux 6.18):
+
+    no writer yet           read returns 0 bytes, poll reports nothing
+    writer, no data         read raises EAGAIN, poll reports nothing
+    data                    poll reports POLLIN
+    writer came and left    read returns 0 bytes, poll reports POLLHUP
+
+So 0 bytes are the end of file only with POLLHUP, or after a writer was seen (EAGAIN or data).
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import stat
+
+STDIN = "/dev/stdin"
+
+
+class ReadEnd:
+    """An open file, which its owner closes once."""
+
+    def __init__(self, path: str, *, has_writer: bool = False) -> None:
+        """Open `path`. `has_writer`: whether it is known to have had a writer. Raises OSError."""
+        if path == STDIN:
+            # If this reopened the pipe, a writer that has left would look like one that has not come.
+            # Other processes share the pipe's flags, so this does not set O_NONBLOCK.
+            self.fd = os.dup(0)
+        else:
+            self.fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        mode = os.fstat(self.fd).st_mode
+        if stat.S_ISDIR(mode):
+            os.close(self.fd)
+            raise IsADirectoryError(path)
+        self.is_fifo = stat.S_ISFIFO(mode)
+        self.has_writer = has_writer
+        """Whether a writer was seen."""
+        self._nonblocking = not os.get_blocking(self.fd)
+        self._poller = select.poll()
+        self._poller.register(self.fd, select.POLLIN)
+        self.expect()
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self.fd)
+
+    def expect(self) -> None:
+        """Let the next `read` try, without a `wait` before, if that cannot block."""
+        self._ready, self._hung_up = self._nonblocking, not self.is_fifo
+
+    def wait(self, seconds: float) -> bool:
+        """Wait at most `seconds` for bytes or the end; return whether either came."""
+        events = self._poller.poll(seconds * 1000)
+        self._hung_up = any(event & select.POLLHUP for _, event in events)
+        self._ready = bool(events) or (self._nonblocking and not self.has_writer)
+        return bool(events)
+
+    def read(self, view: memoryview) -> int | None:
+        """Read without waiting; return the number of bytes, 0 at the end, None if there are none yet.
+
+        Reads until the pipe is empty or `view` is full, so that a small pipe does not make small blocks.
+        """
+        if not (self._ready or self._hung_up):
+            return None
+        taken = 0
+        while taken < len(view):
+            try:
+                count = os.readv(self.fd, [view[taken:]])
+            except BlockingIOError:
+                self.has_writer = True
+                return taken or None
+            if count == 0:
+                return taken or (0 if self._hung_up or self.has_writer else None)
+            self.has_writer = True
+            taken += count
+            if not self._nonblocking:
+                break
+        return taken
