@@ -82,16 +82,16 @@ ALL = ("tensorflow", *PYTHON)
 CASES = {
     case.name: case
     for case in (
-        Case("tfrecord-200", "TFRecord", 200, 50_000_000, 8, 1024),
-        Case("tfrecord-8k", "TFRecord", 8192, 500_000_000, 6, 128, ALL),
-        Case("tfrecord-8k-x1024", "TFRecord", 8192, 500_000_000, 6, 1024, ("tensorflow", "torch")),
-        Case("tfrecord-100k", "TFRecord", 102_400, 500_000_000, 6, 16, ALL),
-        Case("tfrecord-100k-x1024", "TFRecord", 102_400, 500_000_000, 6, 1024, ("tensorflow", "torch")),
-        Case("tfrecord-1m", "TFRecord", 1_048_576, 500_000_000, 6, 4, PYTHON),
-        Case("tfrecord-mixed", "TFRecord", -200, 50_000_000, 8, 1024),
-        Case("recordio-8k", "RecordIO", 8192, 500_000_000, 6, 128),
-        Case("recordio-100k", "RecordIO", 102_400, 500_000_000, 6, 16),
-        Case("lines-100", "TextLine", 99, 50_000_000, 5, 1024),
+        Case("tfrecord-200", "TFRecord", 200, 50_000_000, 4, 1024),
+        Case("tfrecord-8k", "TFRecord", 8192, 500_000_000, 3, 128, ALL),
+        Case("tfrecord-8k-x1024", "TFRecord", 8192, 500_000_000, 3, 1024, ("tensorflow", "torch")),
+        Case("tfrecord-100k", "TFRecord", 102_400, 500_000_000, 3, 16, ALL),
+        Case("tfrecord-100k-x1024", "TFRecord", 102_400, 500_000_000, 3, 1024, ("tensorflow", "torch")),
+        Case("tfrecord-1m", "TFRecord", 1_048_576, 500_000_000, 3, 4, PYTHON),
+        Case("tfrecord-mixed", "TFRecord", -200, 50_000_000, 4, 1024),
+        Case("recordio-8k", "RecordIO", 8192, 500_000_000, 3, 128),
+        Case("recordio-100k", "RecordIO", 102_400, 500_000_000, 3, 16),
+        Case("lines-100", "TextLine", 99, 50_000_000, 3, 1024),
         Case("keras-3k", "TFRecord", 3072, 100_000_000, 1, 128, ("keras",)),
     )
 }
