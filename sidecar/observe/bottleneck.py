@@ -143,14 +143,17 @@ def shares(before: Sample, after: Sample) -> dict[str, float]:
 
 
 def diagnose(before: Sample, after: Sample, *, when: str | None = None) -> Bottleneck:
-    """Return the bottleneck between the two snapshots. `when`: words for the time; None for its length."""
+    """Return the bottleneck between the two snapshots.
+
+    `when`: words for the time, in which a reader was there, if only briefly; None for its length.
+    """
     if after.error is not None:
         return Bottleneck(
             "failed", f"failed for good: {after.error}", "Remove the cause, then start the job again."
         )
     spent = shares(before, after)
     connected = 1 - spent["idle"]
-    if connected < 0.02 or after.at <= before.at:
+    if connected <= (0.02 if when is None else 0.0) or after.at <= before.at:
         return _idle(after)
     when = when or _when(after.at - before.at)
     blocked, starved, limited = (spent[state] / connected for state in ("blocked", "starved", "limited"))

@@ -51,6 +51,12 @@ def test_time_without_a_reader_does_not_count() -> None:
     assert "waited 75%" in diagnose(START, after(idle=0.8, starved=0.15)).text
 
 
+def test_a_short_epoch_after_a_long_wait_had_a_reader() -> None:
+    moment = replace(after(idle=0.999), connected=False)
+    assert diagnose(START, moment).text.startswith("no reader")
+    assert "neither side waits much" in diagnose(START, moment, when="the epoch").text
+
+
 def test_faults() -> None:
     found = diagnose(START, replace(after(starved=0.5, cause="retry"), failures=54))
     assert found.kind == "faults"
