@@ -92,7 +92,7 @@ CASES = {
         Case("recordio-8k", "RecordIO", 8192, 500_000_000, 3, 128),
         Case("recordio-100k", "RecordIO", 102_400, 500_000_000, 3, 16),
         Case("lines-100", "TextLine", 99, 50_000_000, 3, 1024),
-        Case("keras-3k", "TFRecord", 3072, 100_000_000, 1, 128, ("keras",)),
+        Case("keras-3k", "TFRecord", 3072, 100_000_000, 4, 128, ("keras",)),
     )
 }
 """Cases by name. A negative size stands for sizes from 1 to twice its absolute value."""
