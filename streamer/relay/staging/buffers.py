@@ -28,10 +28,10 @@ from streamer.units import KIB
 BUFFER_SIZE = 128 * KIB
 OWN_BUFFER = 64 * KIB
 """Parts up to this many bytes get a buffer of their own size, so that small objects reserve little memory."""
-READ_AT_ONCE = 512 * KIB
-"""Bytes read per event or delivery; so few are still in the processor's cache when they are written.
-
-They are within the reserved bytes of the part, so that twice as many take no further memory."""
+WIDE_BUFFER = 4 * BUFFER_SIZE
+"""Where as many bytes of a part are missing, one such buffer takes the place of four: one call fills it."""
+READ_AT_ONCE = WIDE_BUFFER
+"""Bytes read per event or delivery; so few are still in the processor's cache when they are written."""
 
 
 def buffer_bytes(body: int) -> int:
@@ -57,13 +57,18 @@ class BufferPool:
         self.limit = limit
         self.allocated = 0
         """Bytes of all buffers, free ones included."""
-        self._free: list[mmap] = []
+        self._free: dict[int, list[mmap]] = {BUFFER_SIZE: [], WIDE_BUFFER: []}
+        """Free buffers by their size."""
 
-    def take(self, size: int) -> bytearray | mmap:
-        """Return a buffer of `size` bytes, or of `BUFFER_SIZE` if they are more than `OWN_BUFFER`."""
-        if size > OWN_BUFFER and self._free:
-            return self._free.pop()
-        memory = bytearray(size) if size <= OWN_BUFFER else _mapped()
+    def take(self, most: int) -> bytearray | mmap:
+        """Return a buffer for at most `most` bytes, and no larger than the buffers that they reserve."""
+        if most <= OWN_BUFFER:
+            memory: bytearray | mmap = bytearray(most)
+        else:
+            size = WIDE_BUFFER if most >= WIDE_BUFFER else BUFFER_SIZE
+            if self._free[size]:
+                return self._free[size].pop()
+            memory = _mapped(size)
         self.allocated += len(memory)
         self.trim()
         return memory
@@ -71,24 +76,24 @@ class BufferPool:
     def give(self, chunk: Chunk) -> None:
         """Take back a chunk's memory, if it is a buffer."""
         if isinstance(chunk.memory, mmap):
-            self._free.append(chunk.memory)
+            self._free[len(chunk.memory)].append(chunk.memory)
         elif isinstance(chunk.memory, bytearray):
             self.allocated -= len(chunk.memory)
         self.trim()
 
     def trim(self) -> None:
         """Unmap free buffers until the limit holds, those first that were returned first."""
-        excess = -((self.limit - self.allocated) // BUFFER_SIZE)
-        if excess > 0 and self._free:
-            count = min(excess, len(self._free))
-            del self._free[:count]
-            self.allocated -= count * BUFFER_SIZE
+        for size, free in self._free.items():
+            count = min(-((self.limit - self.allocated) // size), len(free))
+            if count > 0:
+                del free[:count]
+                self.allocated -= count * size
 
 
-def _mapped() -> mmap:
+def _mapped(size: int) -> mmap:
     """Return memory that goes back to the system when it is dropped; the C library would keep it."""
     try:
-        return mmap(-1, BUFFER_SIZE, flags=MAP_PRIVATE | MAP_ANONYMOUS)
+        return mmap(-1, size, flags=MAP_PRIVATE | MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryError(f"no memory for a buffer: {error.strerror}") from error
 
@@ -161,8 +166,8 @@ class BufferStage(Stage):
         """Return memory for the next bytes; never empty, since the part's bytes are reserved."""
         last = self._chunks[-1] if self._chunks else None
         if last is None or isinstance(last.memory, bytes) or last.filled == len(last.memory):
-            whole = self.part.body > OWN_BUFFER
-            last = Chunk(self._pool.take(BUFFER_SIZE if whole else self.part.body - self.received), 0)
+            rest = self.part.body - self.received
+            last = Chunk(self._pool.take(rest if self.part.body <= OWN_BUFFER else max(rest, BUFFER_SIZE)), 0)
             self._chunks.append(last)
         return memoryview(last.memory)[last.filled :]
 

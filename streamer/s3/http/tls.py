@@ -43,7 +43,7 @@ _NO_PARTIAL_WILDCARDS = 0x4
 
 
 RECEIVED = 160 * KIB
-"""Most bytes received at once: what fills a buffer of a stage. They stay in the processor's cache."""
+"""Most bytes received at once; so few are still in the processor's cache when they are decrypted."""
 MORE = 20 * KIB
 """Bytes received beyond those that fill the caller's memory: a record, of which OpenSSL may have a part."""
 
