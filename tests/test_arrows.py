@@ -124,7 +124,7 @@ FOREIGN = {
     "click": {"sidecar.cli"},
     "pydantic": {"sidecar.config", "sidecar.admin", "sidecar.cli"},
     "tensorflow": {"streamer.readers.tensorflow", "streamer.readers.samples"},
-    "numpy": {"streamer.readers", "streamer.readers.tensorflow", "streamer.readers.torch"},
+    "numpy": {"streamer.plan", "streamer.readers", "streamer.readers.tensorflow", "streamer.readers.torch"},
     "torch": {"streamer.readers.torch", "streamer.readers"},
     "pyarrow": {"streamer.readers"},
     "keras": {"streamer.readers.tensorflow"},

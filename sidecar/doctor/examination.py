@@ -58,7 +58,7 @@ async def examine(job: Job, flags: Flags) -> AsyncIterator[Finding]:
             async for finding in storage(job, clients):
                 yield finding
                 listed |= {finding.check} if finding.state == "ok" else set()
-            async for finding in record_indexes(job, clients):
+            async for finding in record_indexes(job, clients, hosts):
                 yield finding
             files = [each for each in job.channels("File") if f"list {each.channel_name}" in listed]
             if files and directory.state != "failure":

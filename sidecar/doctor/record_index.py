@@ -1,4 +1,4 @@
-"""The checks of `penstock doctor` of record indexes: those of ranks are there, those to be learnt can be."""
+"""The checks of `penstock doctor` of ranks by record and record indexes: each is there, or can be learnt."""
 
 from __future__ import annotations
 
@@ -9,39 +9,54 @@ from sidecar.config.index_place import index_uri
 from sidecar.doctor.machine import Finding, refused
 from sidecar.job.index_object import open_channel_index
 from sidecar.job.index_objects import Access
-from sidecar.job.record_ranks import load_index
+from sidecar.job.record_ranks import deal_of, load_index
+from sidecar.job.small_requests import expected_small_requests
 from sidecar.job.stored_index import check_kind
 from sidecar.process.memory import memory_limit
 from streamer.aio import in_thread
 from streamer.errors import ConfigError, PenstockError
+from streamer.plan import Shard
 from streamer.s3.catalog.validation import PlanMemory
 from streamer.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from sidecar.config.hosts import Hosts
     from sidecar.config.job import Job
     from sidecar.config.learning import LearnIndexConfig
     from streamer.s3.client.session import Clients
 
 
-async def record_indexes(job: Job, clients: Clients) -> AsyncIterator[Finding]:
-    """Check the index of every channel that needs one; only `run` looks at the objects."""
+async def record_indexes(job: Job, clients: Clients, hosts: Hosts) -> AsyncIterator[Finding]:
+    """Check the index of every channel that needs one, and name small requests of its ranks.
+
+    Only `run` looks at the objects.
+    """
     for channel in job.channels("Pipe"):
         if (learn := channel.penstock.learn_index) is not None:
             yield await _learnt(channel.channel_name, learn, Access(job, clients))
-        ranks = channel.penstock.by_record
-        if ranks is None or ranks.index is None:
+        ranks, name = channel.penstock.by_record, channel.channel_name
+        if ranks is None:
             continue
-        check, access = f"index {channel.channel_name}", Access(job, clients)
+        check, access, record_bytes = f"index {name}", Access(job, clients), float(ranks.record_size or 0)
         try:
-            index = await load_index(channel, ranks.index, PlanMemory(memory_limit() // 2), access)
+            deal = deal_of(ranks, hosts.shard(channel.source) or Shard())
         except PenstockError as error:
-            yield refused(check, error, "Do what the error says, or correct Ranks.Index.")
+            yield refused(f"ranks {name}", error, "Do what the error says.")
             continue
-        totals = index.totals()
-        text = f"{counted(totals.records, 'record')} of {index.format} in {counted(totals.objects, 'object')}"
-        yield Finding(check, "ok", text)
+        if ranks.index is not None:
+            try:
+                index = await load_index(channel, ranks.index, PlanMemory(memory_limit() // 2), access)
+            except PenstockError as error:
+                yield refused(check, error, "Do what the error says, or correct Ranks.Index.")
+                continue
+            totals = index.totals()
+            objects = counted(totals.objects, "object")
+            yield Finding(check, "ok", f"{counted(totals.records, 'record')} of {index.format} in {objects}")
+            record_bytes = totals.bytes / max(1, totals.records)
+        if (small := expected_small_requests(channel, deal, record_bytes=record_bytes)) is not None:
+            yield Finding(f"requests {name}", "ok", *small)
 
 
 async def _learnt(channel: str, learn: LearnIndexConfig, access: Access) -> Finding:

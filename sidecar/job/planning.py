@@ -30,7 +30,7 @@ from streamer.s3.catalog.sources import Sources
 from streamer.s3.catalog.validation import PlanMemory
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from sidecar.config.hosts import Hosts
     from sidecar.config.job import Job
@@ -53,16 +53,23 @@ async def plan_job(
     give_up_after: float = 0,
     layout: Layout | None = None,
     early: bool = False,
+    epochs: Mapping[str, int] | None = None,
 ) -> dict[str, Planned]:
     """Plan every channel, in the order of the job file. Raises the first SourceError.
 
     `give_up_after`: seconds to wait while storage is unavailable. `layout`: directory of the File channels;
     raises SinkError as soon as their plans need more space than is free. `early`: a plan may be open.
+    `epochs`: by channel the epoch that comes first, if it is not 0.
     """
     job = state.job
     async with asyncio.TaskGroup() as group:
         planner = _JobPlanner(
-            state, clients, listings, RetryPolicy(give_up_after=give_up_after), layout=layout
+            state,
+            clients,
+            listings,
+            RetryPolicy(give_up_after=give_up_after),
+            layout=layout,
+            epochs=epochs or {},
         )
         for channel in job.input_data_config:
             streams_early = early and _may_stream_early(state, channel)
@@ -90,6 +97,7 @@ class _JobPlanner:
         policy: RetryPolicy,
         *,
         layout: Layout | None,
+        epochs: Mapping[str, int],
     ) -> None:
         self.plans: dict[str, Planned] = {}
         """Plans by channel."""
@@ -98,6 +106,7 @@ class _JobPlanner:
         self._listings = listings
         self._policy = policy
         self._layout = layout
+        self._epochs = epochs
         self._memory = PlanMemory(state.memory_limit // 2)
         self._one_index = asyncio.Lock()
         """Held while an index is copied, or compared with its objects: this takes a transport's memory."""
@@ -139,7 +148,7 @@ class _JobPlanner:
     async def plan(self, channel: ChannelConfig) -> None:
         """Make the whole plan of a channel."""
         job, name, notes = self._state.job, channel.channel_name, PlanningLog(self._state, channel)
-        setup = None
+        setup, epoch = None, self._epochs.get(name, 0)
         if (ranks := channel.penstock.by_record) is not None:
             shard = _arrangement(job, channel, self._state.hosts).shard
             access = Access(job, self._clients)
@@ -168,23 +177,28 @@ class _JobPlanner:
                 notes.record_index()
                 async with self._one_index:
                     whole = await plan_by_record(
-                        whole, setup, job=job, clients=self._clients, memory=self._memory
+                        whole,
+                        setup,
+                        job=job,
+                        clients=self._clients,
+                        memory=self._memory,
+                        epoch=epoch,
                     )
             planned = self.plans[name] = Planned.dealt(whole, job.fifos(channel), channel.penstock.ranks)
             notes.digest()
-            await in_thread(_sum_up, planned)  # takes seconds for a million entries
+            await in_thread(_sum_up, planned, epoch)  # takes seconds for a million entries
         if self._layout is not None and name in self._files:
             planned_files = {each: self.plans[each].whole for each in self._files & self.plans.keys()}
             await asyncio.to_thread(disk, self._layout, planned_files)
-        notes.planned(whole)
+        notes.planned(whole, epoch)
         if job.mode(channel) == "Pipe":
             notes.end_marks(whole)
 
 
-def _sum_up(planned: Planned) -> None:
+def _sum_up(planned: Planned, epoch: int) -> None:
     """Compute size and digest of the plans, which cache both."""
     for plan in (planned.whole, *planned.fifos.values()):
-        plan.total_bytes(0)
+        plan.total_bytes(epoch)
         _ = plan.digest
 
 

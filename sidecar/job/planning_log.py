@@ -88,16 +88,16 @@ class PlanningLog:
         """Log that the listing of an open plan has failed."""
         log.error("listing failed", channel=self._name, objects=growth.known, error=str(growth.error))
 
-    def planned(self, whole: Plan) -> None:
-        """Log the plan of the channel on this host."""
+    def planned(self, whole: Plan, epoch: int = 0) -> None:
+        """Log the plan of the channel on this host. `epoch`: its first one."""
         state, name = self._state, self._name
         ranks = {"ranks": len(state.job.fifos(self._channel))} if name in state.job.ranks else {}
         log.info(
             "planned",
             channel=name,
             source=self._source,
-            objects=whole.objects(0),
-            bytes=whole.total_bytes(0),
+            objects=whole.objects(epoch),
+            bytes=whole.total_bytes(epoch),
             digest=whole.digest[:16],
             **ranks,
             **figures_by_record(whole),

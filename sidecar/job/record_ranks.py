@@ -15,18 +15,20 @@ The offsets stay in the file of the index, which is open while the job runs (`St
 
 from __future__ import annotations
 
+import contextlib
 import random
 import shlex
 from array import array
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from sidecar.job.index_check import Border, check_borders, check_rows, sample_borders
 from sidecar.job.index_object import open_channel_index
 from sidecar.job.index_objects import Access, ChannelObjects
 from sidecar.job.record_arrangement import record_order
-from streamer.aio import in_thread
-from streamer.errors import ConfigError, CorruptObject
+from streamer.aio import in_thread, task_group
+from streamer.errors import ConfigError, CorruptObject, PenstockError
 from streamer.formats.record_index import memory_of, object_name
 from streamer.plan.host_ranks import HostRanks
 from streamer.plan.record_order import Deal
@@ -78,19 +80,22 @@ async def set_up(
 
 
 async def plan_by_record(
-    plan: Plan, setup: RankSetup, *, job: Job, clients: Clients, memory: PlanMemory
+    plan: Plan, setup: RankSetup, *, job: Job, clients: Clients, memory: PlanMemory, epoch: int = 0
 ) -> RecordPlan:
     """Return the plan of this host's ranks. `plan`: of the channel. `memory`: counts a split's blocks.
 
+    `epoch`: the first one, which is summed up while sampled records are looked at.
     Raises ConfigError for too few records or too many blocks, SourceChanged for an object that the index does
     not have, CorruptObject for a record that is not where it is indexed, and SourceError.
     """
     table: RecordTable
+    objects: ChannelObjects | None = None
     if setup.index is None:
         table = await in_thread(FixedRecords, plan.entries, int(setup.ranks.record_size or 0))
     else:
+        objects = await in_thread(ChannelObjects, plan)
         join = setup.channel.penstock.join is not None
-        table = await _checked(setup.index, plan, Access(job, clients), join=join)
+        table = await in_thread(partial(_table, setup.index, plan, objects, join=join))
 
     channel = setup.channel
     if (split := channel.penstock.record_selection.split) is not None:
@@ -102,6 +107,19 @@ async def plan_by_record(
         return RecordPlan(HostRanks(plan.entries, table, order, setup.deal))
 
     planned = await in_thread(arrange)
+
+    async def sum_up() -> None:
+        with contextlib.suppress(PenstockError):  # comes again when the sums are used
+            await in_thread(planned.total_bytes, epoch)
+
+    if setup.index is not None and objects is not None:
+        async with task_group() as tasks:
+            summing = tasks.create_task(sum_up())
+            try:
+                await _check(setup.index, objects, Access(job, clients))
+            except BaseException:
+                summing.cancel()
+                raise
     planned.base, planned.strays = plan.base, plan.strays
     return planned
 
@@ -114,14 +132,16 @@ def deal_of(ranks: RanksConfig, shard: Shard) -> Deal:
     return Deal(size, count, first, first + ranks.count, ranks.remainder)
 
 
-async def _checked(index: RecordIndex, plan: Plan, access: Access, *, join: bool) -> IndexedRecords:
-    """Return the offsets of the records of the plan's objects, once the index is compared with these."""
-    objects = await in_thread(ChannelObjects, plan)
-    await in_thread(check_rows, index, objects)
-    names = _names(plan.entries, objects)
-    table = await in_thread(lambda: IndexedRecords(index, plan.entries, names, join=join))
+def _table(index: RecordIndex, plan: Plan, objects: ChannelObjects, *, join: bool) -> IndexedRecords:
+    """Return the offsets of the records of the plan's objects, once its rows are compared with these."""
+    check_rows(index, objects)
+    return IndexedRecords(index, plan.entries, _names(plan.entries, objects), join=join)
+
+
+async def _check(index: RecordIndex, objects: ChannelObjects, access: Access) -> None:
+    """Look at a sample of the records. Raises CorruptObject for one that is not where it is indexed."""
     if index.format.kind == "fixed":
-        return table
+        return
     borders = await in_thread(_sample, index, objects)
     faults: list[CorruptObject] = []
     await check_borders(index.format, borders, access, on_bad=faults.append)
@@ -132,7 +152,6 @@ async def _checked(index: RecordIndex, plan: Plan, access: Access, *, join: bool
             await check_borders(index.format, ends, access, on_bad=lambda bad: faults.append(_unended(bad)))
     if faults:
         raise faults[0]
-    return table
 
 
 async def load_index(channel: ChannelConfig, place: str, memory: PlanMemory, access: Access) -> RecordIndex:

@@ -1,20 +1,23 @@
 """Says where ranks that are fetched separately send many small requests, and what sends fewer.
 
 A request costs as much CPU time as some hundreds of kilobytes (docs/how-to/several-ranks.md). `penstock plan`
-says so.
+counts the requests of an epoch; `penstock doctor`, which lists few objects, reckons with their mean size.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from streamer.units import KIB, human_bytes
+from streamer.units import KIB, MIB, human_bytes
 
 if TYPE_CHECKING:
     from sidecar.config.request import ChannelConfig
+    from streamer.plan.record_order import Deal
 
 SMALL = 512 * KIB
 """Mean bytes of a request below which its own cost is most of the cost."""
+LARGEST = 8 * MIB
+"""Bytes of a part at first."""
 MANY = 3
 """Times the requests of `Fetch: together`, from which on these are many."""
 
@@ -33,14 +36,44 @@ def small_requests(
 
     `separately`, `together`: requests with either value of `Fetch`.
     """
-    ranks, extras = channel.penstock.by_record, channel.penstock
-    if ranks is None or ranks.fetch == "together" or ranks.count == 1 or separately < MANY * together:
+    if not _separate(channel) or separately < MANY * together:
         return None
     if (size := bytes_total // separately) >= SMALL:
         return None
-    do = f"for {together} set Fetch: together in Ranks, if all ranks of this host are read at the same time"
-    if extras.join is not None or extras.when_failed == "poison":
-        do = "raise the batch"
     return SmallRequests(
-        f"each rank is fetched on its own, by {separately} requests of {human_bytes(size)} on average", do
+        f"each rank is fetched on its own, by {separately} requests of {human_bytes(size)} on average",
+        _remedy(channel, f"for {together} "),
     )
+
+
+def expected_small_requests(
+    channel: ChannelConfig, deal: Deal, *, record_bytes: float
+) -> SmallRequests | None:
+    """Return the same by the mean size of a record, for a deal of this host's ranks."""
+    ranks = channel.penstock.by_record
+    if ranks is None or not _separate(channel):
+        return None
+    most = LARGEST if channel.shuffle_config is None else min(LARGEST, ranks.block_bytes)
+    """Bytes of adjacent records that are requested at once."""
+    share = deal.slice * (deal.end - deal.first)
+    separately = min(most, deal.slice * record_bytes)
+    together = most if share == deal.global_batch else min(most, share * record_bytes)
+    if separately >= SMALL or together < MANY * separately:
+        return None
+    return SmallRequests(
+        f"each rank is fetched on its own, by requests of about {human_bytes(int(separately))}",
+        _remedy(channel, f"for requests of about {human_bytes(int(together))} "),
+    )
+
+
+def _separate(channel: ChannelConfig) -> bool:
+    """Return whether several ranks share the channel by record, each with requests of its own."""
+    ranks = channel.penstock.by_record
+    return ranks is not None and ranks.fetch != "together" and ranks.count > 1
+
+
+def _remedy(channel: ChannelConfig, gain: str) -> str:
+    extras = channel.penstock
+    if extras.join is not None or extras.when_failed == "poison":
+        return "raise the batch"
+    return f"{gain}set Fetch: together in Ranks, if all ranks of this host are read at the same time"

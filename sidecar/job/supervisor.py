@@ -138,6 +138,7 @@ class Supervisor:
                 give_up_after=job.penstock.give_up_after,
                 layout=layout,
                 early=True,
+                epochs={name: each.epoch for name, each in saved.items()},
             )
             state.planning_seconds = time.monotonic() - planning_began
             streams = fifos(job, plans)

@@ -24,6 +24,8 @@ NUMBER = 8
 PAGE = 512
 """Numbers of a page; the last one of a block may have fewer."""
 _PAGE_BYTES = PAGE * NUMBER
+PIECE = PAGE * 256
+"""Numbers that are read at once where many are: a MiB."""
 MOST_PAGES = 64
 """Pages in memory: the ranks of a host look up records in several places in turn."""
 
@@ -62,6 +64,8 @@ class StoredOffsets(Sequence[int]):
         """For each block, the number of its first offset, and one more for the end; and their positions."""
         self._first_pages, self._sums = array("Q"), array("I")
         """For each block, the number of its first page; for each page, its checksum."""
+        self.pieces = array("Q")
+        """Numbers from which on offsets may be read at once: they are in one block."""
         self._pages: dict[int, array[int]] = {}
         self._last: tuple[int, array[int]] = 0, array("Q")
         """The page that was looked up last, with the number of its first offset."""
@@ -72,7 +76,9 @@ class StoredOffsets(Sequence[int]):
     def add(self, position: int, count: int, sums: Sequence[int]) -> None:
         """Add a block's offsets: `count` numbers at this position. `sums`: CRC-32 of each page."""
         if count:
-            self._starts.append(self._starts[-1] + count)
+            first = self._starts[-1]
+            self.pieces.extend(range(first, first + count, PIECE))
+            self._starts.append(first + count)
             self._positions.append(position)
             self._first_pages.append(len(self._sums))
             self._sums.extend(sums)
@@ -98,10 +104,14 @@ class StoredOffsets(Sequence[int]):
 
     def _between(self, start: int, stop: int) -> array[int]:
         """Return some numbers, once the pages that have them are compared with their checksums."""
+        return array("Q", self.view(start, stop).tobytes())
+
+    def view(self, start: int, stop: int) -> memoryview:
+        """Return some numbers, as `_between` does, without a copy if they are in one block of the file."""
         block = bisect_right(self._starts, start) - 1
         first, end = self._starts[block], self._starts[block + 1]
         if stop > end:
-            return self._between(start, end) + self._between(end, stop)
+            return memoryview(self._between(start, end) + self._between(end, stop))
         page, last = (start - first) // PAGE, (stop - 1 - first) // PAGE
         at, until = page * _PAGE_BYTES, min((last + 1) * _PAGE_BYTES, (end - first) * NUMBER)
         data = self._source.read(self._positions[block] + at, until - at)
@@ -115,7 +125,8 @@ class StoredOffsets(Sequence[int]):
         if not whole:
             raise self._source.changed()
         skipped = (start - first) * NUMBER - at
-        return numbers_of(data[skipped : skipped + (stop - start) * NUMBER])
+        some = memoryview(data)[skipped : skipped + (stop - start) * NUMBER]
+        return some.cast("Q") if sys.byteorder == "little" else memoryview(numbers_of(some))
 
     def _page_of(self, number: int) -> tuple[array[int], int]:
         """Return the page of a number, and its place in it."""

@@ -19,6 +19,7 @@ from streamer.plan.digest import Digests
 from streamer.plan.epoch_cache import EpochCache
 from streamer.plan.mix import parse_changes
 from streamer.plan.mixed_order import MixedOrder
+from streamer.plan.order_columns import sum_columns
 from streamer.plan.order_sums import OrderSums, sum_order
 from streamer.plan.record_order import START, Walk
 from streamer.plan.shards import Shard
@@ -144,13 +145,16 @@ class HostRanks:
         self, order: Order, epoch: int, deal: Deal, observers: Sequence[PieceObserver] = ()
     ) -> OrderSums:
         """Compute the sums of some of these ranks in the epoch. `observers`: of its pieces."""
-        return sum_order(
+        every, found = self._positions_every, None
+        if not observers:
+            found = sum_columns(order, epoch, table=self.table, deal=deal, positions_every=every)
+        return found or sum_order(
             order,
             epoch,
             entries=self.entries,
             table=self.table,
             deal=deal,
-            positions_every=self._positions_every,
+            positions_every=every,
             observers=observers,
         )
 

@@ -85,6 +85,24 @@ class Order(Protocol):
         ...
 
 
+class BlockLayout(NamedTuple):
+    """The blocks of an order, in plan order."""
+
+    firsts: Sequence[int]
+    """Number of the first block of each object, and one more for the end."""
+    each: Sequence[int]
+    """Records of each block, by object."""
+    bounds: Sequence[int]
+    """Number of the record after the last one of the order, by object."""
+    blocks: Sequence[int] | None
+    """Numbers of the blocks of the order; None: all."""
+
+    @property
+    def number(self) -> int:
+        """Number of blocks of the order."""
+        return self.firsts[-1] if self.blocks is None else len(self.blocks)
+
+
 class RecordOrder:
     """The order of all records of some objects, for every epoch."""
 
@@ -134,6 +152,11 @@ class RecordOrder:
             else sum(run.end - run.first for run in self._runs(self._blocks))
         )
         """Number of records of an epoch."""
+
+    @property
+    def layout(self) -> BlockLayout | None:
+        """The blocks of the order; None if it has none."""
+        return BlockLayout(self._firsts, self._each, self._bounds, self._blocks) if self._cut else None
 
     @property
     def varies(self) -> bool:

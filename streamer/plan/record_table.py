@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from streamer.formats.record_index import RecordIndex
+    from streamer.formats.stored_offsets import StoredOffsets
     from streamer.plan.entries import Entries
 
 
@@ -83,6 +84,17 @@ class FixedRecords:
         return range(first * self._size, (end + 1) * self._size, self._size)
 
 
+class OffsetColumns(NamedTuple):
+    """What an index has of the objects of a plan."""
+
+    offsets: array[int] | StoredOffsets
+    """The offsets of all rows of the index."""
+    firsts: array[int]
+    """Number in `offsets` of the first record of each object."""
+    counts: array[int]
+    ends: array[int]
+
+
 class IndexedRecords:
     """Records whose offsets an index has."""
 
@@ -111,6 +123,11 @@ class IndexedRecords:
             self.counts.append(records)
             self._first.append(first)
             self._ends.append(end)
+
+    @property
+    def columns(self) -> OffsetColumns:
+        """The columns of the index, for many records at once."""
+        return OffsetColumns(self._offsets, self._first, self.counts, self._ends)
 
     def border(self, entry: int, record: int) -> int:
         """See `RecordTable.border`."""

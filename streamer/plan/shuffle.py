@@ -16,10 +16,13 @@ import hashlib
 from array import array
 from math import isqrt
 from sys import byteorder
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+    from numpy import int64
+    from numpy.typing import NDArray
 
 ROUNDS = 6
 
@@ -59,6 +62,22 @@ class Permutation:
                 if x < n:
                     break
             yield x
+
+    def over_array(self, np: Any, positions: NDArray[int64]) -> NDArray[int64]:
+        """Return the entries at these positions. `np`: NumPy."""
+        tables = [np.array(each, np.int64) for each in self._tables]
+
+        def permuted(x: NDArray[int64]) -> Any:
+            left, right = np.divmod(x, self._b)
+            for to_left, to_right in zip(tables[::2], tables[1::2], strict=True):
+                left = (left + to_left[right]) % self._a
+                right = (right + to_right[left]) % self._b
+            return left * self._b + right
+
+        found = permuted(positions)
+        while len(beyond := np.flatnonzero(found >= self._n)):
+            found[beyond] = permuted(found[beyond])
+        return cast("NDArray[int64]", found)
 
 
 def _table(name: str, *, entries: int, base: int) -> list[int]:

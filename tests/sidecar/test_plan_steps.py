@@ -88,6 +88,22 @@ def test_small_requests_are_named_with_what_sends_fewer(
     assert do in last
     if do:
         assert "by 15 requests of 100 B on average" in last
+    examined = json.loads(penstock("doctor", "-c", path, "--json").stdout)["findings"]
+    found = [each for each in examined if each["check"] == "requests train"]
+    assert len(found) == (ranks.get("Fetch") != "together")
+    for each in found:
+        assert f"by requests of about {100 * ranks['Batch']} B" in each["text"]
+        assert do.removeprefix("for 3 ") in each["fix"]
+
+
+def test_doctor_names_a_batch_that_has_no_equal_slices(stub: S3Stub, tmp_path: Path) -> None:
+    ranks = {"Count": 2, "GlobalBatch": 6, "RecordSize": 100}
+    path = job_file(stub, tmp_path, hosts=2, Penstock={"Ranks": ranks})
+    done = penstock("doctor", "-c", path, "--host-index", "0", "--json")
+    examined = json.loads(done.stdout)["findings"]
+    (finding,) = [each for each in examined if each["check"] == "ranks train"]
+    assert finding["state"] == "failure"
+    assert "cannot be divided over 4 ranks" in finding["text"]
 
 
 @pytest.mark.parametrize(
