@@ -11,7 +11,9 @@ what has no such columns, names a piece without bytes, and does all of it withou
 from __future__ import annotations
 
 import os
+import threading
 from array import array
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from streamer.cancellation import Cancelled, cancelled
@@ -39,10 +41,12 @@ MOST_SLICES = 1 << 20
 MOST_RUNS = 1 << 18
 """Slices and runs of a window: some 60 MB."""
 _THREADS = "OPENBLAS_NUM_THREADS"
+_loading = threading.Lock()
+"""Held while the environment is changed: channels are summed up in several threads."""
 
 
-def load_numpy() -> ModuleType | None:
-    """Import NumPy; return None if it is not installed. It starts no threads of its own."""
+@cache
+def _load() -> ModuleType | None:
     before = os.environ.get(_THREADS)
     os.environ[_THREADS] = "1"
     try:
@@ -55,6 +59,12 @@ def load_numpy() -> ModuleType | None:
         else:
             os.environ[_THREADS] = before
     return np
+
+
+def load_numpy() -> ModuleType | None:
+    """Import NumPy; return None if it is not installed. It starts no threads of its own."""
+    with _loading:
+        return _load()
 
 
 def sum_columns(
@@ -177,6 +187,7 @@ class _Offsets:
         pieces = (np.searchsorted(self._pieces, numbers, "right") - 1).astype(kind)
         order = np.argsort(pieces, kind="stable")
         ends = np.cumsum(np.bincount(pieces, minlength=len(self._pieces)))
+        del pieces
         found: Numbers = np.empty(len(numbers), np.int64)
         start = 0
         for end in ends.tolist():
@@ -226,22 +237,30 @@ class _Sums:
         numbers = offsets.firsts[entries] + firsts
         whole = ends == offsets.counts[entries]
         after_last = numbers + (ends - firsts) - whole
-        cuts = numbers[runs] + np.arange(len(runs)) * size - positions[runs]
-        found = offsets.at(np.concatenate([numbers, after_last, cuts]))
+        cuts = np.arange(0, len(runs) * size, size)
+        cuts += (numbers - positions[:-1])[runs]
+        wanted = np.concatenate([numbers, after_last, cuts])
+        del cuts
+        found = offsets.at(wanted)
+        del wanted
         starts, stops, begins = np.split(found, [len(entries), 2 * len(entries)])
         stops = np.where(whole, offsets.ends[entries], stops)
         before_runs = np.concatenate([[0], np.cumsum(stops - starts)])
         """Bytes of the window before each run, and before its end."""
-        before = np.append(begins + (before_runs[:-1] - starts)[runs], before_runs[-1])
+        begins += (before_runs[:-1] - starts)[runs]
+        before = np.append(begins, before_runs[-1])
         """The same of each slice."""
+        del found, begins, runs
+        lengths = np.diff(before)
         if not (
-            (np.diff(before) > 0).all()
+            (lengths > 0).all()
             and (stops > starts).all()
             and (before[positions[:-1] // size + 1] > before_runs[:-1]).all()
             and (before[slices[1:] - 1] < before_runs[1:]).all()
         ):
             return False
-        steps = np.diff(before).reshape(window.steps, deal.ranks)[:, deal.first : deal.end]
+        del before
+        steps = lengths.reshape(window.steps, deal.ranks)[:, deal.first : deal.end]
         self._add_steps(window, np.cumsum(steps, axis=0), positions)
         return True
 
