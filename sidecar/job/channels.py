@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from streamer.s3.catalog.object_info import ObjectInspector
     from streamer.s3.checksums import StoredChecksums
     from streamer.s3.client.session import Clients
+    from streamer.s3.fallback import LeftToAiobotocore
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,16 @@ def transport_spec(
         processes=job.penstock.processes,
         cores=granted_cores(),
         retry=_retry(job),
+        on_fallback=_log_fallback,
+    )
+
+
+def _log_fallback(left: LeftToAiobotocore) -> None:
+    ref = left.context
+    log.warning(
+        "aiobotocore fetches what Penstock's client does not support",
+        why=left.message,
+        object=f"s3://{ref.bucket}/{ref.key}",
     )
 
 

@@ -14,9 +14,10 @@ import asyncio
 import os
 from typing import TYPE_CHECKING, Any
 
-from streamer.engines.wire import LeftToParent, unpack_error, unpack_report
+from streamer.engines.wire import unpack_error, unpack_report
 from streamer.errors import ErrorContext, SourceError, Transient
 from streamer.linux import PIPE_SIZE, SPLICE_FLAGS, bytes_unread, set_pipe_size
+from streamer.s3.fallback import LeftToAiobotocore
 from streamer.s3.ranges import OneCall
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ class EngineBody(OneCall):
             self._opened.set_exception(error)
             self._opened.exception()  # retrieved, in case the request is cancelled now
             return
-        if isinstance(error, LeftToParent):  # in the middle of a span: the next request begins with it
+        if isinstance(error, LeftToAiobotocore):  # in the middle of a span: the next request begins with it
             error = Transient("aiobotocore must fetch this part", error.context)
         self._limit, self._failure = written, error
         if self._length - self.left >= written:

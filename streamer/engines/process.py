@@ -22,10 +22,11 @@ import uvloop
 
 from streamer.engines.link import Link, Message
 from streamer.engines.served_span import ServedSpan
-from streamer.engines.wire import LeftToParent, pack_error, pack_report, unpack_parts
+from streamer.engines.wire import pack_error, pack_report, unpack_parts
 from streamer.errors import BadAnswer, Expired, GaveUp, ReaderGone, SourceError, Transient
 from streamer.relay.staging.buffers import BufferPool
 from streamer.retry import RetryPolicy
+from streamer.s3.fallback import LeftToAiobotocore
 from streamer.s3.http_source import HttpSource
 from streamer.s3.signing.endpoints import BucketEndpoint
 from streamer.s3.signing.requests import RequestBuilder
@@ -83,17 +84,6 @@ class SentEndpoints(RequestBuilder):
     async def endpoint(self, bucket: str) -> BucketEndpoint:
         """Return the bucket's endpoint, which the parent sends before the first span."""
         return self.endpoints[bucket]
-
-
-class _NoFallback:
-    """The fallback of an engine: leaves the part to the parent."""
-
-    name = "parent"
-    span_size = 0
-
-    async def open(self, request: RangeRequest) -> Body:
-        """Raise LeftToParent."""
-        raise LeftToParent("left to aiobotocore", request.context)
 
 
 class _Avoiding:
@@ -179,7 +169,7 @@ class EngineProcess:
         self._policy = RetryPolicy(**settings["retry"])
         self._source = HttpSource(
             signer,
-            _NoFallback(),
+            None,
             tls=self._tls,
             stall_timeout=settings["stall_timeout"],
         )
@@ -243,7 +233,7 @@ class EngineProcess:
         span.close()
         error = None if task.cancelled() else task.result()
         report = span.report()
-        if isinstance(error, LeftToParent):
+        if isinstance(error, LeftToAiobotocore):
             report.requests.pop(error.kind, None)  # an earlier report may have it
             report.errors.clear()
         packed = None if error is None else pack_error(error)

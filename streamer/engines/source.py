@@ -10,19 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 from streamer.engines.body import BodyPipes, EngineBody
 from streamer.engines.engine import Engine, Engines, EngineSettings
-from streamer.engines.wire import LeftToParent, pack_part
+from streamer.engines.wire import pack_part
 from streamer.errors import Transient
-from streamer.plan import Span
 from streamer.s3.client.credentials import renewed
+from streamer.s3.fallback import Fallback, LeftToAiobotocore
 from streamer.s3.http.poller import FairPoller
-from streamer.s3.span_body import SpanBody
 from streamer.units import MIB
 
 if TYPE_CHECKING:
     from streamer.plan import Part
     from streamer.retry import RetryPolicy
     from streamer.s3.client.session import Clients
-    from streamer.s3.ranges import Body, RangeRequest, RangeSource
+    from streamer.s3.ranges import Body, RangeRequest
     from streamer.s3.signing.endpoints import BucketEndpoint
     from streamer.s3.signing.requests import RangeSigner
 
@@ -43,7 +42,7 @@ class EngineSource:
         self,
         engines: Engines,
         signer: RangeSigner,
-        fallback: RangeSource,
+        fallback: Fallback,
         *,
         count: int,
         tls: bool,
@@ -87,17 +86,10 @@ class EngineSource:
             await body.wait_open()
         except BaseException as error:
             body.close()
-            if isinstance(error, LeftToParent):
-                return await self._open_here(request)
+            if isinstance(error, LeftToAiobotocore):
+                return await self._fallback.open(request, error)
             raise
         return body
-
-    async def _open_here(self, request: RangeRequest) -> Body:
-        """Fetch without an engine what its HTTP client does not support."""
-        request.reported = False
-        if isinstance(request.part, Span):
-            return await SpanBody.read(request, self._fallback)
-        return await self._fallback.open(request)
 
     async def _ready_engine(self, request: RangeRequest, parts: list[Part]) -> Engine:
         """Return an engine that has the credentials and endpoints for the parts. Raises SourceError."""

@@ -11,17 +11,12 @@ from typing import Any
 from streamer import errors
 from streamer.errors import BadAnswer, ClockSkew, ErrorContext, SourceError, Transient
 from streamer.plan import ObjectRef, Part, Span
+from streamer.s3.fallback import LeftToAiobotocore
 from streamer.s3.ranges import RequestReport
 
 PackedPart = tuple[str, str, int, str, str | None, int, int, bytes, bytes]
 PackedError = tuple[Any, ...]
 PackedReport = tuple[Any, ...]
-
-
-class LeftToParent(SourceError):
-    """A response that the parent's aiobotocore must fetch: a redirect, or a body of unknown length."""
-
-    kind = "left_to_parent"
 
 
 def pack_part(part: Part) -> PackedPart:
@@ -57,7 +52,7 @@ def pack_error(error: SourceError) -> PackedError:
 def unpack_error(packed: PackedError) -> SourceError:
     """Return the error. A class that `streamer.errors` does not have becomes BadAnswer."""
     name, message, context, retry_after, code, seconds = packed
-    found = LeftToParent if name == LeftToParent.__name__ else getattr(errors, name, BadAnswer)
+    found = LeftToAiobotocore if name == LeftToAiobotocore.__name__ else getattr(errors, name, BadAnswer)
     error: SourceError = found(message, ErrorContext(*context))
     error.retry_after, error.code = retry_after, code
     if isinstance(error, Transient):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import resource
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -27,6 +27,7 @@ from streamer.relay.staging.stage import Stages
 from streamer.retry import RetryPolicy
 from streamer.s3.aiobotocore_source import AiobotocoreSource
 from streamer.s3.client.session import Clients, certificate_file
+from streamer.s3.fallback import Fallback, LeftToAiobotocore, no_cause
 from streamer.s3.http.connection import largest_window
 from streamer.s3.http_source import HttpSource, tls_context, why_not, why_not_splice
 from streamer.s3.ranges import RangeSource
@@ -127,6 +128,8 @@ class TransportSpec:
     """Cores that this process may use; `auto` processes and inflating ahead depend on it."""
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     """Policy for failed requests; engine processes need it at their start."""
+    on_fallback: Callable[[LeftToAiobotocore], None] = no_cause
+    """Called with the first error of each cause for which aiobotocore fetches instead of our own client."""
 
 
 @contextlib.asynccontextmanager
@@ -153,6 +156,7 @@ async def open_transport(clients: Clients, spec: TransportSpec) -> AsyncIterator
     memory_budget.bandwidth.change(spec.bandwidth, time.monotonic())
     engines: Engines | None = None
     source: RangeSource = AiobotocoreSource(clients.data, clients.credentials)
+    fallback = Fallback(source, spec.on_fallback)
     async with contextlib.AsyncExitStack() as stack:
         pipes = None
         if splice:
@@ -174,7 +178,7 @@ async def open_transport(clients: Clients, spec: TransportSpec) -> AsyncIterator
                     EngineSource(
                         engines,
                         signer,
-                        source,
+                        fallback,
                         count=choice.processes,
                         tls=clients.over_tls,
                         limit=clients.stall_timeout,
@@ -182,7 +186,7 @@ async def open_transport(clients: Clients, spec: TransportSpec) -> AsyncIterator
                 )
             )
         elif choice.name != "aiobotocore":
-            source = stack.enter_context(contextlib.closing(_http_source(clients, source)))
+            source = stack.enter_context(contextlib.closing(_http_source(clients, fallback)))
         yield Transport(
             source, choice.name, choice.reason, memory_budget, pipes, BufferPool(), engines, requests.bounded
         )
@@ -253,7 +257,7 @@ def _concurrency(
     return requests.concurrency(max(8, channels), absorbed, largest_part=absorbed, worth=0.4)
 
 
-def _http_source(clients: Clients, fallback: RangeSource) -> HttpSource:
+def _http_source(clients: Clients, fallback: Fallback) -> HttpSource:
     return HttpSource(
         RangeSigner.of(clients.data, clients),
         fallback,

@@ -27,11 +27,11 @@ from streamer.s3.client.faults import (
     escaped_id,
 )
 from streamer.s3.client.session import certificate_file
+from streamer.s3.fallback import Fallback, LeftToAiobotocore
 from streamer.s3.http.client import HttpClient, Response
 from streamer.s3.http.response import ResponseHeader
 from streamer.s3.http_span import HttpSpan, SpanRequests
 from streamer.s3.ranges import check_header, suggest_omission
-from streamer.s3.span_body import SpanBody
 from streamer.units import MIB
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from streamer.s3.client.session import Clients
     from streamer.s3.http.body import HttpBody
     from streamer.s3.http.tls import TlsContext
-    from streamer.s3.ranges import Body, RangeRequest, RangeSource
+    from streamer.s3.ranges import Body, RangeRequest
     from streamer.s3.signing.requests import RequestBuilder
 
 
@@ -58,6 +58,12 @@ def why_not(clients: Clients, buckets: set[str]) -> str | None:
     if clients.signature not in ("none", "s3v4"):
         return f"requests must be signed by {clients.signature}"
     return None
+
+
+def _check_bucket(bucket: str, context: ErrorContext) -> None:
+    """Raise LeftToAiobotocore for a bucket of a row of a manifest that has just been read."""
+    if (why := _why_not_bucket(bucket)) is not None:
+        raise LeftToAiobotocore(why, context)
 
 
 def _why_not_bucket(bucket: str) -> str | None:
@@ -108,12 +114,12 @@ class HttpSource:
     def __init__(
         self,
         signer: RequestBuilder,
-        fallback: RangeSource,
+        fallback: Fallback | None,
         *,
         tls: TlsContext | None = None,
         stall_timeout: float = STALL_TIMEOUT,
     ) -> None:
-        """`fallback`: fetches the parts whose responses this client does not support.
+        """`fallback`: fetches what this client does not support; None: `open` raises LeftToAiobotocore.
 
         `tls`: see `HttpClient`. `stall_timeout`: seconds without a byte after which a request fails.
         """
@@ -122,6 +128,8 @@ class HttpSource:
         self._client = HttpClient(tls, stall_timeout=stall_timeout)
         self._stall_timeout = stall_timeout
         self._spliceable = tls is None
+        self._left_one = False
+        """Whether this client did not support the first response of the last span."""
 
     def close(self) -> None:
         """Close idle connections; a connection in use closes with its body."""
@@ -129,11 +137,18 @@ class HttpSource:
 
     async def open(self, request: RangeRequest) -> Body:
         """As `RangeSource.open`."""
-        if isinstance(request.part, Span):
-            return await self._open_span(request)
+        try:
+            if isinstance(request.part, Span):
+                return await self._open_span(request)
+            return await self._open_part(request)
+        except LeftToAiobotocore as left:
+            if self._fallback is None:
+                raise
+            return await self._fallback.open(request, left)
+
+    async def _open_part(self, request: RangeRequest) -> Body:
         part, context = request.part, request.context
-        if _why_not_bucket(part.object.bucket) is not None:
-            return await self._fallback.open(request)  # of a row of a manifest that has just been read
+        _check_bucket(part.object.bucket, context)
         endpoint = await self._signer.endpoint(part.object.bucket)
 
         async def signed() -> bytes:
@@ -155,40 +170,36 @@ class HttpSource:
                 raise
             if body is not None:
                 return body
-            error = await self._error(response, part.object, context)
-            if error is None:
-                return await self._fallback.open(request)
-            raise error
+            raise await self._error(response, part.object, context)
 
-    async def _error(self, response: Response, ref: ObjectRef, context: ErrorContext) -> SourceError | None:
-        """End a response without a body that can be taken, and return its error.
-
-        None: this client does not support the response.
-        """
+    async def _error(self, response: Response, ref: ObjectRef, context: ErrorContext) -> SourceError:
+        """End a response without a body that can be taken, and return its error."""
         status = response.header.status
-        if 300 <= status < 400 or status in (200, 206):
+        if 300 <= status < 400:
             response.end(reuse=False)
-            return None
+            return LeftToAiobotocore(f"the server redirects requests (status {status})", context)
+        if status in (200, 206):
+            response.end(reuse=False)
+            return LeftToAiobotocore("the server sends a body without its length, as a chunked one", context)
         error = await refusal(response, context, self._signer)
-        if error is not None and self._signer.sends_if_match and not is_modified(ref.etag):
+        if error is None:
+            return LeftToAiobotocore("the bucket is in another region than the job file names", context)
+        if self._signer.sends_if_match and not is_modified(ref.etag):
             suggest_omission(error)
         return deleted(error) if isinstance(error, ObjectMissing) else error
 
-    async def _open_span(self, request: RangeRequest) -> Body:
+    async def _open_span(self, request: RangeRequest) -> HttpSpan:
         """Send a request for each part of a span."""
         signer, sent_at = self._signer, time.monotonic()
         request.on_phase("credentials")
         buckets = {part.object.bucket for part in request.part.pieces if part.body}
-        if any(_why_not_bucket(bucket) is not None for bucket in buckets):
-            return await SpanBody.read(request, self._fallback)
+        for bucket in buckets:
+            _check_bucket(bucket, request.context)
         endpoints = {bucket: await signer.endpoint(bucket) for bucket in buckets}
         keys = await signer.keys(request.part.object)
 
-        async def error_of_response(
-            response: Response, part: Part, context: ErrorContext
-        ) -> SourceError | None:
-            error = await self._error(response, part.object, context)
-            return None if error is None else renewed(error, signer.credentials, sent_at)
+        async def error_of_response(response: Response, part: Part, context: ErrorContext) -> SourceError:
+            return renewed(await self._error(response, part.object, context), signer.credentials, sent_at)
 
         span = HttpSpan(
             request,
@@ -202,6 +213,7 @@ class HttpSource:
                 ),
                 judge=error_of_response,
                 stall_timeout=self._stall_timeout,
+                alone=self._left_one,
             ),
             spliceable=self._spliceable,
         )
@@ -209,12 +221,10 @@ class HttpSource:
             await span.open()
         except BaseException as error:
             span.close()
-            if not span.unsupported or not isinstance(error, SourceError):
-                raise
-        else:
-            return span
-        request.reported = False
-        return await SpanBody.read(request, self._fallback)
+            self._left_one = isinstance(error, LeftToAiobotocore)
+            raise
+        self._left_one = False
+        return span
 
 
 def _body(response: Response, ref: ObjectRef, first: int, end: int, context: ErrorContext) -> HttpBody | None:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from streamer.errors import ErrorContext, SourceError, Throttled, Transient
 from streamer.s3.client.faults import broken, not_understood
+from streamer.s3.fallback import LeftToAiobotocore
 from streamer.s3.http.client import Response, write_request
 from streamer.s3.http.response import ResponseReader
 from streamer.s3.ranges import OneCall, RequestReport
@@ -51,9 +52,11 @@ class SpanRequests(NamedTuple):
     """Returns the bytes of the part's request."""
     body: Callable[[Response, Part, ErrorContext], HttpBody | None]
     """Returns the body of a response; None if `judge` must look at it. Raises SourceError."""
-    judge: Callable[[Response, Part, ErrorContext], Coroutine[Any, Any, SourceError | None]]
-    """Ends the response, and returns its error; None if our own client does not support the response."""
+    judge: Callable[[Response, Part, ErrorContext], Coroutine[Any, Any, SourceError]]
+    """Ends the response, and returns its error."""
     stall_timeout: float
+    alone: bool = False
+    """Whether the first request is sent alone, because the last span was left to aiobotocore."""
 
 
 class _Wait(NamedTuple):
@@ -94,8 +97,8 @@ class HttpSpan(OneCall):
     def __init__(self, request: RangeRequest, requests: SpanRequests, *, spliceable: bool) -> None:
         self.left = request.part.end - request.first
         self.spliceable = spliceable
-        self.unsupported = False
-        """Whether our own client does not support the first response."""
+        self._left: LeftToAiobotocore | None = None
+        """Why our own client does not support the first response."""
         self._request = request
         self._requests = requests
         self._parts = request.part.rest(request.first)
@@ -109,7 +112,8 @@ class HttpSpan(OneCall):
         self._body_left = 0
         """Bytes to take of the current part's body, after the literals."""
         self._enter(0)
-        self._most = 1 if request.attempt > 1 or request.once else request.requests
+        alone = request.attempt > 1 or request.once or requests.alone
+        self._most = 1 if alone else request.requests
         """Most requests at once; one more after each body."""
         self._begun = 0
         """Requests that are in flight or wait for a connection."""
@@ -147,7 +151,7 @@ class HttpSpan(OneCall):
         self._begin_more()
         await self._attend(lambda: self._opened, first=True)
         if not self._literal and (error := self._errors.get(self._at)) is not None:
-            raise error
+            raise self._left or error
 
     async def taken(self) -> None:
         """As `Body.taken`."""
@@ -294,8 +298,8 @@ class HttpSpan(OneCall):
         if self._closed:
             return
         del self._gets[index]
-        if error is None:
-            self.unsupported = index == self._first
+        if isinstance(error, LeftToAiobotocore):
+            self._left = error if index == self._first else self._left
             error = Transient("aiobotocore must fetch this part", get.context)
         else:
             self._count(error)

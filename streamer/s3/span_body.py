@@ -1,7 +1,8 @@
-"""A span that is fetched in this process, for responses that engines leave to it.
+"""A span that is fetched in this process, for responses that our own client does not support.
 
-These are redirects to another region, and bodies of unknown length. They are rare, so the span is read whole
-into memory, one part after the other, before it is delivered; its memory is reserved.
+These are redirects to another region, and bodies of unknown length. The span is read whole into memory
+before it is delivered; its memory is reserved. As many of its parts are requested at once as the request
+allows. After an error no later part is requested, and those in flight are cancelled.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from streamer.s3.ranges import OneCall
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from streamer.plan import Part
     from streamer.s3.ranges import Body, RangeRequest, RangeSource
 
 
@@ -35,19 +37,39 @@ class SpanBody(OneCall):
     @classmethod
     async def read(cls, request: RangeRequest, source: RangeSource) -> SpanBody:
         """Return the body of a span, read from `source`. Raises SourceError if its first part fails."""
-        data = bytearray()
-        for part in request.part.rest(request.first):
-            data += part.leading
-            if part.body:
-                try:
+        parts = request.part.rest(request.first)
+        contents = [bytearray() for _ in parts]
+        errors: dict[int, SourceError] = {}
+        free = asyncio.Semaphore(max(1, request.requests))
+
+        async def fetch(index: int, part: Part) -> None:
+            try:
+                async with free:
                     body = await source.open(replace(request, part=part, first=part.start, requests=1))
-                    await _read(body, data)
-                except SourceError as error:
-                    if not data:
-                        raise
-                    return cls(data, request.part.end - request.first, error)
-            data += part.trailing
-        return cls(data, len(data), None)
+                    await _read(body, contents[index])
+            except SourceError as error:
+                errors[index] = error
+                for later, task in tasks.items():
+                    if later > index:
+                        task.cancel()
+
+        tasks: dict[int, asyncio.Task[None]] = {}
+        async with asyncio.TaskGroup() as group:
+            for index, part in enumerate(parts):
+                if part.body:
+                    tasks[index] = group.create_task(fetch(index, part))
+        failed = min(errors, default=None)
+        data = bytearray()
+        for index, part in enumerate(parts[: None if failed is None else failed + 1]):
+            data += part.leading
+            data += contents[index]
+            if index != failed:
+                data += part.trailing
+        if failed is None:
+            return cls(data, len(data), None)
+        if not data:
+            raise errors[failed]
+        return cls(data, request.part.end - request.first, errors[failed])
 
     def __repr__(self) -> str:
         return f"<SpanBody {self.left} bytes left, {self._failure!r}>"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from streamer.errors import Denied, SourceError, Throttled
 from streamer.plan import Arrangement, Plan, S3Uri, Span, cut
 from streamer.relay.transport import TransportSpec, open_transport
 from streamer.s3.catalog.pages import open_pages
+from streamer.s3.fallback import LeftToAiobotocore, no_cause
 from streamer.s3.ranges import Body, RangeRequest, RangeSource, RequestReport
 from streamer.units import KIB, MIB
 from tests.kit.faults import chunked
@@ -33,10 +34,12 @@ def span_of(plan: Plan) -> Span:
 
 
 @contextlib.asynccontextmanager
-async def opened(server: S3Stub, bundle: str | None) -> AsyncIterator[tuple[RangeSource, Span, bytes]]:
+async def opened(
+    server: S3Stub, bundle: str | None, on_fallback: Callable[[LeftToAiobotocore], None] = no_cause
+) -> AsyncIterator[tuple[RangeSource, Span, bytes]]:
     """Open our own client; yield it, the span of all objects, and its bytes."""
     async with clients_of(server, ca_bundle=bundle) as clients:
-        spec = TransportSpec(buckets={"b"}, channels=[None], budget=8 * MIB)
+        spec = TransportSpec(buckets={"b"}, channels=[None], budget=8 * MIB, on_fallback=on_fallback)
         async with open_transport(clients, spec) as transport:
             with open_pages(clients, by_aiobotocore=False) as pages:
                 plan = await plan_prefix(pages, S3Uri("b", "data/"), None)
@@ -227,3 +230,64 @@ async def test_a_body_of_unknown_length_in_a_span(server: S3Stub, run_own: RunCh
     server.script(*[chunked] * 3, key=keys[7])
     async with run_own() as channel:
         assert await off_loop(read_all, channel.fifo(0)) == truth
+
+
+def unless_by_aiobotocore(fault: Fault, otherwise: Fault) -> Fault:
+    async def answers(answer: Answer) -> web.StreamResponse:
+        by_aiobotocore = "Botocore" in answer.request.headers.get("User-Agent", "")
+        return await (otherwise if by_aiobotocore else fault)(answer)
+
+    return answers
+
+
+async def test_what_is_left_to_aiobotocore_is_requested_at_once(server: S3Stub, bundle: str | None) -> None:
+    """The responses come when four requests wait for them; the cause is reported once."""
+    fill(server, [20_000] * 20)
+    waiting, enough = Counter[str](), asyncio.Event()
+
+    async def together(answer: Answer) -> web.StreamResponse:
+        waiting["requests"] += 1
+        if waiting["requests"] == 4:
+            enough.set()
+        await enough.wait()
+        return await chunked(answer)
+
+    server.script(*[unless_by_aiobotocore(chunked, together)] * 200)
+    causes: list[LeftToAiobotocore] = []
+    async with opened(server, bundle, on_fallback=causes.append) as (source, span, truth):
+        for first in (0, 130_000):
+            body = await source.open(RangeRequest(span, first, requests=4))
+            assert await pulled(body) == (truth[first:], None)
+    assert [(error.context.key, "without its length" in error.message) for error in causes] == [
+        ("data/0000", True)
+    ]
+    assert server.most_in_flight <= 5  # a request that our own client has cancelled may be among them
+
+
+async def test_an_error_of_aiobotocore_comes_after_the_bytes_before_it(stub: S3Stub) -> None:
+    """Also if it is known before them. Requests for later parts are cancelled."""
+    fill(stub, [20_000] * 20)
+    keys, refused = sorted(stub.objects), asyncio.Event()
+
+    async def denies(answer: Answer) -> web.StreamResponse:
+        refused.set()
+        return await fails(403, "AccessDenied")(answer)
+
+    async def waits(answer: Answer) -> web.StreamResponse:
+        await refused.wait()
+        await turns()
+        return await chunked(answer)
+
+    async def stands(_: Answer) -> web.StreamResponse:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    for index, key in enumerate(keys):
+        fault = {2: waits, 4: denies}.get(index, stands if index > 4 else chunked)
+        stub.script(*[unless_by_aiobotocore(chunked, fault)] * 5, key=key)
+    async with opened(stub, None) as (source, span, truth):
+        data, error = await pulled(await source.open(RangeRequest(span, 0, requests=4)))
+    assert data == truth[:80_000]
+    assert isinstance(error, Denied)
+    assert error.context.key == "data/0004"
+    assert "data/0009" not in {seen.key for seen in stub.seen}
