@@ -28,7 +28,7 @@ FOOTPRINTS = st.builds(
         ("buffered", 1, 64, 64, 112.3),
         ("buffered", 20, 20, 40, 117.1),
         ("buffered", 20, 64, 40, 131.3),
-        ("buffered", 20, 64, 40, 149.0),  # all of them inflated
+        ("buffered", 20, 64, 40, 134.4),  # all of them inflated
         ("buffered", 20, 64, 64, 160.5),
         ("buffered", 20, 256, 64, 163.8),
         ("buffered", 20, 256, 256, 275.8),
