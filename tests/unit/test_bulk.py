@@ -130,18 +130,20 @@ def test_together_no_wrong_byte_passes_either(
 # Memory
 
 
+def memory_module() -> str:
+    """Path of the module, to be run alone: its package imports TensorFlow."""
+    return str(Path(inspect.getfile(BulkTFRecordReader)).with_name("memory.py"))
+
+
 @pytest.mark.parametrize(
     ("environment", "kept"),
     [({}, "True"), ({"PENSTOCK_MALLOPT": "0"}, "False"), ({"MALLOC_TRIM_THRESHOLD_": "1000"}, "False")],
 )
 def test_the_allocator_keeps_memory_unless_told_otherwise(environment: dict[str, str], kept: str) -> None:
     """400 blocks of 1 MiB, made and dropped: faulted in anew each time, or reused."""
-    memory = str(
-        Path(inspect.getfile(BulkTFRecordReader)).with_name("memory.py")
-    )  # alone: its package imports TensorFlow
     script = (
         "import resource, runpy\n"
-        f"keep_memory = runpy.run_path({memory!r})['keep_memory']\n"
+        f"keep_memory = runpy.run_path({memory_module()!r})['keep_memory']\n"
         "print(keep_memory())\n"
         "faults = resource.getrusage(0).ru_minflt\n"
         "for _ in range(100):\n"
@@ -155,3 +157,33 @@ def test_the_allocator_keeps_memory_unless_told_otherwise(environment: dict[str,
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert done.stdout.split() == [kept, kept]
+
+
+@pytest.mark.parametrize(
+    ("environment", "limited"),
+    [({}, True), ({"PENSTOCK_MALLOPT": "0"}, False), ({"MALLOC_ARENA_MAX": "1000"}, False)],
+)
+def test_threads_share_as_many_heaps_as_there_are_cores(environment: dict[str, str], limited: bool) -> None:
+    """glibc makes a heap for each thread that allocates, up to the limit; `malloc_stats` lists them."""
+    heaps = max(2, len(os.sched_getaffinity(0)))
+    script = (
+        "import ctypes, runpy, threading\n"
+        f"runpy.run_path({memory_module()!r})['keep_memory']()\n"
+        "libc = ctypes.CDLL(None)\n"
+        f"all_have = threading.Barrier({heaps + 5})\n"
+        "def allocate():\n"
+        "    held = bytearray(100_000)\n"
+        "    all_have.wait()\n"
+        f"threads = [threading.Thread(target=allocate) for _ in range({heaps + 4})]\n"
+        "[thread.start() for thread in threads]\n"
+        "all_have.wait()\n"
+        "[thread.join() for thread in threads]\n"
+        "libc.malloc_stats()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | environment,
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    found = sum(line.startswith("Arena ") for line in done.stderr.splitlines())
+    assert (1 < found <= heaps) == limited

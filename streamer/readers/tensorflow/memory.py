@@ -5,9 +5,14 @@ unmaps when the training step drops it: half a million page faults for each GB. 
 too where glibc trims the top of a thread's heap repeatedly. With both thresholds raised glibc reuses its
 memory without these faults, and up to `KEPT_BYTES` of freed memory for each heap stay with the process.
 
+Each epoch has threads of its own, and glibc may give them another heap, by default up to eight for each core.
+So the memory that stays grew from epoch to epoch. With at most one heap for each core, threads of a later
+epoch find the heaps, and the freed memory, of earlier ones. glibc takes the limit only while the process has
+at most eight heaps.
+
 The setting is the process's, so the user's own has priority: nothing is set if the environment has
 `MALLOC_MMAP_THRESHOLD_`, `MALLOC_TRIM_THRESHOLD_` or `GLIBC_TUNABLES`, with another C library, or
-with `PENSTOCK_MALLOPT=0`.
+with `PENSTOCK_MALLOPT=0`. With `MALLOC_ARENA_MAX` in the environment the number of heaps is the user's.
 """
 
 from __future__ import annotations
@@ -23,17 +28,22 @@ MAPPED_BYTES = 32 * MIB
 KEPT_BYTES = 128 * MIB
 SWITCH = "PENSTOCK_MALLOPT"
 
+FEWEST_HEAPS = 2
+
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
+_M_ARENA_MAX = -8
 _SETTINGS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
 
 
 @functools.cache
 def keep_memory() -> bool:
-    """Raise the thresholds once; return whether they are raised."""
+    """Raise the thresholds and limit the heaps, once; return whether that was done."""
     if os.environ.get(SWITCH) == "0" or any(name in os.environ for name in _SETTINGS):
         return False
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "gnu_get_libc_version"):
         return False
+    if "MALLOC_ARENA_MAX" not in os.environ:
+        libc.mallopt(_M_ARENA_MAX, max(FEWEST_HEAPS, len(os.sched_getaffinity(0))))
     return bool(libc.mallopt(_M_MMAP_THRESHOLD, MAPPED_BYTES) and libc.mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES))
