@@ -16,7 +16,7 @@ NAMES = ("readers", "pytorch", "arrays-and-tables", "shuffling", "bad-records", 
 PAGES = [str(DOCS / f"how-to/{name}.md") for name in NAMES]
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)  # imports of five frameworks
 @pytest.mark.parametrize("framework", ["tensorflow", "jax", None])
 def test_the_examples_of_the_pages_run(framework: str | None) -> None:
     pytest.importorskip("tensorflow")
