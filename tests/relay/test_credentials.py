@@ -191,6 +191,25 @@ async def test_the_question_for_a_checksum_renews_them_too(
         assert running.channel.statistics().checked == {"unverifiable": 6}
 
 
+async def test_small_objects_of_an_engine_process_renew_them_too(
+    bare: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine reports the refusal of one request of several at once, and the parent renews."""
+    truth = fill(bare, [9_000] * 24)
+    bare.script(*[stalls(bare, after=1000)] * 2)
+    async with (
+        _source("file", tmp_path, monkeypatch) as (_, rotate),
+        running_channel(bare, tmp_path, transport="splice", processes=1, requests_in_flight=4) as running,
+    ):
+        reading = asyncio.create_task(off_loop(read_all, running.fifo(0)))
+        await eventually(lambda: bare.requests_in_flight >= 2)
+        rotate()
+        bare.refused_keys["AKID0"] = "ExpiredToken"
+        bare.release()
+        assert await reading == truth
+        assert running.channel.statistics().retries["expired"] >= 1
+
+
 KINDS = ["process", "file", "container", "web identity"]
 
 

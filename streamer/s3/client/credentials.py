@@ -142,7 +142,7 @@ class renewing:  # noqa: N801 - used as a context manager; as a generator it cos
             isinstance(error, Expired)
             and (final := renewed(error, self._credentials, self._sent_at)) is not error
         ):
-            raise final from error
+            raise final
 
 
 def renewed(error: SourceError, credentials: RenewableCredentials | None, sent_at: float) -> SourceError:
@@ -155,6 +155,7 @@ def renewed(error: SourceError, credentials: RenewableCredentials | None, sent_a
         return error
     denied = Denied(error.message, error.context)
     denied.code = error.code
+    denied.__cause__ = error  # an engine process's parent renews the credentials
     return denied
 
 
