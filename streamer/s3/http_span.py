@@ -344,7 +344,7 @@ class HttpSpan(OneCall):
         for index, get in list(self._gets.items()):
             if not get.first_byte and get.response.deadline <= now:
                 seconds = self._requests.stall_timeout
-                get.response.reused = False  # another connection would be as late
+                get.response.late()
                 self._lose(index, Transient(f"no response for {seconds:g} s", get.context))
         deadlines = [get.response.deadline for get in self._gets.values() if not get.first_byte]
         if deadlines and self._timer is None:

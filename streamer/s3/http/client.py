@@ -17,6 +17,7 @@ from streamer.s3.http.body import HttpBody
 from streamer.s3.http.poller import FairPoller
 from streamer.s3.http.pool import ConnectionPool
 from streamer.s3.http.response import ResponseHeader, ResponseReader
+from streamer.units import counted
 
 if TYPE_CHECKING:
     from streamer.s3.http.connection import Connection
@@ -58,6 +59,12 @@ class Response:
         while not self._reader.read_header():
             pass
 
+    def late(self) -> None:
+        """Note that no byte came in time; close the other idle connections if this one had been idle."""
+        if self.reused:
+            self._pool.drop_idle(self._connection.peer)
+        self.reused = False  # another connection would be as late
+
     def pause(self) -> None:
         """Stop watching the connection until `error_body` or `body` reads from it."""
         self._connection.pause()
@@ -82,7 +89,7 @@ class Response:
         """Read the body, a page of a listing, and end the response. Raises SourceError."""
         body, whole = await self._read_body(MAX_DOCUMENT)
         if not whole and len(body) <= MAX_DOCUMENT:
-            raise Transient(f"the response broke off after {len(body)} bytes of its body", context)
+            raise Transient(f"the response broke off after {counted(len(body), 'byte')} of its body", context)
         return checked_document(body, context)
 
     async def _read_body(self, most: int) -> tuple[bytes, bool]:
@@ -182,7 +189,9 @@ class HttpClient:
                 connection.close()
                 reader.release()
                 if isinstance(error, Transient) and response.reused and not reader.begun:
-                    continue  # the server closed the idle connection before it read the request
+                    if self._loop.time() < reader.deadline:
+                        continue  # the server closed the idle connection before it read the request
+                    response.late()
                 if isinstance(error, OSError):  # the kernel cannot watch another socket
                     raise broken(error, context) from error
                 if isinstance(error, Exception) and not isinstance(error, SourceError):

@@ -30,6 +30,13 @@ DNS_TTL = 10.0
 """Seconds for which a DNS response is used; the time to live in S3's responses is shorter."""
 
 
+KEEP_ALIVE = 30
+"""Seconds of silence after which the kernel probes a connection. Firewalls and NAT gateways of clouds forget
+one after four to six minutes."""
+PROBES, PROBE_INTERVAL = 4, 10
+"""Unanswered probes, and seconds between them, after which the kernel reports a connection as broken."""
+
+
 class ConnectionPool:
     """The connections to one host."""
 
@@ -78,6 +85,16 @@ class ConnectionPool:
         connection.rest()
         self._idle.append(connection)
 
+    def drop_idle(self, peer: str) -> None:
+        """Close the idle connections to an address that has sent no response on one of them.
+
+        A firewall or a NAT gateway forgets idle connections without a word to their ends, and all of them at
+        about the same time. Each one that is used costs a request the whole stall timeout.
+        """
+        for connection in [each for each in self._idle if each.peer == peer]:
+            self._idle.remove(connection)
+            connection.close()
+
     def close(self) -> None:
         """Close the idle connections. Connections in use are closed by their users."""
         while self._idle:
@@ -93,6 +110,7 @@ class ConnectionPool:
                 with contextlib.ExitStack() as undo:
                     undo.callback(sock.close)
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    _keep_alive(sock)
                     await loop.sock_connect(sock, address)
                     connection = await self._connection(sock)
                     undo.pop_all()
@@ -143,3 +161,14 @@ class ConnectionPool:
                 self._addresses = list(addresses)
         others = [each for each in self._addresses if each[4][0] != avoid] or self._addresses
         return others[next(self._turn) % len(others)]
+
+
+def _keep_alive(sock: socket.socket) -> None:
+    """Have the kernel probe the connection while it is silent, so that no router forgets it."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        (socket.TCP_KEEPIDLE, KEEP_ALIVE),
+        (socket.TCP_KEEPINTVL, PROBE_INTERVAL),
+        (socket.TCP_KEEPCNT, PROBES),
+    ):
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
