@@ -173,12 +173,12 @@ class Attempts(Generic[E]):
             ):
                 raise error
             context = first.context if error.context.bucket is None else error.context
-            raise GaveUp(
-                f"gave up after {spent:.0f} s without {self._what}; "
-                f"first error: {first.message if first.context == context else first}; "
-                f"last error: {error.message}",
-                context,
-            ) from error
+            if error.message.startswith(first.message):
+                errors = f"first and last error: {error.message}"
+            else:
+                before = first.message if first.context == context else first
+                errors = f"first error: {before}; last error: {error.message}"
+            raise GaveUp(f"gave up after {spent:.0f} s without {self._what}; {errors}", context) from error
         self.failures += 1
         retry_after = error.retry_after if isinstance(error, SourceError) else None
         return self._policy.wait(self.failures - 1, retry_after, spent=spent)

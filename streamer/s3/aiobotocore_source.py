@@ -22,7 +22,7 @@ from streamer.s3.client.credentials import RenewableCredentials, renewing
 from streamer.s3.client.faults import escaped_id, map_errors, of_listed
 from streamer.s3.client.stall import within_stall
 from streamer.s3.ranges import check_header, suggest_omission
-from streamer.units import KIB
+from streamer.units import KIB, counted
 
 if TYPE_CHECKING:
     from streamer.s3.client.session import S3Client
@@ -191,7 +191,7 @@ class AiobotocoreBody:
                     continue
                 data, end_of_chunk = await content.readchunk()
                 if not data and not end_of_chunk:
-                    raise Truncated(f"the body ended {self._to_read} bytes early", self._context)
+                    raise Truncated(f"the body ended {counted(self._to_read, 'byte')} early", self._context)
                 if data:
                     if len(data) < SMALL_CHUNK:  # readchunk() does not yield to the loop between chunks
                         data += content.read_nowait()

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from streamer.errors import BadAnswer, ErrorContext, SourceChanged
 from streamer.plan.validators import bare_etag, described, is_modified, modified
 from streamer.secrets import quoted
+from streamer.units import counted
 
 if TYPE_CHECKING:
     from streamer.errors import SourceError
@@ -223,7 +224,7 @@ def check_header(  # noqa: PLR0913 - the fields of a response header, one by one
         return
     begin, last, size = map(int, match.groups())
     if size != ref.size:
-        raise SourceChanged(f"the object has {size} bytes now; {ref.size} were listed", context)
+        raise SourceChanged(f"the object has {counted(size, 'byte')} now; {ref.size} were listed", context)
     if (begin, last + 1) != (first, end):
         raise BadAnswer(
             f"the response has bytes {begin}-{last}, not the requested {first}-{end - 1}", context

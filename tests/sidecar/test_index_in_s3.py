@@ -186,7 +186,7 @@ def test_an_upload_that_never_succeeds_is_given_up_once(stub: S3Stub, tmp_path: 
     path = write_job(tmp_path / "job.yaml", document)
     stub.puts.refused.extend([(503, "SlowDown")] * 1000)
     done = build(path, code=5)
-    assert "without an upload; first error: " in done.stderr
+    assert "without an upload; first and last error: " in done.stderr
     assert "record index not stored" not in done.stderr
 
 

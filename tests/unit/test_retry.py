@@ -82,7 +82,7 @@ def test_progress_gives_back_all_time_but_the_silence_before_it() -> None:
     attempts.progressed(silent=1)
     assert attempts.wait_after(Transient("reset")) <= 4
     attempts.progressed(silent=6)
-    with pytest.raises(GaveUp, match="first error: again; last error: again"):
+    with pytest.raises(GaveUp, match="first and last error: again"):
         attempts.wait_after(Transient("again"))
 
 

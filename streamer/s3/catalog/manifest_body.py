@@ -26,6 +26,7 @@ from streamer.s3.catalog.control_client import ControlClient
 from streamer.s3.catalog.object_get import ObjectResponse, open_object
 from streamer.s3.client.session import Clients
 from streamer.s3.ranges import check_header
+from streamer.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -107,7 +108,7 @@ async def _resumed(
                             )
                         yield piece
             if received != size:
-                raise Truncated(f"the body ended {size - received} bytes early", context)
+                raise Truncated(f"the body ended {counted(size - received, 'byte')} early", context)
         except UNAVAILABLE as error:
             if size >= 0:
                 if not is_validator(etag):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from streamer.errors import ConfigError, ErrorContext, Missing, OutOfOrder, PlanRefused, SourceError
 from streamer.plan import Growth, Plan
+from streamer.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -103,6 +104,6 @@ class OpenPlan:
             kind, text, context = type(error), error.message, error.context
         if kind is OutOfOrder:
             text += "; name the objects in a manifest (S3DataType: ManifestFile), which needs no order"
-        found = kind(f"the listing failed after {known} objects: {text}", context)
+        found = kind(f"the listing failed after {counted(known, 'object')}: {text}", context)
         found.__cause__ = error.__cause__ or error
         return found

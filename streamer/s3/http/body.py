@@ -23,6 +23,7 @@ from streamer.errors import ErrorContext, SourceError, Transient, Truncated
 from streamer.linux import SPLICE_FLAGS
 from streamer.s3.client.faults import broken, escaped_id
 from streamer.s3.http.connection import Connection
+from streamer.units import counted
 
 PATIENCE = 0.25
 """Seconds for which a few bytes may wait in a socket for more bytes."""
@@ -113,7 +114,7 @@ class HttpBody:
 
     def _moved(self, count: int) -> int:
         if count == 0:
-            raise self._fail(Truncated(f"the body ended {self.left} bytes early", self._context))
+            raise self._fail(Truncated(f"the body ended {counted(self.left, 'byte')} early", self._context))
         self.left -= count
         if not self.left:
             self._end()
