@@ -121,6 +121,10 @@ class BadAnswer(SourceError):
     kind = "bad_answer"
 
 
+class InvalidResponse(BadAnswer):
+    """A response that cannot be parsed or contradicts itself; it may have been damaged on its way."""
+
+
 class WrongEndpoint(BadAnswer):
     """The bucket is in another region, or at another address, than the job file names."""
 

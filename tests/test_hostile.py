@@ -12,8 +12,8 @@ from tests.kit.raw import parse
 
 SEED, DRAWN = 7, 10
 ONCE_BROKEN = {
-    Cell("interim without end", "body", "splice", tls=False): {"BadAnswer"},
-    Cell("interim without end", "HEAD", "buffered", tls=False): {"BadAnswer"},
+    Cell("interim without end", "body", "splice", tls=False): {"InvalidResponse"},
+    Cell("interim without end", "HEAD", "buffered", tls=False): {"InvalidResponse"},
     Cell("interim 100, then silence", "body", "aiobotocore", tls=False): {"GaveUp"},
     Cell("interim 100, then silence", "manifest", "aiobotocore", tls=True): {"GaveUp"},
     Cell("interim dripped", "body", "buffered", tls=False): {"GaveUp"},
@@ -25,10 +25,10 @@ ONCE_BROKEN = {
     Cell("status 502 with the right body", "HEAD", "aiobotocore", tls=False): {"GaveUp"},
     Cell("listing: empty pages without end", "listing", "aiobotocore", tls=False): {"GaveUp", "BadAnswer"},
     Cell("listing: without end", "listing", "aiobotocore", tls=False): {"ConfigError"},
-    Cell("listing: quadratic expansion", "listing", "aiobotocore", tls=False): {"BadAnswer"},
-    Cell("listing: many elements", "listing", "aiobotocore", tls=False): {"BadAnswer"},
-    Cell("listing: ETag of 100 KB", "listing", "aiobotocore", tls=False): {"BadAnswer"},
-    Cell("listing: ETag with CR LF", "listing", "aiobotocore", tls=False): {"BadAnswer"},
+    Cell("listing: quadratic expansion", "listing", "aiobotocore", tls=False): {"InvalidResponse"},
+    Cell("listing: many elements", "listing", "aiobotocore", tls=False): {"InvalidResponse"},
+    Cell("listing: ETag of 100 KB", "listing", "aiobotocore", tls=False): {"InvalidResponse"},
+    Cell("listing: ETag with CR LF", "listing", "aiobotocore", tls=False): {"InvalidResponse"},
 }
 """Each hung, took all memory, ended the process or blocked its loop; by the errors that it ends with now."""
 SPOILT = Cell("one bit is another", "body", "buffered", tls=False)

@@ -182,6 +182,15 @@ class Entries:
         if any(forms) or self._forms:
             self._forms.extend(forms)
 
+    def empty_objects(self) -> dict[int, ObjectRef]:
+        """Return the entries of one object each that is empty, by index."""
+        size = framed(0) if self.wrap else 0
+        sizes = self.sizes[:]
+        if size not in sizes:
+            return {}
+        firsts = {index: self.items(index)[0] for index, each in enumerate(sizes) if each == size}
+        return {index: ref for index, ref in firsts.items() if isinstance(ref, ObjectRef) and not ref.size}
+
     def framed_here(self, item: ObjectRef | bytes) -> bool:
         """Return whether the plan makes the item's record, because its length is known before delivery."""
         return self.wrap and not (self.inflate and isinstance(item, ObjectRef) and item.size)

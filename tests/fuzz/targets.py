@@ -55,6 +55,7 @@ from streamer.readers.core.state import EpochState
 from streamer.relay.deliver.transform import damaged
 from streamer.relay.staging.buffers import BufferPool, BufferStage
 from streamer.relay.statistics import ChannelCounters
+from streamer.retry import RetryPolicy
 from streamer.s3.catalog.listing import list_prefix
 from streamer.s3.catalog.manifest_lines import LineScanner
 from streamer.s3.catalog.manifest_text import ArrayScanner, Gunzip
@@ -75,6 +76,8 @@ MOST = 16 * 1024
 PIECES = (1, 7, 64, 1 << 20)
 WHERE = ErrorContext("b", "k", 0, 1)
 REF = ObjectRef("b", "k", 100, "e")
+AT_ONCE = RetryPolicy(wrong_answers=1)
+"""No page is requested twice."""
 
 
 @dataclass(frozen=True)
@@ -288,10 +291,13 @@ class Answers:
         decode_list_object_v2(page, {"encoding_type_auto_set": True})
         return page
 
+    async def head_object(self, **_: str) -> Any:
+        return {"ContentLength": 0, "ETag": '"e"', "ResponseMetadata": {"HTTPHeaders": {}}}
+
 
 def listing(data: bytes) -> None:
     async def read() -> None:
-        await list_prefix(AiobotocorePages(Answers(data)), S3Uri("b", ""))
+        await list_prefix(AiobotocorePages(Answers(data), policy=AT_ONCE), S3Uri("b", ""))
 
     loop().run_until_complete(read())
 
@@ -309,7 +315,7 @@ def same_page(data: bytes) -> None:
         by_tree = Page(token="refused")
     assert by_expression in (None, by_tree)
     if by_expression is not None and by_tree.token != "refused":
-        pages = AiobotocorePages(Answers(document))
+        pages = AiobotocorePages(Answers(document), policy=AT_ONCE)
         with contextlib.suppress(PenstockError):
             assert loop().run_until_complete(pages.page("b", "k")) == by_tree
 

@@ -107,6 +107,8 @@ class S3Stub:
     _pages_moved: asyncio.Event = field(default_factory=asyncio.Event)
     unsorted_pages: bool = False
     """List the names of each page from the last to the first."""
+    listed_sizes: dict[str, int] = field(default_factory=dict)
+    """By `bucket/key`, sizes that listings have in place of the right ones."""
     bare_listing_etags: bool = False
     times: dict[str, str] = field(default_factory=dict)
     """By `bucket/key`, the time of modification in ISO 8601; the server has no ETag of these objects."""
@@ -264,6 +266,9 @@ class S3Stub:
             return f"<LastModified>{self.times[name]}</LastModified>" if self.listed_times else ""
         return f"<ETag>{quote}{etag(self.objects[name])}{quote}</ETag>"
 
+    def _listed_size(self, name: str) -> int:
+        return self.listed_sizes.get(name, len(self.objects[name]))
+
     async def _together(self, request: str) -> None:
         if request in self.together:
             self._arrived.add(request)
@@ -304,7 +309,7 @@ class S3Stub:
         entries = "".join(
             f"<Contents><Key>{write(key)}</Key>"
             f"{self._listed_validator(f'{bucket}/{key}', quote)}"
-            f"<Size>{len(self.objects[f'{bucket}/{key}'])}</Size></Contents>"
+            f"<Size>{self._listed_size(f'{bucket}/{key}')}</Size></Contents>"
             for key in page
         )
         token = f"<NextContinuationToken>{escape(last[0])}</NextContinuationToken>" if more else ""

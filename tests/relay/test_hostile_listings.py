@@ -12,6 +12,7 @@ from streamer.errors import BadAnswer, ConfigError, Missing, ObjectMissing, Pens
 from streamer.plan import S3Uri, parse_s3_uri
 from streamer.s3.catalog import prefix_pages as subject
 from streamer.s3.catalog.object_info import open_inspector
+from streamer.s3.catalog.pages import open_pages
 from tests.kit.harness import PagesFrom, clients_of
 from tests.kit.planning import plan_manifest, plan_prefix
 from tests.kit.raw import Request, answer, listing, raw_server
@@ -175,3 +176,40 @@ def test_a_bucket_that_cannot_be_is_an_error_of_the_job(uri: str) -> None:
 def test_the_arn_of_an_access_point_is_a_bucket() -> None:
     arn = "arn:aws:s3:eu-west-1:123456789012:accesspoint:mine"
     assert parse_s3_uri(f"s3://{arn}/x") == S3Uri(arn, "x")
+
+
+@pytest.mark.parametrize(
+    ("spoiled", "by_aiobotocore"),
+    [
+        (answer(200, b"<ListBucketResult><IsTruncated>fal"), False),
+        (answer(200, b"<html>the page of a proxy</html>"), False),
+        (listing(("elsewhere/x", 1, "e")), False),
+        (b"HTTP/1.1 2OO OK\r\n\r\n", False),
+        (listing(*FIRST, inside="<KeyCount>9</KeyCount>"), False),
+        (listing(*FIRST, inside="<KeyCount>9</KeyCount>"), True),
+    ],
+    ids=["cut", "html", "prefix", "header", "KeyCount", "aiobotocore"],
+)
+async def test_a_page_that_cannot_be_is_requested_twice_more(spoiled: bytes, *, by_aiobotocore: bool) -> None:
+    """A proxy may have damaged it. The third one is an error."""
+
+    async def objects(times: int) -> int:
+        with raw_server(lambda _: spoiled if len(server.seen) <= times else listing(*FIRST)) as server:
+            async with clients_of(server) as clients:
+                with open_pages(clients, by_aiobotocore=by_aiobotocore) as pages:
+                    return (await plan_prefix(pages, S3Uri("b", PREFIX))).objects(0)
+
+    assert await objects(2) == len(FIRST)
+    with pytest.raises(BadAnswer):
+        await objects(3)
+
+
+async def test_a_head_that_cannot_be_is_sent_twice_more() -> None:
+    spoiled = answer(200, Content_Length="5")
+    right = answer(200, Content_Length="5", ETag='"e"')
+    with raw_server(lambda _: spoiled if len(server.seen) <= 2 else right) as server:
+        async with (
+            clients_of(server) as clients,
+            open_inspector(clients, give_up_after=30, by_aiobotocore=False) as inspector,
+        ):
+            assert (await inspector.stat("b", "k")).size == 5

@@ -310,7 +310,7 @@ def test_an_unreachable_endpoint_ends_after_its_time() -> None:
 
 
 def test_a_reader_that_leaves_ends_it_as_a_shell_expects(stub: S3Stub) -> None:
-    stub.objects |= {f"b/many/{number:06}": b"" for number in range(20_000)}
+    stub.objects |= {f"b/many/{number:06}": b"x" for number in range(20_000)}
     command = f"{' '.join(PENSTOCK)} manifest s3://b/many/ --endpoint-url {stub.url} --path-style | head -c 5"
     script = f"{command} | wc -c; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)

@@ -55,6 +55,9 @@ class Server:
         finally:
             self.requests_in_flight -= 1
 
+    async def stat(self, bucket: str, key: str) -> ObjectRef:
+        raise AssertionError(f"{bucket}/{key} is not listed as empty")
+
     def answer(self, prefix: str, token: str | None, start_after: str) -> Page:
         keys = [key for key in self.keys if key.startswith(prefix)] if prefix not in ("", "d/") else self.keys
         after = start_after if token is None else token[1:]

@@ -24,7 +24,7 @@ from operator import lt
 from typing import TYPE_CHECKING, NamedTuple
 
 from streamer.errors import BadAnswer, ErrorContext
-from streamer.s3.catalog.validation import check_page, short
+from streamer.s3.catalog.validation import short
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -104,7 +104,6 @@ class KeyLookup:
         """Note the page's last key. Raises BadAnswer unless valid keys ascend within the request."""
         prefix, start_after = self._request
         context = ErrorContext(self._bucket, prefix)
-        check_page(page, context)
         keys = page.keys
         if start_after:
             keys = [start_after.encode(), *keys]

@@ -76,7 +76,7 @@ async def listed_runs(  # noqa: PLR0913 - what every listing has, and who wants 
         lister = RangeLister(of_prefix, claim)
         async with aclosing(lister.runs_in_turn() if in_turn else lister.runs()) as runs:
             async for run in runs:
-                yield run
+                yield await of_prefix.sized(run)
 
 
 async def list_prefix(
@@ -89,6 +89,8 @@ async def list_prefix(
     keys: KeyFilter | None = None,
 ) -> Entries:
     """List every object whose key starts with `uri.key`, in the byte order of keys, without folder markers.
+
+    Each object that is listed as empty costs a HEAD.
 
     Raises SourceError: Missing for an absent bucket, Denied, Transient once the client's own attempts
     are used up, BadAnswer for a listing that does not advance. Raises ConfigError if an object cannot be
@@ -129,7 +131,7 @@ async def _sorted(pages: PrefixPages, entries: Entries, memory: PlanMemory | Pla
     ordered, duplicate = await asyncio.to_thread(_in_order, entries)  # takes 1 to 2 s for a million
     if duplicate is not None:
         raise BadAnswer("the listing names the object twice", ErrorContext(pages.uri.bucket, duplicate))
-    return ordered
+    return await pages.sized(ordered)
 
 
 def _in_order(entries: Entries) -> tuple[Entries, str | None]:

@@ -20,7 +20,7 @@ import http
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from streamer.errors import BadAnswer, ErrorContext, Transient
+from streamer.errors import ClockSkew, ErrorContext, InvalidResponse, SourceError
 from streamer.plan import ObjectRef
 from streamer.plan.validators import is_validator, validator_of
 from streamer.retry import UNAVAILABLE, Attempts, RetryPolicy, retry
@@ -38,11 +38,10 @@ HEADS = 128
 """Most HEADs in flight, and connections for them, in the whole process."""
 AIOBOTOCORE_HEADS = 64
 """Most HEADs in flight by aiobotocore: the size of its connection pool."""
+HEAD_FAILED: tuple[type[SourceError], ...] = (*UNAVAILABLE, InvalidResponse)
+"""Errors after which a HEAD is sent again."""
 LONGEST_WAIT = 20.0
 """Most seconds before a retry, unless the server's Retry-After is longer."""
-
-
-_STATUSES = frozenset(http.HTTPStatus)
 
 
 class ObjectInspector(Protocol):
@@ -81,9 +80,11 @@ class AiobotocoreHeadClient:
 class HttpHeadClient:
     """An `ObjectInspector` over our own HTTP client, with `AiobotocoreHeadClient` as its fallback."""
 
-    def __init__(self, clients: Clients, *, give_up_after: float) -> None:
-        """`give_up_after`: seconds for which a HEAD that fails is retried."""
-        self._control = ControlClient(clients)
+    def __init__(
+        self, clients: Clients, *, give_up_after: float, control: ControlClient | None = None
+    ) -> None:
+        """`give_up_after`: seconds for which a HEAD that fails is retried. `control`: sends the HEADs."""
+        self._control = control or ControlClient(clients)
         self._policy = RetryPolicy(give_up_after, longest_wait=LONGEST_WAIT)
         self._fallback = AiobotocoreHeadClient(clients.control)
         self._turns = asyncio.Semaphore(HEADS)
@@ -95,12 +96,11 @@ class HttpHeadClient:
     async def stat(self, bucket: str, key: str, version: str | None = None) -> ObjectRef:
         """See `ObjectInspector.stat`. Raises GaveUp if the HEAD still fails after `give_up_after` seconds."""
         async with self._turns:
-            attempts = Attempts(
-                self._policy, UNAVAILABLE, what="an answer", context=ErrorContext(bucket, key)
-            )
+            context = ErrorContext(bucket, key)
+            attempts = Attempts(self._policy, HEAD_FAILED, what="an answer", context=context)
             try:
                 return await self._send_head(bucket, key, version)
-            except Transient as error:
+            except HEAD_FAILED as error:
                 failed = error
             ask = partial(self._send_head, bucket, key, version)
             return await retry(partial(attempts.bounded, ask), attempts, failed=failed)
@@ -133,15 +133,18 @@ class HttpHeadClient:
             if status < http.HTTPStatus.BAD_REQUEST:  # a redirect affects every HEAD of the bucket
                 control.leave_to_aiobotocore(bucket)
             return await self._fallback.stat(bucket, key, version)
-        raise error_from_response(
+        error = error_from_response(
             status=status,
             code=str(status),
-            message=_phrase(status),
+            message="",
             request_id=context.request_id,
             retry_after=headers.get("retry-after"),
             date=headers.get("date"),
             context=context,
         )
+        if isinstance(error, ClockSkew):
+            control.signer.ahead = error.ahead
+        raise error
 
 
 @contextlib.asynccontextmanager
@@ -156,10 +159,6 @@ async def open_inspector(
         yield inspector
 
 
-def _phrase(status: int) -> str:
-    return http.HTTPStatus(status).phrase if status in _STATUSES else ""
-
-
 def _described(
     context: ErrorContext,
     wanted_version: str | None,
@@ -170,7 +169,7 @@ def _described(
 ) -> ObjectRef:
     """Return the object. `etag`: its validator, or empty."""
     if length is None or not is_validator(etag):
-        raise BadAnswer(
+        raise InvalidResponse(
             "the response to HEAD has no Content-Length, or neither ETag nor Last-Modified", context
         )
     check_version(wanted_version, version_id, context)

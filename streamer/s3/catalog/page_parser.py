@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_plus, unquote_to_bytes
 from xml.etree import ElementTree as ET
 
-from streamer.errors import BadAnswer, ErrorContext
+from streamer.errors import ErrorContext, InvalidResponse
 from streamer.plan.validators import validator_of
 from streamer.secrets import quoted
 from streamer.units import counted
@@ -58,12 +58,12 @@ class Page:
 
 
 def parse_page(document: bytes, context: ErrorContext) -> Page:
-    """Parse the XML of one page. `context`: bucket and prefix. Raises BadAnswer."""
+    """Parse the XML of one page. `context`: bucket and prefix. Raises InvalidResponse."""
     return parse_by_expression(document, context) or parse_by_tree(document, context)
 
 
 def parse_by_expression(document: bytes, context: ErrorContext) -> Page | None:
-    """Parse a page whose objects have S3's form; return None for any other. Raises BadAnswer."""
+    """Parse a page whose objects have S3's form; return None for any other. Raises InvalidResponse."""
     start, end = document.find(_FIRST_TAG), document.rfind(_LAST_TAG) + len(_LAST_TAG)
     if not 0 < start < end or not document.isascii():
         return None
@@ -118,7 +118,7 @@ _FIRST_TAG, _LAST_TAG, _STAND_IN = b"<Contents>", b"</Contents>", b"<Contents/>"
 
 
 def parse_by_tree(document: bytes, context: ErrorContext) -> Page:
-    """Parse a page of any form. Raises BadAnswer."""
+    """Parse a page of any form. Raises InvalidResponse."""
     try:
         root = ET.fromstring(document)  # noqa: S314 - see `documents.checked_document`
     except ET.ParseError as error:
@@ -159,21 +159,21 @@ def _top(root: Element, namespace: str, context: ErrorContext, keys: int) -> tup
 
 
 def refuse_folders(context: ErrorContext, *, found: bool) -> None:
-    """Raise BadAnswer for a page with folders: their objects would be missing."""
+    """Raise InvalidResponse for a page with folders: their objects would be missing."""
     if found:
-        raise BadAnswer(
+        raise InvalidResponse(
             "the listing is invalid (it has folders, CommonPrefixes, without a delimiter)", context
         )
 
 
 def refuse_missing_keys(context: ErrorContext, count: int | None, keys: int) -> None:
-    """Raise BadAnswer for a page with fewer entries than its KeyCount: the others would be missing."""
+    """Raise InvalidResponse for a page with fewer entries than its KeyCount: the others would be missing."""
     if count is not None and count > keys:
         raise _refusal(f"its KeyCount is {count}, and it has {counted(keys, 'entry', 'entries')}", context)
 
 
 def next_token(token: str | None, context: ErrorContext, *, truncated: bool | None) -> str | None:
-    """Return the token of the next page, None on the last one. Raises BadAnswer for fields that disagree.
+    """Return the token of the next page, None on the last one. Raises InvalidResponse if fields disagree.
 
     `truncated`: IsTruncated; None if the page has none that is valid.
     """
@@ -182,7 +182,7 @@ def next_token(token: str | None, context: ErrorContext, *, truncated: bool | No
     if token and not truncated:
         raise _refusal("its last page has a continuation token", context)
     if truncated and not token:
-        raise BadAnswer("the listing does not advance (no continuation token)", context)
+        raise InvalidResponse("the listing does not advance (no continuation token)", context)
     return token or None
 
 
@@ -215,20 +215,22 @@ def _columns(root: Element, namespace: str, context: ErrorContext) -> Sequence[l
 
 
 def entry_fields(fields: Mapping[str, Any], context: ErrorContext) -> tuple[str, Any, str]:
-    """Return key, size and validator of an entry with these fields. Raises BadAnswer if one is missing."""
+    """Return key, size and validator of an entry. Raises InvalidResponse if one is missing."""
     etag = validator_of(fields.get("ETag"), fields.get("LastModified"))
     missing = {"Key", "Size"} - fields.keys() | (set() if etag else {"ETag"})
     if missing:
         time = fields.get("LastModified")
         reason = f", and its LastModified {quoted(time)!r} is invalid" if time and not etag else ""
-        raise BadAnswer(f"the listing has an entry without {', '.join(sorted(missing))}{reason}", context)
+        raise InvalidResponse(
+            f"the listing has an entry without {', '.join(sorted(missing))}{reason}", context
+        )
     return fields["Key"], fields["Size"], etag
 
 
 def _fields(
     elements: Element | list[Element], namespace: str, names: set[str], context: ErrorContext
 ) -> dict[str, str]:
-    """Return the texts of the named elements. Raises BadAnswer for an element that comes twice."""
+    """Return the texts of the named elements. Raises InvalidResponse for an element that comes twice."""
     fields = [
         (name, element.text or "")
         for element in elements
@@ -244,7 +246,7 @@ def _size(text: str, context: ErrorContext) -> int:
     if _NUMBER.fullmatch(text) is None:
         raise _refusal(f"an object has the size {text[:40]!r}", context)
     if len(text) > _LONGEST_SIZE:
-        raise BadAnswer("the endpoint sent an invalid object size: over 2^60 bytes", context)
+        raise InvalidResponse("the endpoint sent an invalid object size: over 2^60 bytes", context)
     return int(text)
 
 
@@ -262,5 +264,5 @@ def _decoded(key: bytes) -> bytes:
     return decoded
 
 
-def _refusal(reason: str, context: ErrorContext) -> BadAnswer:
-    return BadAnswer(f"the listing is invalid ({quoted(reason)})", context)
+def _refusal(reason: str, context: ErrorContext) -> InvalidResponse:
+    return InvalidResponse(f"the listing is invalid ({quoted(reason)})", context)

@@ -2,13 +2,15 @@
 
     page() ─┬─ our own HTTP client: sign, send, parse (`page_parser`)        nearly all LISTs
             └─ aiobotocore's list_objects_v2                                 all others
+    stat() ── HEAD (`object_info`), for objects that are listed as empty
 
 aiobotocore sends the LISTs that our own client does not support (`why_not`), and repeats those that end in a
 redirect, or in 400, which S3 also sends for a request signed for another region. Both return the same pages
 and raise the same errors.
 
 A page that fails is requested again for `PAGE_PATIENCE` seconds. A longer outage is an error, so that the
-caller can log that it waits for storage.
+caller can log that it waits for storage. A page that cannot be is requested twice more, because a proxy may
+have damaged it.
 """
 
 from __future__ import annotations
@@ -20,9 +22,10 @@ from datetime import UTC
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from streamer.errors import ErrorContext, GaveUp
+from streamer.errors import ErrorContext, GaveUp, InvalidResponse, SourceError
 from streamer.retry import UNAVAILABLE, Attempts, RetryPolicy, retry
 from streamer.s3.catalog.control_client import ControlClient
+from streamer.s3.catalog.object_info import AiobotocoreHeadClient, HttpHeadClient
 from streamer.s3.catalog.page_parser import (
     Page,
     entry_fields,
@@ -31,6 +34,7 @@ from streamer.s3.catalog.page_parser import (
     refuse_folders,
     refuse_missing_keys,
 )
+from streamer.s3.catalog.validation import check_page
 from streamer.s3.client.credentials import renewing
 from streamer.s3.client.faults import map_errors
 from streamer.s3.http_source import refusal
@@ -38,6 +42,7 @@ from streamer.s3.http_source import refusal
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from streamer.plan import ObjectRef
     from streamer.s3.client.session import Clients
 
 PAGE_PATIENCE = 10.0
@@ -50,29 +55,44 @@ class PageSource(Protocol):
     async def page(
         self, bucket: str, prefix: str, *, token: str | None = None, start_after: str = ""
     ) -> Page:
-        """Fetch one page of the keys that begin with `prefix`. Raises SourceError.
+        """Fetch one page of the keys that begin with `prefix`, and check it. Raises SourceError.
 
         `token`: the token of the page before it. `start_after`, without a token: list only keys after it.
         """
+
+    async def stat(self, bucket: str, key: str) -> ObjectRef:
+        """Return size and ETag of a listed object by a HEAD. Raises SourceError."""
 
 
 class AiobotocorePages:
     """A `PageSource` over aiobotocore's client, which it does not own; that client retries."""
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: Any, *, policy: RetryPolicy | None = None) -> None:
+        """`policy`: of pages that cannot be. Default: such a page is requested twice more."""
         self._client = client
+        self._policy = policy or RetryPolicy(give_up_after=PAGE_PATIENCE)
+        self._heads = AiobotocoreHeadClient(client)
 
     async def page(
         self, bucket: str, prefix: str, *, token: str | None = None, start_after: str = ""
     ) -> Page:
         """See `PageSource`."""
-        context = ErrorContext(bucket, prefix)
         params = {"StartAfter": start_after} if start_after else {}
         if token is not None:
             params["ContinuationToken"] = token
+        attempt = partial(self._request_page, ErrorContext(bucket, prefix), params)
+        return await retry(attempt, Attempts(self._policy, (InvalidResponse,), what="a page"))
+
+    async def stat(self, bucket: str, key: str) -> ObjectRef:
+        """See `PageSource`."""
+        return await self._heads.stat(bucket, key)
+
+    async def _request_page(self, context: ErrorContext, params: dict[str, str]) -> Page:
         with map_errors(context):
-            response = await self._client.list_objects_v2(Bucket=bucket, Prefix=prefix, **params)
-        return _page(response, context)
+            response = await self._client.list_objects_v2(Bucket=context.bucket, Prefix=context.key, **params)
+        page = _page(response, context)
+        check_page(page, context)
+        return page
 
 
 class HttpPages:
@@ -81,12 +101,14 @@ class HttpPages:
     def __init__(self, clients: Clients) -> None:
         self._control = ControlClient(clients)
         self._fallback = AiobotocorePages(clients.control)
-        self._policy = RetryPolicy(give_up_after=min(PAGE_PATIENCE, clients.stall_timeout))
+        patience = min(PAGE_PATIENCE, clients.stall_timeout)
+        self._policy = RetryPolicy(give_up_after=patience)
+        self._heads = HttpHeadClient(clients, give_up_after=patience, control=self._control)
         self._parser = asyncio.Lock()
         """Held for the turn of the event loop in which a page is parsed, 2 ms: pages often come together."""
 
     def close(self) -> None:
-        """Close the connections. No `page` may be running."""
+        """Close the connections. No `page` and no `stat` may be running."""
         self._control.close()
 
     async def page(
@@ -99,15 +121,19 @@ class HttpPages:
         if start_after:
             parameters["start-after"] = start_after
         attempt = partial(self._request_page, bucket, parameters)
-        try:
-            page = await retry(attempt, Attempts(self._policy, UNAVAILABLE, what="a page"))
-        except GaveUp as error:
-            last = error.__cause__ or error
-        else:
-            if page is None:
-                page = await self._fallback.page(bucket, prefix, token=token, start_after=start_after)
-            return page
-        raise last  # with the cause that it has; the caller may wait longer
+        attempts: Attempts[SourceError] = Attempts(
+            self._policy, (*UNAVAILABLE, InvalidResponse), what="a page"
+        )
+        with _raising_the_last():
+            page = await retry(attempt, attempts)
+        if page is None:
+            page = await self._fallback.page(bucket, prefix, token=token, start_after=start_after)
+        return page
+
+    async def stat(self, bucket: str, key: str) -> ObjectRef:
+        """See `PageSource`."""
+        with _raising_the_last():
+            return await self._heads.stat(bucket, key)
 
     async def _request_page(self, bucket: str, parameters: dict[str, str]) -> Page | None:
         """Request a page once; return None if aiobotocore must request it."""
@@ -126,7 +152,9 @@ class HttpPages:
                 document = await response.document(context)
                 async with self._parser:
                     await asyncio.sleep(0)
-                    return parse_page(document, context)
+                    page = parse_page(document, context)
+                    check_page(page, context)
+                    return page
             if 200 <= header.status < 400:
                 response.end(reuse=False)
                 if header.status >= 300:
@@ -141,6 +169,18 @@ class HttpPages:
 
 
 @contextlib.contextmanager
+def _raising_the_last() -> Iterator[None]:
+    """Raise the last error in place of GaveUp, with the cause that it has; the caller may wait longer."""
+    try:
+        yield
+    except GaveUp as error:
+        last = error.__cause__ or error
+    else:
+        return
+    raise last
+
+
+@contextlib.contextmanager
 def open_pages(clients: Clients, *, by_aiobotocore: bool = False) -> Iterator[PageSource]:
     """Open the process's source of pages for the block. `by_aiobotocore`: use aiobotocore alone."""
     if by_aiobotocore:
@@ -151,7 +191,7 @@ def open_pages(clients: Clients, *, by_aiobotocore: bool = False) -> Iterator[Pa
 
 
 def _page(response: dict[str, Any], context: ErrorContext) -> Page:
-    """Return the page that aiobotocore has parsed. Raises BadAnswer."""
+    """Return the page that aiobotocore has parsed. Raises InvalidResponse."""
     refuse_folders(context, found="CommonPrefixes" in response)
     refuse_missing_keys(context, response.get("KeyCount"), len(response.get("Contents", ())))
     token = response.get("NextContinuationToken")

@@ -1,31 +1,41 @@
 """Fetches the pages of one prefix in turn, and makes entries of them.
 
-`PrefixPages` requests a page until it comes, as far as its policy allows, and checks it. A `Cursor` names
-the page and proves that the listing advances.
+`PrefixPages` requests a page until it comes, as far as its policy allows. A `Cursor` names the page and
+proves that the listing advances.
+
+An object with bytes is proven by its GETs, which have If-Match. An empty object has no GET, so a listing that
+says 0 bytes by mistake would leave bytes out without an error. So `sized` sends a HEAD for each object that
+is listed as empty, and what the HEAD says is planned.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import compress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from streamer.errors import BadAnswer, ErrorContext
+from streamer.errors import BadAnswer, ErrorContext, ObjectMissing
 from streamer.plan import Arrangement, Entries
 from streamer.retry import UNAVAILABLE, Attempts, RetryPolicy, retry
-from streamer.s3.catalog.validation import check_page
+from streamer.s3.client.faults import first_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from streamer.errors import SourceError
-    from streamer.plan import S3Uri
+    from streamer.plan import ObjectRef, S3Uri
     from streamer.plan.selection import KeyFilter
     from streamer.s3.catalog.page_parser import Page
     from streamer.s3.catalog.pages import PageSource
     from streamer.s3.catalog.validation import PlanClaim
 
+T = TypeVar("T")
+
+HEADS_AT_ONCE = 512
+"""Most tasks that wait for HEADs of one run; the inspector bounds the HEADs in flight."""
 MOST_EMPTY = 1000
 """Most successive empty pages; S3 sends empty pages where it skips deleted objects."""
 
@@ -63,7 +73,7 @@ class Cursor:
 
 
 class PrefixPages:
-    """Requests and checks the pages of one prefix, and makes entries of them."""
+    """Requests the pages of one prefix, and makes entries of them."""
 
     def __init__(
         self,
@@ -95,13 +105,14 @@ class PrefixPages:
             token=cursor.token,
             start_after="" if cursor.token else cursor.start_after,
         )
+        return await self._patiently(request, what="a page of the listing", context=self.context)
+
+    async def _patiently(self, request: Callable[[], Awaitable[T]], *, what: str, context: ErrorContext) -> T:
+        """Send a request until it succeeds, as far as the policy allows. Raises SourceError."""
         if self._policy is None:
-            page = await request()
-        else:
-            attempts = Attempts(self._policy, UNAVAILABLE, what="a page of the listing", context=self.context)
-            page = await retry(partial(attempts.bounded, request), attempts, on_wait=self._on_wait)
-        check_page(page, self.context)
-        return page
+            return await request()
+        attempts = Attempts(self._policy, UNAVAILABLE, what=what, context=context)
+        return await retry(partial(attempts.bounded, request), attempts, on_wait=self._on_wait)
 
     def run(self, page: Page, claim: PlanClaim, *, start: int = 0, stop: int | None = None) -> Entries:
         """Return the selected objects of `start` to `stop` of the page, without folder markers.
@@ -121,6 +132,38 @@ class PrefixPages:
         run.add_objects(self.uri.bucket, keys, sizes, etags)
         claim.count(len(run), run.memory)
         return run
+
+    async def sized(self, run: Entries) -> Entries:
+        """Return the run with the objects as HEADs describe them that were listed as empty and are not.
+
+        An object that is missing by now stays as it was listed, without a byte. Raises SourceError.
+        """
+        found: dict[int, ObjectRef] = {}
+
+        async def look(index: int, listed: ObjectRef) -> None:
+            request = partial(self._pages.stat, listed.bucket, listed.key)
+            context = ErrorContext(listed.bucket, listed.key)
+            with contextlib.suppress(ObjectMissing):
+                now = await self._patiently(request, what="an answer to HEAD", context=context)
+                if now.size:
+                    found[index] = now
+
+        empty = list(run.empty_objects().items())
+        for begin in range(0, len(empty), HEADS_AT_ONCE):
+            try:
+                async with asyncio.TaskGroup() as heads:
+                    for index, listed in empty[begin : begin + HEADS_AT_ONCE]:
+                        heads.create_task(look(index, listed))
+            except BaseExceptionGroup as errors:
+                raise first_error(errors) from errors
+            if self._progress is not None:
+                self._progress(self._listed)
+        if not found:
+            return run
+        sized = self._arrangement.entries()
+        for index, items in enumerate(run):
+            sized.add(found.get(index, items[0]))
+        return sized
 
 
 def _compressed(

@@ -11,7 +11,7 @@ import sys
 from itertools import repeat
 from typing import TYPE_CHECKING
 
-from streamer.errors import BadAnswer, ConfigError, ErrorContext
+from streamer.errors import ConfigError, ErrorContext, InvalidResponse
 from streamer.plan import ObjectRef
 from streamer.plan.compact import LARGE
 from streamer.plan.entries import BYTES_EACH
@@ -36,19 +36,19 @@ _ETAG_BYTES = bytes({*range(0x21, 0x7F)} - {ord('"')})
 def described_object(
     context: ErrorContext, key: str, *, size: object, etag: object, version: str | None = None
 ) -> ObjectRef:
-    """Return the object that a listing or the response to a HEAD describes. Raises BadAnswer."""
+    """Return the object that a listing or the response to a HEAD describes. Raises InvalidResponse."""
     if not isinstance(size, int) or not 0 <= size <= LARGEST_OBJECT:
-        raise BadAnswer(f"the endpoint sent an invalid object size: {short(size)}", context)
+        raise InvalidResponse(f"the endpoint sent an invalid object size: {short(size)}", context)
     bare = bare_etag(etag) if isinstance(etag, str) else ""
     if len(bare) > LONGEST_ETAG or not is_validator(bare):
-        raise BadAnswer(f"the endpoint sent an invalid ETag: {short(etag)}", context)
+        raise InvalidResponse(f"the endpoint sent an invalid ETag: {short(etag)}", context)
     if len(key.encode(errors="surrogatepass")) > LONGEST_KEY:
-        raise BadAnswer(f"the endpoint sent a key of over {LONGEST_KEY} bytes: {short(key)}", context)
+        raise InvalidResponse(f"the endpoint sent a key of over {LONGEST_KEY} bytes: {short(key)}", context)
     return ObjectRef(context.bucket or "", key, size, bare, version)
 
 
 def check_page(page: Page, context: ErrorContext) -> None:
-    """Raise BadAnswer if the page has an object that no plan can have. `context`: bucket and prefix."""
+    """Raise InvalidResponse if a page has an object that no plan can have. `context`: bucket and prefix."""
     if not page.keys:
         return
     prefix = (context.key or "").encode()
@@ -63,7 +63,9 @@ def check_page(page: Page, context: ErrorContext) -> None:
     for key, size, etag in zip(page.keys, page.sizes, page.etags, strict=True):
         name = key.decode()
         if not key.startswith(prefix):
-            raise BadAnswer(f"the listing names {short(name)}, which does not begin with the prefix", context)
+            raise InvalidResponse(
+                f"the listing names {short(name)}, which does not begin with the prefix", context
+            )
         described_object(ErrorContext(context.bucket, name), name, size=size, etag=etag.decode())
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from streamer.errors import BadAnswer, ErrorContext
+from streamer.errors import ErrorContext, InvalidResponse
 
 MAX_ERROR_BODY = 256 * 1024
 """Most bytes of an error body that are read; S3's error bodies have less than 1 KiB."""
@@ -21,17 +21,17 @@ _ENCODING = re.compile(rb"""<\?xml[^>]{0,100}encoding\s{0,9}=\s{0,9}["']([^"']{1
 
 
 def checked_document(body: bytes | bytearray, context: ErrorContext | None = None) -> bytes:
-    """Return the body if it is a page of a listing that a parser may get. Raises BadAnswer."""
+    """Return the body if it is a page of a listing that a parser may get. Raises InvalidResponse."""
     if len(body) > MAX_DOCUMENT:
-        raise BadAnswer(
+        raise InvalidResponse(
             f"the response is longer than {MAX_DOCUMENT} bytes, which no page of a listing is", context
         )
     if body.count(b"<") > MAX_TAGS:
-        raise BadAnswer(
+        raise InvalidResponse(
             f"the response has more than {MAX_TAGS} tags, which no page of a listing has", context
         )
     if not is_plain_xml(body):
-        raise BadAnswer(
+        raise InvalidResponse(
             "the response is XML with a document type or not in UTF-8, which S3 never sends", context
         )
     return bytes(body)

@@ -10,6 +10,7 @@ This module imports neither botocore nor aiohttp, because our own client uses it
 from __future__ import annotations
 
 import contextlib
+import http
 import re
 import time
 from dataclasses import replace
@@ -23,6 +24,7 @@ from streamer.errors import (
     Denied,
     ErrorContext,
     Expired,
+    InvalidResponse,
     Missing,
     ObjectMissing,
     PenstockError,
@@ -95,6 +97,7 @@ EXPLANATIONS = {
     "InvalidRange": "the object is shorter than when it was listed",
     "416": "the object is shorter than when it was listed",
 }
+_STATUSES = frozenset(http.HTTPStatus)
 _SECONDS = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 _REFUSED_SKEW = 900.0
 """Most seconds by which a signature's time may differ from S3's (RequestTimeTooSkewed). A 403 to HEAD has no
@@ -166,7 +169,7 @@ def mapped(error: BaseException, context: ErrorContext) -> PenstockError:  # noq
         case "broken connection":
             return Transient(f"the connection failed ({type(error).__name__}: {text})", context)
         case "unparsable":
-            return BadAnswer(f"the response cannot be parsed ({text})", context)
+            return InvalidResponse(f"the response cannot be parsed ({text})", context)
         case "endless listing":
             return BadAnswer(f"the listing does not advance ({text})", context)
         case "invalid parameter":
@@ -188,9 +191,11 @@ def without_credentials(reason: str, context: ErrorContext) -> Denied:
     )
 
 
-def not_understood(error: BaseException, context: ErrorContext) -> BadAnswer:
+def not_understood(error: BaseException, context: ErrorContext) -> InvalidResponse:
     """Return the error for an exception that a response caused and that no other rule covers."""
-    return BadAnswer(f"the response cannot be parsed ({type(error).__name__}: {quoted(str(error))})", context)
+    return InvalidResponse(
+        f"the response cannot be parsed ({type(error).__name__}: {quoted(str(error))})", context
+    )
 
 
 def broken(error: OSError, context: ErrorContext) -> Transient:
@@ -267,7 +272,8 @@ def error_from_response(
     `date`: the response's Date header. `region`: the bucket's region, if the response names it.
     """
     context = replace(context, request_id=escaped_id(request_id))
-    text = f"{EXPLANATIONS.get(code) or quoted(message or code)} (S3 responded {_status(status, code)})"
+    reason = EXPLANATIONS.get(code) or quoted(message) or _phrase(status)
+    text = f"{reason} (S3 responded {_status(status, code)})"
     seconds = _seconds(retry_after)
     error = _error_by_code(status, code, text, context, retry_after=seconds, date=date, region=region)
     error.code = code
@@ -298,9 +304,9 @@ def _error_by_code(  # noqa: PLR0911 - a table; the first status or code that fi
         return Expired(text, context)
     ahead = clock_ahead(date) or 0.0
     if code == "RequestTimeTooSkewed" or (code == "403" and abs(ahead) > _REFUSED_SKEW):
-        off = f"the clock is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the endpoint's"
-        text = f"{EXPLANATIONS['RequestTimeTooSkewed']}; {off} (S3 responded {_status(status, code)})"
-        return ClockSkew(text, context, ahead=ahead)
+        off = f"; it is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the endpoint's"
+        reason = EXPLANATIONS["RequestTimeTooSkewed"] + (off if ahead else "")
+        return ClockSkew(f"{reason} (S3 responded {_status(status, code)})", context, ahead=ahead)
     if code in _GONE or (status == 404 and code != "NoSuchBucket"):
         return ObjectMissing(text, context) if context.key else Missing(text, context)
     if status == 404:
@@ -308,6 +314,11 @@ def _error_by_code(  # noqa: PLR0911 - a table; the first status or code that fi
     if status in (401, 403) or code in EXPLANATIONS:
         return Denied(text, context)
     return BadAnswer(text, context)
+
+
+def _phrase(status: int) -> str:
+    """Return what a status means, for a response that gives no reason."""
+    return http.HTTPStatus(status).phrase.lower() if status in _STATUSES else "no reason given"
 
 
 def _status(status: int, code: str) -> str:

@@ -16,7 +16,7 @@ from functools import partial
 
 import httptools
 
-from streamer.errors import BadAnswer, ErrorContext, Transient
+from streamer.errors import ErrorContext, InvalidResponse, Transient
 from streamer.s3.client.faults import broken
 from streamer.s3.http.connection import Connection
 
@@ -117,27 +117,27 @@ class HeaderParser:
     def feed(self, data: bytes) -> tuple[int, bool]:
         """Return how many bytes of `data` belong to headers, and whether the final header is complete.
 
-        `data`: the bytes after those that earlier calls counted. Raises BadAnswer.
+        `data`: the bytes after those that earlier calls counted. Raises InvalidResponse.
         """
         end = (self._data + data).find(HEADER_END, max(0, len(self._data) - 3))
         used = len(data) if end < 0 else end + len(HEADER_END) - len(self._data)
         self._data += data[:used]
         if len(self._data) > MAX_HEADER:
-            raise BadAnswer(f"the response header is longer than {MAX_HEADER} bytes", self._context)
+            raise InvalidResponse(f"the response header is longer than {MAX_HEADER} bytes", self._context)
         if end < 0:
             return used, False
         try:
             self.message.feed(self._data)
         except httptools.HttpParserError as error:
-            raise BadAnswer(f"not an HTTP response ({error})", self._context) from error
+            raise InvalidResponse(f"not an HTTP response ({error})", self._context) from error
         status = self.message.header.status
         if not status:
-            raise BadAnswer("not an HTTP response (no status line)", self._context)
+            raise InvalidResponse("not an HTTP response (no status line)", self._context)
         if not 100 <= status < 200:
             return used, True
         self._interim += 1
         if self._interim > MOST_INTERIM:
-            raise BadAnswer(
+            raise InvalidResponse(
                 f"over {MOST_INTERIM} interim (1xx) responses came before the response", self._context
             )
         self.message.release()
@@ -240,7 +240,7 @@ class ResponseReader:
         try:
             message.feed(bytes(memory[:count]))
         except httptools.HttpParserError as error:
-            raise BadAnswer(f"not an HTTP response ({error})", self._context) from error
+            raise InvalidResponse(f"not an HTTP response ({error})", self._context) from error
         if not count and not message.header.has_length:
             message.complete = True
         return not count or message.complete or len(message.body) > most
