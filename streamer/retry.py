@@ -173,7 +173,7 @@ class Attempts(Generic[E]):
             ):
                 raise error
             context = first.context if error.context.bucket is None else error.context
-            if error.message.startswith(first.message):
+            if error.message.startswith(first.message) and first.context.request_id is None:
                 errors = f"first and last error: {error.message}"
             else:
                 before = first.message if first.context == context else first
