@@ -11,11 +11,11 @@ from itertools import accumulate, islice
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from sidecar.job.stored_index import open_stored
-from streamer.errors import SinkError
+from streamer.errors import ConfigError, SinkError
 from streamer.formats.record_format import RecordFormat
 from streamer.formats.record_index import IndexedObject, RecordIndex, block
 from streamer.plan import Entries, ObjectRef
@@ -88,7 +88,10 @@ def test_columns_have_the_sums_of_the_loop(
     select = None
     if selection not in (None, RecordSelection()):
         select = partial(select_records, entries, table.counts, selection)
-    order = RecordOrder(table.counts, entries.sizes, seed=seed, block=block, select=select)
+    try:
+        order = RecordOrder(table.counts, entries.sizes, seed=seed, block=block, select=select)
+    except ConfigError:  # no record is selected
+        reject()
     every, most_slices, most_runs = limits
     for epoch in (0, 3):
         found = sum_columns(
@@ -108,8 +111,6 @@ def test_columns_have_the_sums_of_the_loop(
                 assert sums == before[step]
             from_there, whole = Walk(order, epoch, walk), Walk(order, epoch)
             assert list(islice(deal.deal(from_there, step), 9)) == list(islice(deal.deal(whole, step), 9))
-        if every < deal.global_batch < order.records // 2:
-            assert found.positions
 
 
 @given(st.data())
@@ -181,3 +182,4 @@ def test_host_ranks_have_the_same_sums_by_columns() -> None:
     found, due = ranks.sums(0), loop(order, 0, table, entries, deal)
     assert found.totals == due.totals
     assert found.totals[2] == sum(map(sum, sizes))
+    assert len(found.positions) > 10
