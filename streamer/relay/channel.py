@@ -42,9 +42,11 @@ from streamer.relay.channel_report import ChannelReport
 from streamer.relay.channel_spec import NO_EVENTS
 from streamer.relay.channel_state import ChannelState, snapshot
 from streamer.relay.deliver.delivery import Delivery
+from streamer.relay.deliver.key_list import RetriedKeyList
 from streamer.relay.epoch_runner import EpochRunner
 from streamer.relay.epoch_trailers import EpochTrailers
 from streamer.relay.fetch.prefetcher import Prefetcher, StreamSpec
+from streamer.retry import retry_while_refused
 from streamer.s3.checksums import ChecksummingSource, ChecksumVerifier
 from streamer.sink.fifo import FifoDirectory
 from streamer.sink.write_ends import LocalWriteEnds
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     from streamer.relay.channel_spec import ChannelEvents, ChannelSpec
     from streamer.relay.channel_state import ChannelFailure
     from streamer.relay.deliver.epoch_delivery import EpochDelivery
+    from streamer.relay.deliver.key_list import KeyList
     from streamer.relay.deliver.shared_fifo import SharedFifo
     from streamer.relay.staging.stage import Stages
     from streamer.relay.statistics import ChannelStatistics
@@ -249,7 +252,7 @@ class Channel:
             key_lists=self._key_list if self.spec.lists_keys else None,
         )
 
-    async def _key_list(self, epoch: int, consumed: int) -> KeyListWriter:
+    async def _key_list(self, epoch: int, consumed: int) -> KeyList:
         """As `KeyLists`. Raises SinkError."""
         begun = epoch == self._state.start.epoch
         if begun and self.spec.start.changed:
@@ -261,7 +264,7 @@ class Channel:
         ahead = not (self._plan.rewrites or self.spec.when_changed.amends)
         made: list[KeyListWriter] = []
 
-        def make() -> None:
+        def make() -> None:  # a call after a refused one makes the list anew: its FIFO has had no byte
             made.append(
                 self._fifos.key_list(
                     epoch,
@@ -274,12 +277,12 @@ class Channel:
             )
 
         try:
-            await in_thread(make)
+            await retry_while_refused(partial(in_thread, make), self.spec.retry, self._report.shortage)
         except asyncio.CancelledError:
             for writer in made:
                 writer.close()
             raise
-        return made[0]
+        return RetriedKeyList(made[0], self.spec.retry, self._report.shortage)
 
     async def _run_epochs(self, delivery: EpochDelivery) -> None:
         if self.spec.start.refused is not None:

@@ -61,8 +61,15 @@ if TYPE_CHECKING:
     from streamer.plan import ObjectStart, Position
     from streamer.sink.name_watch import NameWatch
 
-_LACKS = {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
-"""Errors that mean a lack of space, descriptors or memory."""
+_SPACE, _FILES = "free space or inodes on that file system", "raise the limit of open files (ulimit -n)"
+_REMEDIES = {
+    errno.ENOSPC: _SPACE,
+    errno.EDQUOT: _SPACE,
+    errno.EMFILE: _FILES,
+    errno.ENFILE: _FILES,
+    errno.ENOMEM: "see to the machine's memory",
+}
+"""What to do about a lack of space, descriptors or memory."""
 KEPT_KEY_LISTS = 4
 """Number of last epochs whose key lists are kept; a reader may be in the epoch before the present one."""
 KEPT_TRAILERS = 64
@@ -385,9 +392,5 @@ def _mapped(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        remedy = (
-            "free space on that file system, or raise `ulimit -n`"
-            if error.errno in _LACKS
-            else "check that the directory exists and is writable"
-        )
+        remedy = _REMEDIES.get(error.errno or 0, "check that the directory exists and is writable")
         raise Shortage(f"{path}: {error.strerror or error}; {remedy}") from error

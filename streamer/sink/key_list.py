@@ -7,6 +7,9 @@ bytes at the plan's offsets, it writes the lines of further objects too (`ahead`
 nothing. If objects are inflated, replaced or skipped on delivery, an object's offset in the stream is known
 only when its first byte is delivered.
 
+If the machine refuses a line (no space), the same call may be repeated. It goes on after the last byte that
+has been written.
+
 A sidecar that takes over a FIFO goes on with the file. It leaves out the lines that are in it, and cuts off a
 last line that is not whole. It reads two blocks of the file, and walks over the plan to the first new line.
 This takes some microseconds per object before that line, so the owner makes the writer in a thread.
@@ -68,15 +71,18 @@ class KeyListWriter:
         self._next: ObjectStart | None = None
         self._last: KeyListLine | None = None
         """Last line that the file has from an earlier sidecar, until the objects after it are reached."""
+        self._unwritten = b""
+        """Text of whole lines, the first perhaps begun, that the machine has refused to write."""
         if not held:
             _remove(path)
         flags = os.O_RDWR if held else os.O_WRONLY | os.O_CREAT | os.O_EXCL
         self._fd = os.open(path, flags | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         try:
-            if held and os.fstat(self._fd).st_size:  # a sidecar may be killed before the first line
+            if held and not _has_part_of(first_line(run), self._fd):
                 size, self._last = _last_line(self._fd, run)
                 os.ftruncate(self._fd, size)
-            else:
+            else:  # a sidecar may be killed, or its disk be full, before the end of the first line
+                os.ftruncate(self._fd, 0)
                 self._append(first_line(run))
             if ahead and self._last is not None:
                 first = self._last.offset - 1  # several objects may begin at the last line's offset
@@ -92,8 +98,9 @@ class KeyListWriter:
         """Write the lines of the objects that begin in `count` bytes of the plan from `consumed` on.
 
         Call it before these bytes are written. `delivered`: offset of the first of them in the stream. Raises
-        Shortage.
+        Shortage; the caller then repeats the same call until it succeeds.
         """
+        self.flush()
         if self._next is None:
             self._advance()  # an open plan may know its next object by now
         end = consumed + count
@@ -110,17 +117,29 @@ class KeyListWriter:
                 offset += start.offset - consumed
             self._begun = True
             line = KeyListLine(offset, start.number, start.key, start.bucket)
+            start = self._advance()
             if self._is_new(line):
                 lines.append(encoded(line))
                 if len(lines) == MOST_LINES:
-                    self._append(b"".join(lines))
+                    text = b"".join(lines)
                     lines.clear()
-            start = self._advance()
+                    self._append(text)
         if lines:
             self._append(b"".join(lines))
 
+    def flush(self) -> None:
+        """Write the lines that the machine has refused. Raises Shortage."""
+        try:
+            while self._unwritten:  # a full disk shortens a write, and refuses the next one
+                self._unwritten = self._unwritten[os.write(self._fd, self._unwritten) :]
+        except OSError as error:
+            raise Shortage(
+                f"{self._path}: {error.strerror}; free space on that file system, or remove RecordKeys"
+            ) from error
+
     def close(self) -> None:
-        """Close the file."""
+        """Close the file; lines that the machine has refused are dropped."""
+        self._unwritten = b""
         os.close(self._fd)
 
     def _advance(self) -> ObjectStart | None:
@@ -139,13 +158,8 @@ class KeyListWriter:
         return False
 
     def _append(self, text: bytes) -> None:
-        try:
-            while text:  # a full disk shortens a write, and refuses the next one
-                text = text[os.write(self._fd, text) :]
-        except OSError as error:
-            raise Shortage(
-                f"{self._path}: {error.strerror}; free space on that file system, or remove RecordKeys"
-            ) from error
+        self._unwritten += text
+        self.flush()
 
 
 def last_offset(directory: str, channel: str, epoch: int) -> int:
@@ -161,6 +175,12 @@ def last_offset(directory: str, channel: str, epoch: int) -> int:
     finally:
         os.close(fd)
     return 0 if line is None else line.offset
+
+
+def _has_part_of(line: bytes, fd: int) -> bool:
+    """Return whether a file has nothing but the first bytes of `line`, or nothing. Raises OSError."""
+    begin = os.pread(fd, len(line), 0)
+    return len(begin) < len(line) and line.startswith(begin)
 
 
 def _last_line(fd: int, run: str | None = None) -> tuple[int, KeyListLine | None]:

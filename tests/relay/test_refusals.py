@@ -13,11 +13,16 @@ from pathlib import Path
 import pytest
 
 from streamer.errors import Shortage
+from streamer.key_list import key_list_path, parsed
+from streamer.linux import PIPE_SIZE
 from streamer.relay.deliver.frame_aligner import WhenFailed
+from streamer.relay.deliver.object_changes import WhenChanged
 from streamer.retry import RetryPolicy
+from streamer.sink.key_list import AHEAD
 from streamer.sink.outlet import PipeOutlet
 from streamer.units import MIB
 from tests.kit.harness import EAGER, MORE_THAN_A_FIFO, Running, fill, running_channel
+from tests.kit.limits import full_after
 from tests.kit.pipes import eventually, off_loop, read_all
 from tests.kit.stub import S3Stub
 from tests.kit.trailers import published_trailer
@@ -89,6 +94,60 @@ async def test_a_directory_that_stays_away_fails_the_channel_and_ends_no_fifo(
         assert has_no_end(reader)
         assert len(running.states) == 1
         os.close(reader)
+
+
+def read_to_the_end(reader: int) -> bytes:
+    """Read what is left, and close."""
+    with open(reader, "rb", buffering=0) as file:
+        return b"".join(iter(lambda: file.read(MIB), b""))
+
+
+def listed_offsets(directory: Path) -> list[int]:
+    """Offsets of the objects in the key list of the first epoch."""
+    lines = Path(key_list_path(str(directory), "train", 0)).read_bytes().splitlines()[1:]
+    return [parsed(line).offset for line in lines]
+
+
+async def test_a_key_list_that_cannot_be_made_is_waited_for(stub: S3Stub, tmp_path: Path) -> None:
+    """As without a free inode: no byte of the epoch before the list exists."""
+    truth = fill(stub, [1000, 2000])
+    async with running_channel(stub, tmp_path, lists_keys=True, policy=EAGER) as running:
+        obstacle = Path(key_list_path(str(tmp_path), "train", 0))
+        obstacle.mkdir()
+        reading = asyncio.create_task(off_loop(read_all, running.fifo(0)))
+        await eventually(lambda: running.channel.statistics().errors)
+        assert obstacle.name in running.channel.statistics().errors[-1].text
+        obstacle.rmdir()
+        assert await reading == truth
+        assert published_trailer(tmp_path, "train", 0).state == "complete"
+        assert listed_offsets(tmp_path) == [0, 1000]
+
+
+@pytest.mark.parametrize("when_changed", ["fail", "skip"])
+async def test_a_key_list_that_cannot_grow_is_waited_for(
+    stub: S3Stub, tmp_path: Path, when_changed: WhenChanged
+) -> None:
+    """No byte comes whose line the list lacks: here the FIFO is full, and soon the disk is too."""
+    size, count = 2 * PIPE_SIZE // AHEAD, 2 * AHEAD
+    truth = fill(stub, [size] * count)
+    path = Path(key_list_path(str(tmp_path), "train", 0))
+    async with running_channel(
+        stub, tmp_path, lists_keys=True, policy=EAGER, when_changed=when_changed
+    ) as running:
+        reader = await off_loop(os.open, running.fifo(0), os.O_RDONLY)
+        got = await off_loop(os.read, reader, 1)
+        with full_after(path.stat().st_size + 10):
+            reading = asyncio.create_task(off_loop(read_to_the_end, reader))
+            await eventually(lambda: running.channel.statistics().errors)
+            note = running.channel.statistics().errors[-1]
+            assert (note.kind, note.text.split("; ")[1]) == (
+                "local",
+                "free space on that file system, or remove RecordKeys",
+            )
+            assert not reading.done()
+        assert got + await reading == truth
+        assert published_trailer(tmp_path, "train", 0).state == "complete"
+        assert listed_offsets(tmp_path) == [size * number for number in range(count)]
 
 
 async def test_a_foreign_file_in_the_place_of_the_next_fifo_is_waited_for(

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -13,12 +14,17 @@ from streamer.errors import ReaderGone
 from streamer.linux import ALL
 from streamer.plan import START, ObjectRef, Plan, Position
 from streamer.plan.dealing import DealtEpoch, Piece
+from streamer.plan.object_starts import object_starts
 from streamer.plan.record_table import END_MARK
 from streamer.relay.deliver.byte_queue import ByteQueue
 from streamer.relay.deliver.dealt_outlet import DealtOutlet
+from streamer.relay.deliver.key_list import RetriedKeyList
 from streamer.relay.deliver.shared_fifo import SharedFifo, SharedGroup
+from streamer.sink.key_list import AHEAD, KeyListWriter
 from streamer.sink.outlet import PipeOutlet
 from streamer.units import MIB
+from tests.kit.harness import EAGER
+from tests.kit.limits import full_after
 
 MARK = len(END_MARK)
 
@@ -143,6 +149,52 @@ class RefusedOnce:
             self.refused = True
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
         return self.left.drain_into(fd, most)
+
+
+async def test_a_key_list_on_a_full_disk_is_waited_for(tmp_path: Path) -> None:
+    """No byte of an object comes before its line; a reader that leaves meanwhile ends the epoch."""
+    size, count = 10, 2 * AHEAD
+    plan = Plan.of([ObjectRef("b", f"k{number}", size, "e") for number in range(count)])
+    path, group, refused = tmp_path / "list", SharedGroup([], 0), asyncio.Event()
+    fifo = SharedFifo("train-0", plan, START, group)
+    group.ranks = [[fifo]]
+
+    async def key_list(epoch: int, consumed: int) -> RetriedKeyList:
+        starts = partial(object_starts, plan, epoch)
+        writer = KeyListWriter(str(path), "r", starts, first=0, consumed=consumed, ahead=True, held=False)
+        return RetriedKeyList(writer, EAGER, lambda _: refused.set())
+
+    fifo.key_lists = key_list
+    for leaves in (False, True):
+        reader, write_end = os.pipe()
+        outlet = PipeOutlet(write_end, on_gone=fifo.wake)
+        fifo.begin(0)
+        delivering = asyncio.create_task(fifo.deliver(0, outlet))
+        while not fifo.takes(0):
+            group.changed.clear()
+            await group.changed.wait()
+        fifo.begin_stream(0)
+        source = ByteQueue([bytes(size * count)])
+        assert fifo.take(source, size * AHEAD) == size * AHEAD
+        with full_after(path.stat().st_size):
+            with pytest.raises(BlockingIOError):
+                fifo.take(source, size)
+            waiting = asyncio.create_task(fifo.writable())
+            await refused.wait()
+            assert (len(os.read(reader, MIB)), waiting.done()) == (size * AHEAD, False)
+            if leaves:
+                os.close(reader)
+                await waiting
+                with pytest.raises(ReaderGone):
+                    await delivering
+        if not leaves:
+            await waiting
+            assert fifo.take(source, size * AHEAD) == size * AHEAD
+            await delivering
+            assert len(path.read_bytes().splitlines()) == 1 + count
+            os.close(reader)
+        refused.clear()
+        outlet.close()
 
 
 async def test_a_shortage_of_the_pipe_of_copies_is_waited_for() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from functools import partial
@@ -9,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from streamer.errors import Shortage
 from streamer.key_list import KeyListLine, parsed
 from streamer.plan import ObjectRef, ObjectStart, Plan
 from streamer.plan.object_starts import object_starts
-from streamer.sink.key_list import AHEAD, BLOCK, KeyListWriter
+from streamer.sink.key_list import AHEAD, BLOCK, MOST_LINES, KeyListWriter
+from tests.kit.limits import full_after
 
 
 def lines(path: Path) -> list[KeyListLine]:
@@ -82,6 +85,43 @@ def test_a_second_sidecar_goes_on_with_an_empty_file(tmp_path: Path) -> None:
     inode = path.stat().st_ino
     writer_of(path, plan, held=True).close()
     assert (path.read_bytes(), path.stat().st_ino) == (due, inode)
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_refused_line_is_written_later(tmp_path: Path, ahead: bool) -> None:
+    """The disk is full inside each line and between two; the same call goes on where the last one ended."""
+    sizes = [3] * (MOST_LINES + 9)
+    plan, path = plan_of(*sizes), tmp_path / "list"
+    whole = writer_of(path, plan, ahead=ahead)
+    whole.reach(0, sum(sizes), 0)
+    whole.close()
+    due = path.read_bytes()
+    writer = writer_of(path, plan, ahead=ahead)
+    first = len(due.splitlines(keepends=True)[0])
+    for most in (*range(max(path.stat().st_size, first), 2_000, 7), len(due) - 30):
+        with full_after(most), pytest.raises(Shortage, match="or remove RecordKeys"):
+            writer.reach(0, sum(sizes), 0)
+        assert path.read_bytes() == due[: max(most, path.stat().st_size)]
+    writer.reach(0, sum(sizes), 0)
+    writer.close()
+    assert path.read_bytes() == due
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+@pytest.mark.parametrize("most", [0, 5, 60])
+def test_a_list_whose_begin_is_refused_is_begun_again(tmp_path: Path, most: int, ahead: bool) -> None:
+    """By the next call, or by the next sidecar, which goes on with the same file."""
+    plan, path = plan_of(*[3] * 9), tmp_path / "list"
+    writer_of(path, plan, ahead=True).close()
+    due = path.read_bytes()
+    for held in (False, True):
+        path.unlink()
+        with full_after(most), contextlib.suppress(Shortage):
+            writer_of(path, plan, ahead=ahead).close()
+        assert len(path.read_bytes()) <= most
+        again = writer_of(path, plan, ahead=True, held=held)
+        again.close()
+        assert path.read_bytes() == due
 
 
 def test_a_fifo_that_begins_inside_an_object_has_its_line(tmp_path: Path) -> None:

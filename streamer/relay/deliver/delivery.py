@@ -201,10 +201,16 @@ class Delivery:
                 continue
             timer.enter("moving")
             if transformer is not None:
-                left -= max(LEAST, await self._transform(transformer))
+                left -= max(LEAST, await self._transform(transformer, outlet))
                 continue
-            if self._keys is not None and (slot := self._window.head_of_line) is not None:
-                self._note_keys(self._keys, len(slot.part) - slot.delivered, self.delivered)
+            if (
+                self._keys is not None
+                and (slot := self._window.head_of_line) is not None
+                and not self._lists(self._keys, len(slot.part) - slot.delivered, self.delivered)
+            ):
+                timer.enter("blocked")
+                await self._keys.writable(outlet)
+                continue
             try:
                 count = outlet.push(fetch.stage)
             except BlockingIOError:
@@ -294,8 +300,8 @@ class Delivery:
             self.consumed += planned
         self.prefetcher.start()
 
-    async def _transform(self, transformer: BodyTransformer) -> int:
-        """Move some bytes of the head of line through `transformer`; return how many."""
+    async def _transform(self, transformer: BodyTransformer, outlet: Outlet) -> int:
+        """Move some bytes of the head of line through `transformer` into `outlet`; return how many."""
         limited = self._quota.limited
         most = LESS_TAKEN if limited or (self._plan.inflate and not self._quota.ahead) else MOST_TAKEN
         if (piece := self._taking.take(transformer, most, ahead=not limited)) is None:
@@ -311,8 +317,9 @@ class Delivery:
             and slot.part.body
         ):
             points.note(slot.part.epoch, ResumePoint(self.consumed, self.delivered))
-        if self._keys is not None:
-            self._note_keys(self._keys, len(data), self.delivered + transformer.pending)
+        if (keys := self._keys) is not None:
+            while not self._lists(keys, len(data), self.delivered + transformer.pending):
+                await keys.writable(outlet)
         await transformer.pass_on(slot.part, slot.delivered, data)
         if limited:
             await transformer.settle()  # the limit is of delivered bytes
@@ -324,10 +331,14 @@ class Delivery:
     def _drop_taken(self) -> None:
         self._counters.wasted_bytes += self._taking.drop()
 
-    def _note_keys(self, keys: KeyList, count: int, delivered: int) -> None:
-        """List the objects that begin in the next `count` bytes. Raises Shortage."""
-        # The bytes of a replacement stand for the first byte of the planned object.
-        keys.reach(self.consumed, count if self._detour is None else 1, delivered)
+    def _lists(self, keys: KeyList, count: int, delivered: int) -> bool:
+        """List the objects that begin in the next `count` bytes; return False if the machine refuses."""
+        try:
+            # The bytes of a replacement stand for the first byte of the planned object.
+            keys.reach(self.consumed, count if self._detour is None else 1, delivered)
+        except BlockingIOError:
+            return False
+        return True
 
     async def _pause(self, seconds: float) -> None:
         """Wait at most `seconds` or LONGEST_PAUSE for a bandwidth limit, less if `changed` is set."""

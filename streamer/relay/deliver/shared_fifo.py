@@ -170,7 +170,7 @@ class SharedFifo:
         """Move at most `most` bytes of `source` into the FIFO; return how many.
 
         0 if the reader leaves, or the kernel refuses the write for good. Raises BlockingIOError if the FIFO
-        is full.
+        is full, or the machine refuses a line of the key list.
         """
         outlet = self.outlet
         if outlet is None:
@@ -193,6 +193,8 @@ class SharedFifo:
         if (outlet := self.outlet) is None:
             return
         try:
+            if self._keys is not None:
+                await self._keys.writable(outlet)
             await outlet.writable()
         except (ReaderGone, SinkError) as error:
             self.leave(error)
