@@ -19,6 +19,7 @@ at least `LAST_REQUEST` seconds.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 from contextvars import ContextVar
@@ -38,7 +39,7 @@ from streamer.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterator
 
 LAST_REQUEST = 1.0
 """Minimum seconds for a request, even if `give_up_after` passes meanwhile."""
@@ -83,7 +84,7 @@ _around: ContextVar[Attempts[Any] | None] = ContextVar("attempts", default=None)
 
 def note_failure(error: PenstockError) -> None:
     """Note a failure inside an attempt, even one that is retried there; a timeout's error names the first."""
-    if (attempts := _around.get()) is not None and isinstance(error, UNAVAILABLE):
+    if (attempts := _around.get()) is not None and isinstance(error, (Transient, ClockSkew, Expired)):
         attempts.note(error)
 
 
@@ -137,20 +138,41 @@ class Attempts(Generic[E]):
 
     async def bounded(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Run one attempt until the time without progress is over. Raises Transient on that timeout."""
+        try:
+            with self.noting():
+                async with asyncio.timeout(self.left) as self._limit:
+                    return await ask()
+        except TimeoutError as error:
+            spent = time.monotonic() - self.since
+            raise self.timed_out(
+                f"no answer came in the {spent:.0f} s that were left", self._context
+            ) from error
+        finally:
+            self._limit = None
+
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[None]:
+        """Collect the failures inside one attempt, which the block makes (`note_failure`)."""
         self._noted = None
         around = _around.set(self)
         try:
-            async with asyncio.timeout(self.left) as self._limit:
-                return await ask()
-        except TimeoutError as error:
-            spent = time.monotonic() - self.since
-            late = f"no answer came in the {spent:.0f} s that were left"
-            if (noted := self._noted) is not None:
-                raise Transient(f"{noted.message}; {late}", noted.context) from error
-            raise Transient(late, self._context) from error
+            yield
         finally:
-            self._limit = None
             _around.reset(around)
+
+    def timed_out(self, late: str, context: ErrorContext | None, *, silent: float = 0.0) -> SourceError:
+        """Return the error of an attempt that had no time left; it names the first failure inside it.
+
+        `late`: text of the timeout. `context`: if that failure has none. `silent`: see `Transient`.
+        """
+        if (noted := self._noted) is None:
+            return Transient(late, context, silent=silent)
+        text = f"{noted.message}; {late}"
+        if noted.context != ErrorContext():
+            context = noted.context
+        if isinstance(noted, Expired):
+            return Expired(text, context)
+        return Transient(text, context, silent=silent)
 
     def wait_after(self, error: E) -> float:
         """Return the seconds to wait before the next attempt.

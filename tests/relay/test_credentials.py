@@ -22,11 +22,19 @@ from aiohttp import web
 from botocore.credentials import ReadOnlyCredentials
 
 from sidecar.process.exits import Exit, exit_code
-from streamer.errors import Denied, Expired, GaveUp, SourceError
-from streamer.plan import Plan, S3Uri
+from streamer.errors import Denied, ErrorContext, Expired, GaveUp, SourceError
+from streamer.plan import ObjectRef, Part, Plan, S3Uri
+from streamer.relay.fetch.part_fetch import PartFetch
+from streamer.relay.staging.buffers import BufferPool, BufferStages
+from streamer.relay.statistics import ChannelCounters
 from streamer.retry import RetryPolicy
 from streamer.s3.catalog.pages import AiobotocorePages
-from streamer.s3.client.credentials import RenewableCredentials
+from streamer.s3.client.credentials import RenewableCredentials, renewed
+from streamer.s3.client.faults import error_from_response
+from streamer.s3.ranges import Body, RangeRequest
+from streamer.schedule.budget import MemoryBudget
+from streamer.schedule.concurrency import ConcurrencyController
+from streamer.units import MIB
 from tests.kit.harness import PagesFrom, RunChannel, fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all
 from tests.kit.planning import plan_prefix
@@ -367,6 +375,53 @@ class Found:
 
     async def get_frozen_credentials(self) -> ReadOnlyCredentials:
         return ReadOnlyCredentials(f"AKID{self.number}", "secret", None)
+
+
+class Signing:
+    """A source of bodies that has credentials before it sends a request."""
+
+    name = "signing"
+    span_size = 0
+
+    def __init__(self, credentials: RenewableCredentials) -> None:
+        self.credentials = credentials
+
+    async def open(self, request: RangeRequest) -> Body:
+        raise LookupError(f"{request} was signed by {await self.credentials.get_frozen_credentials()}")
+
+
+async def test_a_renewal_that_hangs_is_named_with_its_source() -> None:
+    """The part's own time limit ends it, before that of the renewal."""
+
+    async def load() -> None:
+        await asyncio.Event().wait()
+
+    lasting = RenewableCredentials(Found(0), load, limit=60)
+    context = ErrorContext("b", "k", 0)
+    expired = error_from_response(
+        status=400, code="ExpiredToken", message="", request_id="R1", retry_after=None, date=None,
+        context=context,
+    )  # fmt: skip
+    first = renewed(expired, lasting, asyncio.get_running_loop().time())
+    stages = BufferStages(MemoryBudget(MIB, ConcurrencyController(1, MIB, most=1)).quota(), BufferPool())
+    counters = ChannelCounters()
+    part = Part(0, ObjectRef("b", "k", 10, "e"), 0, 10, 0)
+    fetch = PartFetch(
+        stages.make(part, on_change=lambda: None, counters=counters),
+        Signing(lasting),
+        policy=RetryPolicy(give_up_after=1.0, first_wait=0.001, longest_wait=0.001),
+        counters=counters,
+        quota=stages.quota,
+    )
+    with pytest.raises(GaveUp) as caught:
+        await fetch.run(first)
+    before, after = caught.value.message.split("; last error: ")
+    assert before.endswith("request id R1)")
+    assert "expired; renew the credentials" in before
+    assert "their source is shared-credentials-file" in before
+    assert after.startswith("the credentials cannot be renewed (their source did not respond in ")
+    assert "which is shared-credentials-file; no byte for the last 1 s" in after
+    assert exit_code(caught.value) == Exit.DENIED
 
 
 async def test_many_that_wait_for_a_chain_that_fails_ask_it_once() -> None:

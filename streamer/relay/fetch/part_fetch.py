@@ -118,7 +118,7 @@ class PartFetch:
         """Request the missing rest of the part. Raises SourceError."""
         self._attempts += 1
         try:
-            async with _first_byte_within(attempts.left, self.stage):
+            async with _first_byte_within(attempts, self.stage):
                 await self._attempt(self._attempts)
         except SourceError as error:
             if self._has_progressed():
@@ -249,9 +249,9 @@ def _waiting_for(error: SourceError) -> Phase:
 
 
 @contextlib.asynccontextmanager
-async def _first_byte_within(seconds: float, stage: Stage) -> AsyncIterator[None]:
-    """Cancel the block if the stage has no new byte after `seconds`. Raises Transient."""
-    loop, received = asyncio.get_running_loop(), stage.received
+async def _first_byte_within(attempts: Attempts[SourceError], stage: Stage) -> AsyncIterator[None]:
+    """Cancel the block if the stage has no new byte in the time that is left. Raises SourceError."""
+    loop, received, seconds = asyncio.get_running_loop(), stage.received, attempts.left
 
     def look() -> None:
         if stage.received == received:
@@ -259,11 +259,13 @@ async def _first_byte_within(seconds: float, stage: Stage) -> AsyncIterator[None
 
     timer = loop.call_later(seconds, look)
     try:
-        async with asyncio.timeout(None) as limit:
-            yield
+        with attempts.noting():
+            async with asyncio.timeout(None) as limit:
+                yield
     except TimeoutError as error:
         ref, offset = stage.part.at(stage.part.start + received)
         context = ErrorContext(ref.bucket, ref.key, offset)
-        raise Transient(f"no byte for the last {seconds:.0f} s", context, silent=seconds) from error
+        late = f"no byte for the last {seconds:.0f} s"
+        raise attempts.timed_out(late, context, silent=seconds) from error
     finally:
         timer.cancel()

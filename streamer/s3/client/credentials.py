@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from streamer.errors import Denied, Expired, PenstockError, SourceError
+from streamer.retry import note_failure
 from streamer.s3.client.faults import error_text
 from streamer.secrets import quoted, remember
 
@@ -67,6 +68,7 @@ class RenewableCredentials:
         """Return key, secret and token for one request. Raises Expired if a renewal fails."""
         if time.monotonic() < self._failed_at + PAUSE:
             raise Expired(self._failure)
+        begun = time.monotonic()
         try:
             if self._stale or hasattr(self._current, "refresh_needed"):
                 async with asyncio.timeout(self._limit):
@@ -77,6 +79,10 @@ class RenewableCredentials:
                 frozen = await self._current.get_frozen_credentials()
         except PenstockError:
             raise
+        except asyncio.CancelledError:
+            late = f"their source did not respond in {time.monotonic() - begun:.0f} s"
+            note_failure(Expired(self._not_renewed(late)))  # for the caller's own time limit
+            raise
         except Exception as error:
             # Processes, files, STS and metadata services each have their own classes of errors.
             self._failed_at = time.monotonic()
@@ -86,10 +92,7 @@ class RenewableCredentials:
                 if isinstance(error, TimeoutError)
                 else f"{type(error).__name__}: {quoted(error_text(error))}"
             )
-            self._failure = (
-                f"the credentials cannot be renewed ({reason}); "
-                f"check their source, which is {self._current.method}"
-            )
+            self._failure = self._not_renewed(reason)
             raise Expired(self._failure) from error
         if (secrets := (frozen.access_key, frozen.secret_key, frozen.token)) != self._remembered:
             if all(isinstance(each, str) for each in secrets if each is not None):
@@ -102,6 +105,9 @@ class RenewableCredentials:
             self._remembered = secrets
         self._static = None if hasattr(self._current, "refresh_needed") else frozen
         return frozen
+
+    def _not_renewed(self, reason: str) -> str:
+        return f"the credentials cannot be renewed ({reason}); check their source, which is {self.method}"
 
     async def _renew(self) -> None:
         async with self._lock:
@@ -151,7 +157,11 @@ def renewed(error: SourceError, credentials: RenewableCredentials | None, sent_a
     Returns Denied instead of Expired if a renewal cannot help. `sent_at`: time at which the request was sent
     (time.monotonic()).
     """
-    if not isinstance(error, Expired) or (credentials is not None and credentials.refused(sent_at)):
+    if not isinstance(error, Expired):
+        return error
+    if credentials is not None and credentials.refused(sent_at):
+        if error.code:
+            error.message += f"; their source is {credentials.method}"
         return error
     denied = Denied(error.message, error.context)
     denied.code = error.code
