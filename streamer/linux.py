@@ -10,12 +10,13 @@ import contextlib
 import fcntl
 import functools
 import os
+import resource
 import select
 import struct
 import termios
 from typing import Any
 
-from streamer.units import MIB
+from streamer.units import MIB, human_bytes
 
 PIPE_SIZE = 1 << 20
 """Default of /proc/sys/fs/pipe-max-size, in bytes: the largest pipe of an unprivileged process."""
@@ -220,6 +221,21 @@ class Pipe:
         """Close both ends."""
         os.close(self.read_fd)
         os.close(self.write_fd)
+
+
+def thread_remedy() -> str:
+    """Return what to raise if no thread can be started, as text.
+
+    pthread_create(3) gives one error for a limit of tasks and for a stack that finds no address space.
+    """
+    tasks = "pids.max of the cgroup (a container's PID limit) or the limit of processes (ulimit -u)"
+    space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if space == resource.RLIM_INFINITY:
+        return f"raise {tasks}"
+    return (
+        f"raise the limit of address space (ulimit -v), which is {human_bytes(space)} and must hold a stack "
+        f"for each thread, or, if that does not help, {tasks}"
+    )
 
 
 def is_ready(fd: int, events: int) -> bool:

@@ -1,10 +1,10 @@
 """Runs a command on uvloop, after it has started every thread that the event loop will need.
 
-The machine may refuse a new thread (pids.max of a cgroup, RLIMIT_NPROC). In mid-stream that would be worst:
-libuv ends the process by abort(3), and an executor loses the work. So `run` starts the threads first: those
-of the default executor (planning, inflating, files) and of libuv (name resolution). If the machine grants
-fewer threads than wanted, the executor is smaller. If it grants too few, `run` raises SinkError before any
-FIFO is offered. `streamer.sink.write_ends` starts the threads that wait for readers.
+The machine may refuse a new thread (pids.max of a cgroup, RLIMIT_NPROC, RLIMIT_AS). In mid-stream that would
+be worst: libuv ends the process by abort(3), and an executor loses the work. So `run` starts the threads
+first: those of the default executor (planning, inflating, files) and of libuv (name resolution). If the
+machine grants fewer threads than wanted, the executor is smaller. If it grants too few, `run` raises
+SinkError before any FIFO is offered. `streamer.sink.write_ends` starts the threads that wait for readers.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ import uvloop
 
 from sidecar.process.local_errors import local_error
 from streamer.errors import PenstockError, SinkError
+from streamer.linux import thread_remedy
+from streamer.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -116,8 +118,8 @@ def _start_threads(runner: asyncio.Runner) -> ThreadPoolExecutor:
 
 def _too_few(granted: int, wanted: str) -> SinkError:
     return SinkError(
-        f"this machine allows the sidecar {granted} more threads, and it needs {wanted}: raise pids.max of "
-        "the cgroup (a container's PID limit) or the limit of processes (ulimit -u)"
+        f"this machine allows the sidecar {counted(granted, 'more thread')}, and it needs {wanted}: "
+        f"{thread_remedy()}"
     )
 
 

@@ -22,7 +22,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Protocol
 
 from streamer.errors import ReaderGone, SinkError
-from streamer.linux import descriptor_path
+from streamer.linux import descriptor_path, thread_remedy
 from streamer.sink.outlet import PipeOutlet
 
 if TYPE_CHECKING:
@@ -120,8 +120,8 @@ class LocalWriteEnds:
             self._opener = Opener(f"open {channel}")  # now: later, with readers waiting, it may fail
         except RuntimeError as error:
             raise SinkError(
-                f"no thread can be started that waits for the reader of channel {channel} ({error}): raise "
-                "pids.max of the cgroup (a container's PID limit) or the limit of processes (ulimit -u)"
+                f"no thread can be started that waits for the reader of channel {channel} ({error}): "
+                f"{thread_remedy()}"
             ) from error
 
     async def open(self, position: Position, path_fd: int, *, on_gone: Callable[[], None]) -> PipeOutlet:

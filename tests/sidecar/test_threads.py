@@ -44,6 +44,7 @@ def test_too_few_threads_end_with_a_line_that_says_what_to_raise(stub: S3Stub, t
     done = with_threads(0, "plan", "-c", path)
     assert done.returncode == 7, done.stderr
     assert done.stderr.startswith("penstock: this machine allows the sidecar 0 more threads")
+    assert "raise the limit of address space (ulimit -v), which is 512 MiB and" in done.stderr
     assert "pids.max" in done.stderr
 
 

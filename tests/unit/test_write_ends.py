@@ -1,10 +1,18 @@
-"""Opening FIFOs: what a cancelled open leaves behind."""
+"""Opening FIFOs: what a cancelled open leaves behind, and the error without a thread."""
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
+import threading
 from pathlib import Path
+
+import pytest
+
+from streamer.errors import SinkError
+from streamer.sink.write_ends import LocalWriteEnds
+from streamer.units import GIB
 
 PROGRAM = """
 import asyncio, os, resource, sys, threading
@@ -38,3 +46,25 @@ def test_a_process_ends_that_has_no_descriptor_to_unblock_an_open(tmp_path: Path
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "train_0")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("cancelled\n", "")
+
+
+@pytest.mark.parametrize(
+    ("space", "remedy"),
+    [
+        (resource.RLIM_INFINITY, "raise pids.max of the cgroup"),
+        (GIB, "raise the limit of address space (ulimit -v), which is 1 GiB and must hold a stack"),
+    ],
+)
+def test_without_a_thread_the_error_names_the_limits_that_there_are(
+    monkeypatch: pytest.MonkeyPatch, space: int, remedy: str
+) -> None:
+    """The kernel refuses a thread for its number and for its stack by the same error."""
+
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (space, resource.RLIM_INFINITY))
+    with pytest.raises(SinkError) as caught:
+        LocalWriteEnds("train")
+    assert f"channel train (can't start new thread): {remedy}" in str(caught.value)
