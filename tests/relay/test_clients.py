@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from streamer.errors import ConfigError
 from streamer.s3.client.endpoint import Endpoint
 from streamer.s3.client.session import open_clients
 from tests.kit.harness import clients_of
-from tests.kit.stub import S3Stub
+from tests.kit.stub import S3Stub, stalls
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
 
@@ -42,6 +44,21 @@ async def test_a_request_that_is_cancelled_leaves_the_others_their_client(stub: 
         first.cancel()
         assert (await second)["ContentLength"] == 5
         assert first.cancelled()
+
+
+async def test_a_body_of_aiobotocore_given_up_over_tls_closes_its_socket(tls_stub: S3Stub, tmp_path: Path) -> None:
+    """Without waiting for the server's end of the connection, which would outlast the event loop."""
+    tls_stub.objects["b/k"] = b"bytes"
+    tls_stub.faults["b/k"].append(stalls(tls_stub, after=1))
+    async with clients_of(tls_stub, ca_bundle=str(tmp_path / "ca.pem")) as clients:
+        response = await clients.data.get_object(Bucket="b", Key="k")
+        fd = response["Body"].raw_stream.connection.transport.get_extra_info("socket").fileno()
+        os.fstat(fd)
+        response["Body"].close()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)
 
 
 async def test_an_endpoint_that_botocore_refuses_is_an_error_at_the_start() -> None:

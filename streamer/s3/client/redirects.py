@@ -43,6 +43,7 @@ class UnfollowingSession(AIOHTTPSession):  # type: ignore[misc]
     async def _create_connector(self, proxy_url: str | None) -> Any:
         connector = await super()._create_connector(proxy_url)
         connector.connect = partial(_clean_connection, connector.connect)
+        connector._release = partial(_release_at_once, connector._release)  # noqa: SLF001
         return connector
 
     async def _get_session(self, proxy_url: str | None) -> _Unfollowing:
@@ -77,6 +78,19 @@ async def _clean_connection(
         if protocol is None or not (protocol.should_close or _readable(protocol.transport)):
             return connection
         connection.close()
+
+
+def _release_at_once(release: Callable[..., None], key: Any, protocol: Any, **options: Any) -> None:
+    """Give a connection back to the pool; if the pool closes it, close its socket at once.
+
+    Over TLS asyncio waits up to 30 s for the server's end of a connection; a silent one sends none.
+    aiohttp does not wait for asyncio, so a cancelled request's socket could outlast the client and the loop.
+    `release`: the pool's method.
+    """
+    transport = protocol.transport
+    release(key, protocol, **options)
+    if transport is not None and transport.is_closing():
+        transport.abort()
 
 
 def _readable(transport: asyncio.BaseTransport | None) -> bool:
