@@ -16,7 +16,7 @@ without the feeder. Readers of other packages run in a process with default allo
 round is not counted. The files of one case at a time are in /dev/shm, at most 1 GB for both.
 
 The package `tfrecord` checks no checksums, and Penstock's readers check all. It is no dependency: without it
-(`pip install tfrecord crc32c`) its rows, and the ratios of PyTorch and plain Python, are left out. With
+(`pip install --group bench`) its rows, and the ratios of PyTorch and plain Python, are left out. With
 `--before DIR` each reader of Penstock also runs with the `streamer` of that checkout.
 """
 

@@ -91,7 +91,7 @@ def sum_columns(
     np = load_numpy()
     if np is None:
         return None
-    sums = _Sums(np, deal, order.records, positions_every)
+    sums = _ColumnSums(np, deal, order.records, positions_every)
     offsets = _Offsets(np, table.columns)
     runs = _chunks(np, order, layout, epoch)
     for window in _windows(np, runs, deal, steps, most_slices=most_slices, most_runs=most_runs):
@@ -207,7 +207,7 @@ class _Offsets:
         return cast("Numbers", self._np.frombuffer(some, self._np.int64))
 
 
-class _Sums:
+class _ColumnSums:
     """Sums of the windows so far."""
 
     def __init__(self, np: Any, deal: Deal, records: int, every: int) -> None:

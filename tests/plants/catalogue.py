@@ -107,7 +107,7 @@ PLANTS = (
     Plant(
         "short body taken for whole",
         "streamer/s3/http/body.py",
-        'raise self._fail(Truncated(f"the body ended {self.left} bytes early", self._context))',
+        "raise self._fail(Truncated(f\"the body ended {counted(self.left, 'byte')} early\", self._context))",
         "count = self.left",
         (f"{FAULTS}::test_a_broken_body_resumes_at_the_next_byte",),
     ),

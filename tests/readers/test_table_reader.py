@@ -267,7 +267,7 @@ def test_the_example_of_the_page(feeder: Feeder) -> None:
     (shown,) = (
         body
         for body in re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-        if "import TableReader" in body
+        if "import TableReader" in body and "batch_rows" in body
     )
     content = pa.table({"label": range(25_000), "text": map(str, range(25_000)), "unused": [b""] * 25_000})
     feeder.feed(0, wrapped(as_parquet(content.slice(0, 5)), as_stream(content)))

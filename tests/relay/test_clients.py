@@ -46,7 +46,9 @@ async def test_a_request_that_is_cancelled_leaves_the_others_their_client(stub: 
         assert first.cancelled()
 
 
-async def test_a_body_of_aiobotocore_given_up_over_tls_closes_its_socket(tls_stub: S3Stub, tmp_path: Path) -> None:
+async def test_a_body_of_aiobotocore_given_up_over_tls_closes_its_socket(
+    tls_stub: S3Stub, tmp_path: Path
+) -> None:
     """Without waiting for the server's end of the connection, which would outlast the event loop."""
     tls_stub.objects["b/k"] = b"bytes"
     tls_stub.faults["b/k"].append(stalls(tls_stub, after=1))

@@ -21,6 +21,7 @@ from streamer.readers.core.stream import PipeStream
 from streamer.relay.statistics import ChannelStatistics
 from streamer.retry import RetryPolicy
 from streamer.s3.catalog.open_plan import OpenPlan
+from streamer.units import counted
 from tests.kit.harness import EAGER, RunChannel, fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all, read_some
 from tests.kit.raw import etag
@@ -192,7 +193,7 @@ async def test_a_listing_that_fails_fails_the_epoch_after_the_last_listed_byte(
         listed.ends(Denied("access denied", None))
         got, error = await off_loop(read)
         assert got == due
-        assert f"the listing failed after {listed_first} objects: access denied" in error
+        assert f"the listing failed after {counted(listed_first, 'object')}: access denied" in error
         trailer = published_trailer(tmp_path, "train", 0)
         assert (trailer.state, trailer.bytes_delivered, trailer.bytes_total) == ("failed", len(due), None)
         assert isinstance(running.channel.error, Denied)
@@ -209,7 +210,7 @@ async def test_an_object_that_no_record_holds_fails_the_epoch_by_name(
         listed.ends(ConfigError("the plan has 2 objects so far; narrow S3Uri"))
         reading = asyncio.ensure_future(off_loop(read_some, running.fifo(0), SIZES[0]))
         await eventually(lambda: running.channel.error)
-        assert "after 1 objects: the plan has 2 objects so far" in str(running.channel.error)
+        assert "after 1 object: the plan has 2 objects so far" in str(running.channel.error)
         assert running.channel.error.kind == "refused"
         await reading
 

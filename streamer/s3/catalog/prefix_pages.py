@@ -105,9 +105,13 @@ class PrefixPages:
             token=cursor.token,
             start_after="" if cursor.token else cursor.start_after,
         )
-        return await self._patiently(request, what="a page of the listing", context=self.context)
+        return await self._retry_while_unavailable(
+            request, what="a page of the listing", context=self.context
+        )
 
-    async def _patiently(self, request: Callable[[], Awaitable[T]], *, what: str, context: ErrorContext) -> T:
+    async def _retry_while_unavailable(
+        self, request: Callable[[], Awaitable[T]], *, what: str, context: ErrorContext
+    ) -> T:
         """Send a request until it succeeds, as far as the policy allows. Raises SourceError."""
         if self._policy is None:
             return await request()
@@ -144,7 +148,7 @@ class PrefixPages:
             request = partial(self._pages.stat, listed.bucket, listed.key)
             context = ErrorContext(listed.bucket, listed.key)
             with contextlib.suppress(ObjectMissing):
-                now = await self._patiently(request, what="an answer to HEAD", context=context)
+                now = await self._retry_while_unavailable(request, what="an answer to HEAD", context=context)
                 if now.size:
                     found[index] = now
 
