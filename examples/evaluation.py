@@ -48,6 +48,7 @@ def main() -> None:
         right, counted, padding = map(int, sums)
         print(f"{len(evaluation)} steps on each rank, {counted} records and {padding} of padding")
         print(f"accuracy {right / counted:.4f}")
+    torch.distributed.barrier()  # meanwhile Gloo releases the last tensor, which needs the interpreter
     torch.distributed.destroy_process_group()
 
 
