@@ -153,7 +153,9 @@ def frame(event: dict[str, Any], *, width: int, height: int | None = None) -> Gr
         if room < 0:
             break
         shown.append(lines)
-    more = Text(f"{len(channels) - len(shown)} more channels: enlarge the terminal", style="yellow")
+    more = Text(
+        f"{counted(len(channels) - len(shown), 'more channel')}: enlarge the terminal", style="yellow"
+    )
     return Group(*above, *shown, more, *below)
 
 

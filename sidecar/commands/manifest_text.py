@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from streamer.errors import ConfigError
 from streamer.plan import S3Uri
+from streamer.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -116,8 +117,8 @@ def find_labels(items: Collection[Item], labels: Sequence[Label], *, skip_unmatc
         uri, label = first
         left_out = ", or leave such objects out with --exclude or --skip-unmatched" if known else ""
         raise ConfigError(
-            f"{rows.count(None)} of {len(rows)} objects have no label: in the key of {uri} nothing matches "
-            f"--label {label.name}={label.pattern.pattern}; correct it{left_out}"
+            f"{rows.count(None)} of {counted(len(rows), 'object')} have no label: in the key of {uri} "
+            f"nothing matches --label {label.name}={label.pattern.pattern}; correct it{left_out}"
         )
     return Labelled(tuple(label.name for label in labels), rows)
 
@@ -139,8 +140,9 @@ def check_ids(document: object, labels: Labelled, *, path: str) -> Ids:
             )
         if absent := [text for text in texts if text not in numbers]:
             raise ConfigError(
-                f"the file of --label-ids, {path}, has no number for {len(absent)} labels of {name!r}, the "
-                f"first of them {absent[0]!r}; add them, or remove the file to number all labels anew"
+                f"the file of --label-ids, {path}, has no number for {counted(len(absent), 'label')} of "
+                f"{name!r}, the first of them {absent[0]!r}; add them, or remove the file to "
+                "number all labels anew"
             )
         ids[name] = numbers
     return ids

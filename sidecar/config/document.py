@@ -19,6 +19,7 @@ import yaml
 from yaml.constructor import ConstructorError
 
 from streamer.errors import ConfigError
+from streamer.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -61,9 +62,9 @@ class FileMistakes(ConfigError):
         self.path, self.mistakes, self.more = path, tuple(mistakes), more
         lines = [mistake.text(path) for mistake in mistakes]
         if more:
-            lines.append(f"{path}: and {more} more mistakes")
+            lines.append(f"{path}: and {counted(more, 'more mistake')}")
         count = len(mistakes) + more
-        super().__init__("\n".join([f"{path} has {count} mistake{'s' if count > 1 else ''}", *lines]))
+        super().__init__("\n".join([f"{path} has {counted(count, 'mistake')}", *lines]))
 
 
 @dataclass(frozen=True, slots=True)

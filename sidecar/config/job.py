@@ -39,7 +39,7 @@ from streamer.relay.staging.buffers import BUFFER_SIZE
 from streamer.schedule.concurrency import MOST_REQUESTS, SMALLEST_PART
 from streamer.schedule.processes import automatic
 from streamer.trailer import rank_channel_name
-from streamer.units import human_bytes
+from streamer.units import counted, human_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -137,8 +137,8 @@ class Job(Model):
             part = human_bytes(self.penstock.part_size or SMALLEST_PART)
             raise RuleError(
                 f"MemoryBudget {human_bytes(budget)} is less than two parts of {part} for each of "
-                f"{max(len(piped), 1)} channels or rank FIFOs; raise it to {human_bytes(least)} or lower "
-                "PartSize",
+                f"{counted(max(len(piped), 1), 'channel or rank FIFO', 'channels or rank FIFOs')}; "
+                f"raise it to {human_bytes(least)} or lower PartSize",
                 at=("Penstock", "MemoryBudget"),
             )
         return self

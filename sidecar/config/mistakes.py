@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from sidecar.config.document import Mistake, shortened
 from sidecar.config.endpoint import REGION_ADVICE
 from sidecar.config.model import Model
+from streamer.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -93,7 +94,7 @@ def explain(error: ValidationError, root: type[Model]) -> str:
     """Describe every mistake in one line."""
     found, more = mistakes(error, root)
     texts = [f"{each.key}: {each.message}" if each.key else each.message for each in found]
-    return "; ".join([*texts, *([f"and {more} more mistakes"] if more else [])])
+    return "; ".join([*texts, *([f"and {counted(more, 'more mistake')}"] if more else [])])
 
 
 def key_of(path: Sequence[str | int]) -> str:

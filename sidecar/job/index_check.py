@@ -22,6 +22,7 @@ from streamer.aio import in_thread
 from streamer.errors import CorruptObject, ErrorContext, SourceChanged
 from streamer.plan import Plan, Segment
 from streamer.plan.ranges import RangePlan
+from streamer.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -50,7 +51,7 @@ def check_rows(index: RecordIndex, objects: ChannelObjects) -> None:
         if index.get(first.name) is None
         else "has another size, ETag or version than when it was indexed"
     )
-    others = f", as {len(missing) - 1} more objects" if len(missing) > 1 else ""
+    others = f", as {counted(len(missing) - 1, 'more object')}" if len(missing) > 1 else ""
     raise SourceChanged(
         f"the object {what}{others}; build the record index again",
         ErrorContext(first.ref.bucket, first.ref.key),
@@ -156,7 +157,7 @@ def _differs(ref: ObjectRef, row: IndexedObject, indexed: IndexedObject | None) 
     pairs = zip(row.offsets, indexed.offsets, strict=False)
     offset = next((have for have, listed in pairs if have != listed), min(row.end, indexed.end))
     return CorruptObject(
-        f"the records are not where the index has them: {row.records} records up to byte {row.end}, and "
-        f"{indexed.records} up to {indexed.end} in the index",
+        f"the records are not where the index has them: {counted(row.records, 'record')} up to byte "
+        f"{row.end}, and {indexed.records} up to {indexed.end} in the index",
         ErrorContext(ref.bucket, ref.key, offset),
     )

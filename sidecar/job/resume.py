@@ -30,6 +30,7 @@ from streamer.relay.channel_spec import StartPosition
 from streamer.sink.key_list import last_offset
 from streamer.step_state import StepState, changes_of, is_step_state, order_difference
 from streamer.trailer import read_trailer, trailer_path
+from streamer.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -208,8 +209,8 @@ def _at_step(plan: Plan, state: StepState, *, anyway: bool) -> Saved:
         )
     if state.step >= plan.steps(state.epoch):
         raise ConfigError(
-            f"--resume: channel {name}: epoch {state.epoch} has {plan.steps(state.epoch)} steps, and the "
-            f"position is step {state.step}"
+            f"--resume: channel {name}: epoch {state.epoch} has {counted(plan.steps(state.epoch), 'step')}, "
+            f"and the position is step {state.step}"
         )
     return Saved(state.epoch, offset_of(plan, state.epoch, state.begin), plan.digest)
 
@@ -316,7 +317,7 @@ def _named(digest: str) -> str:
     if partial is None:
         return f"digest {digest[:16]}"
     count, first = partial
-    return f"digest {first[:16]} over the {count} objects that were listed then"
+    return f"digest {first[:16]} over the {counted(count, 'object')} that were listed then"
 
 
 def _beyond_end(plan: Plan, position: Position) -> str | None:
@@ -327,4 +328,4 @@ def _beyond_end(plan: Plan, position: Position) -> str | None:
     total = plan.total_bytes(position.epoch)
     if plan.rewrites or position.offset <= total:
         return None
-    return f"epoch {position.epoch} has {total} bytes, and the position is byte {position.offset}"
+    return f"epoch {position.epoch} has {counted(total, 'byte')}, and the position is byte {position.offset}"

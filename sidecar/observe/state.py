@@ -15,6 +15,7 @@ from sidecar.process.memory import memory_limit
 from streamer.plan.record_plan import RecordPlan
 from streamer.relay.channel import Channel
 from streamer.schedule.bandwidth import Bandwidth
+from streamer.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -47,7 +48,7 @@ class PlanningStep:
     def __str__(self) -> str:
         if self.waiting:
             return f"waiting for storage: {self.waiting}"
-        return f"{_DOING[self.doing]}, {self.entries} entries so far"
+        return f"{_DOING[self.doing]}, {counted(self.entries, 'entry', 'entries')} so far"
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from streamer.formats import recordio, tfrecord
 from streamer.formats.crc import masked_crc32c
+from streamer.units import counted
 
 if TYPE_CHECKING:
     Block = bytes | bytearray | memoryview
@@ -245,7 +246,8 @@ class FixedScanner(BorderScanner):
         """See `BorderScanner.finish`."""
         if rest := self.fed % self._size:
             raise BadRecord(
-                f"the object has {self.fed} bytes, no multiple of {self._size}: its last record is cut off",
+                f"the object has {counted(self.fed, 'byte')}, no multiple of {self._size}: its last record "
+                "is cut off",
                 self.fed - rest,
             )
         return self.fed

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from streamer.errors import CutRecord, RecordTooLarge
 from streamer.formats.window import BLOCK_BYTES, RecordReader
+from streamer.units import counted
 
 if TYPE_CHECKING:
     from streamer.formats.window import Source
@@ -137,7 +138,7 @@ class RecordIOReader(RecordReader):
     def _join(self, flag: int, payload: bytes, start: int, batch: list[bytes]) -> bool:
         allowed = (_MIDDLE, _LAST) if self._parts else (_WHOLE, _FIRST)
         if flag not in allowed:
-            place = f"after {len(self._parts)} parts" if self._parts else "where a record begins"
+            place = f"after {counted(len(self._parts), 'part')}" if self._parts else "where a record begins"
             self._fault = self._corrupt(self._base + start, f"part flag {flag} {place}")
             return False
         if not self._parts:
@@ -154,6 +155,6 @@ class RecordIOReader(RecordReader):
         if self._parts and self._end == self._start:
             raise CutRecord(
                 f"the stream ends at offset {self.arrived} between the parts of a {self.what}: "
-                f"{len(self._parts)} parts arrived, the last one did not"
+                f"{counted(len(self._parts), 'part')} arrived, the last one did not"
             )
         return super()._finish()

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from streamer.errors import CorruptRecord, CutRecord
 from streamer.formats.window import BLOCK_BYTES, RecordReader
+from streamer.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -167,7 +168,7 @@ class TarReader(RecordReader):
         if left != self._whole:
             raise CutRecord(
                 f"the stream ends inside a {self.what} at offset {self.offset + self._whole}: "
-                f"{self._wanted - self._whole} bytes wanted, {left - self._whole} arrived"
+                f"{counted(self._wanted - self._whole, 'byte')} wanted, {left - self._whole} arrived"
             )
         batch: list[bytes] = []
         self._emit(batch)

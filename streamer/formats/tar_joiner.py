@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from streamer.formats.join import Joiner, NotJoinable
 from streamer.formats.tar import BLOCK, EMPTY, EXTENSIONS, SPARSE, number, padded, pax_records, verify
+from streamer.units import counted
 
 END_MARK = bytes(2 * BLOCK)
 LONGEST_PAX = 8 << 20
@@ -103,7 +104,9 @@ class TarJoiner(Joiner):
 
     def end(self) -> None:
         if self._passing:
-            raise self._fault(f"the object ends in the middle of a member, {self._passing} bytes too early")
+            raise self._fault(
+                f"the object ends in the middle of a member, {counted(self._passing, 'byte')} too early"
+            )
         if any(self._held) or (self._held and not self._ended) or self._after_map is not None:
             raise self._fault("the object ends in the middle of a header: it was cut off")
         if self._extends:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from streamer.formats.crc import MASK_DELTA, crc32c, masked_crc32c
 from streamer.formats.window import BLOCK_BYTES, BadRecord, RecordReader
+from streamer.units import counted
 
 if TYPE_CHECKING:
     from streamer.formats.window import Source
@@ -149,7 +150,7 @@ class TFRecordReader(RecordReader):
             return False
         self.skipped.records += 1
         self.skipped.positions.append((self._name, offset))
-        text = f"{fault}; {length} bytes ({self._run} in a row, {self.skipped.records} in all)"
+        text = f"{fault}; {counted(length, 'byte')} ({self._run} in a row, {self.skipped.records} in all)"
         if self.starts is None:
             logger.warning("skipped: %s", text)
         else:

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from streamer.errors import CorruptRecord, CutRecord, StreamError
+from streamer.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -180,7 +181,7 @@ class RecordReader(ABC):
         if left := self._end - self._start:
             raise CutRecord(
                 f"the stream ends inside a {self.what} at offset {self.offset}: "
-                f"{self._wanted} bytes wanted, {left} arrived"
+                f"{counted(self._wanted, 'byte')} wanted, {left} arrived"
             )
         return []
 

@@ -24,6 +24,7 @@ from streamer.plan.order_sums import OrderSums, sum_order
 from streamer.plan.record_order import START, Walk
 from streamer.plan.shards import Shard
 from streamer.step_state import with_changes
+from streamer.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -73,15 +74,15 @@ class HostRanks:
         """Held while a walk comes to a step, or the order changes."""
         if 0 < order.records < deal.global_batch and deal.remainder == "drop":
             raise ConfigError(
-                f"the channel has {order.records} records, fewer than one global batch of "
+                f"the channel has {counted(order.records, 'record')}, fewer than one global batch of "
                 f"{deal.global_batch}; lower Batch or GlobalBatch, or set Remainder: repeat"
             )
         filled = deal.steps(order.records) * deal.global_batch - order.records
         if filled > (most := max(order.records, MOST_FILLED)):
             raise ConfigError(
-                f"the channel has {order.records} records, and Remainder: {deal.remainder} would fill a "
-                f"global batch of {deal.global_batch} with {filled} more; lower Batch or GlobalBatch, to a "
-                f"global batch of at most {order.records + most}"
+                f"the channel has {counted(order.records, 'record')}, and Remainder: {deal.remainder} would "
+                f"fill a global batch of {deal.global_batch} with {filled} more; lower Batch or GlobalBatch, "
+                f"to a global batch of at most {order.records + most}"
             )
 
     def sums(self, epoch: int) -> OrderSums:

@@ -28,6 +28,7 @@ from streamer.plan.record_order import BLOCK, records_per_block
 from streamer.plan.record_table import only_object
 from streamer.plan.selected_records import SelectedRecords
 from streamer.plan.selection import Draw
+from streamer.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -105,8 +106,8 @@ def select_records(
         base += -(-counts[entry] // each[entry])
     if base and not numbers:
         raise ConfigError(
-            f"Split leaves out every record: {base} blocks are in other folds of the {split.of}; take more "
-            "folds, or fewer and larger ones by a smaller Of"
+            f"Split leaves out every record: {counted(base, 'block is', 'blocks are')} in other folds of the "
+            f"{split.of}; take more folds, or fewer and larger ones by a smaller Of"
         )
     return SelectedRecords(counts, bounds, numbers, split)
 

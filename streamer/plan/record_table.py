@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from streamer.errors import ConfigError, CorruptObject, ErrorContext
 from streamer.plan.segments import ObjectRef
+from streamer.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,8 +72,8 @@ class FixedRecords:
             if each % size:
                 ref = only_object(entries, entry)
                 raise ConfigError(
-                    f"s3://{ref.bucket}/{ref.key} has {each} bytes, no multiple of RecordSize, {size}; "
-                    "correct RecordSize, or leave the object out by Exclude"
+                    f"s3://{ref.bucket}/{ref.key} has {counted(each, 'byte')}, no multiple of RecordSize, "
+                    f"{size}; correct RecordSize, or leave the object out by Exclude"
                 )
 
     def border(self, entry: int, record: int) -> int:  # noqa: ARG002 - all objects are alike

@@ -28,7 +28,7 @@ from streamer.plan.globs import compile_globs
 from streamer.plan.segments import ObjectRef
 from streamer.plan.strays import Strays
 from streamer.plan.uris import S3Uri
-from streamer.units import decimal_bytes
+from streamer.units import counted, decimal_bytes
 
 if TYPE_CHECKING:
     import re
@@ -163,8 +163,8 @@ class KeyFilter:
         """The text of the error that every key was left out."""
         if self.other_folds and self._split is not None:
             return (
-                f"Split leaves out every object: {self.other_folds} keys are in other folds of the "
-                f"{self._split.of}; take more folds, or fewer and larger ones by a smaller Of"
+                f"Split leaves out every object: {counted(self.other_folds, 'key is', 'keys are')} in other "
+                f"folds of the {self._split.of}; take more folds, or fewer and larger ones by a smaller Of"
             )
         return (
             "Include and Exclude leave out every object; globs are compared with texts such as "

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from streamer.errors import TruncatedStream
+from streamer.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -66,7 +67,7 @@ def check_attributes(attributes: int) -> None:
 def cut_sample(records: int, attributes: int) -> TruncatedStream:
     """Return the error of an epoch whose last sample has only `records` records."""
     return TruncatedStream(
-        f"the epoch ends inside a sample, after {records} of {attributes} records: {_REMEDY}"
+        f"the epoch ends inside a sample, after {records} of {counted(attributes, 'record')}: {_REMEDY}"
     )
 
 

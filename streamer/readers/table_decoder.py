@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from streamer.errors import CorruptRecord
+from streamer.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -70,7 +71,7 @@ class TableDecoder:
         """
         import pyarrow as pa
 
-        where = f"{name} ({len(payload)} bytes)"
+        where = f"{name} ({counted(len(payload), 'byte')})"
         if payload.startswith(_PARQUET):
             form, decoded = "Parquet", self._parquet(payload, where)
         elif payload.startswith(_IPC_FILE):
@@ -110,7 +111,9 @@ class TableDecoder:
                 if batch.num_rows:
                     yield self._ordered(batch)
             if rows != file.metadata.num_rows:
-                raise ValueError(f"it has {rows} rows, and its index counts {file.metadata.num_rows}")
+                raise ValueError(
+                    f"it has {counted(rows, 'row')}, and its index counts {file.metadata.num_rows}"
+                )
 
     def _ipc_file(self, payload: bytes, where: str) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
@@ -139,7 +142,8 @@ class TableDecoder:
         # pyarrow takes the end of the bytes for the end of the stream, and reads nothing after an end mark.
         if payload[offset:] != _END_OF_STREAM:
             raise ValueError(
-                f"{len(payload) - offset} bytes from byte {offset} on, where the end mark of 8 bytes is due"
+                f"{counted(len(payload) - offset, 'byte')} from byte {offset} on, where the end mark of 8 "
+                "bytes is due"
             )
 
     def _select(self, schema: pa.Schema, where: str) -> list[int] | None:
@@ -180,7 +184,7 @@ def _difference(first: pa.Schema, other: pa.Schema) -> str:
     for mine, due in zip(other, first, strict=False):
         if mine != due:
             return f"a column {_described(mine)} where {_described(due)} is due"
-    return f"{len(other)} columns where {len(first)} are due"
+    return f"{counted(len(other), 'column')} where {len(first)} are due"
 
 
 def _described(field: pa.Field) -> str:

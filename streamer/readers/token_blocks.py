@@ -21,6 +21,7 @@ import numpy as np
 from streamer.errors import CorruptRecord, CutRecord
 from streamer.readers.core.record_names import KeyRun, Named, named
 from streamer.readers.core.skipping import SkippedRecord
+from streamer.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -214,8 +215,8 @@ class TokenBlocks:
         # The last block has used the only token of an overlap.
         if cut or (whole > self._layout.overlap and not self._layout.drop_remainder):
             error = CutRecord(
-                f"the stream ends inside a token block: {left} bytes are left from offset "
-                f"{self._begin(0)} on, and a block has {self._layout.block_bytes}; check dtype "
+                f"the stream ends inside a token block: {counted(left, 'byte is', 'bytes are')} left from "
+                f"offset {self._begin(0)} on, and a block has {self._layout.block_bytes}; check dtype "
                 "and length, fill up the objects, or set drop_remainder"
             )
             raise _named(error, self._names([0]).get(0))

@@ -36,7 +36,7 @@ from streamer.schedule.budget import MemoryBudget
 from streamer.schedule.concurrency import LARGEST_PART, MOST_REQUESTS, WORTH, ConcurrencyController
 from streamer.schedule.hedging import Hedging
 from streamer.schedule.processes import automatic
-from streamer.units import MIB
+from streamer.units import MIB, counted
 
 OWN_FILES, CHANNEL_FILES = 48, 8
 """File descriptors set aside for the process, and for each channel. Pipes and connections for parts get the
@@ -294,7 +294,9 @@ class _RequestLimits:
         """Value of `Transport.few_files`."""
         if self.most == (self.requests_in_flight or MOST_REQUESTS):
             return ""
-        return f"at most {self.most} connections fit into the limit of open files; raise `ulimit -n`"
+        return (
+            f"at most {counted(self.most, 'connection')} fit into the limit of open files; raise `ulimit -n`"
+        )
 
     def concurrency(
         self,
@@ -332,7 +334,9 @@ def open_files(channels: int) -> int:
     left = files - OWN_FILES - channels * CHANNEL_FILES
     if left < 2 * channels:
         least = OWN_FILES + channels * (CHANNEL_FILES + 2)
-        raise SinkError(f"{files} open files are too few for {channels} FIFOs; raise `ulimit -n` to {least}")
+        raise SinkError(
+            f"{files} open files are too few for {counted(channels, 'FIFO')}; raise `ulimit -n` to {least}"
+        )
     return left
 
 

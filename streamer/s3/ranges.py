@@ -231,7 +231,8 @@ def check_header(  # noqa: PLR0913 - the fields of a response header, one by one
         )
     if content_length is not None and content_length != end - first:
         raise BadAnswer(
-            f"the response has Content-Length {content_length} for a range of {end - first} bytes", context
+            f"the response has Content-Length {content_length} for a range of {counted(end - first, 'byte')}",
+            context,
         )
 
 

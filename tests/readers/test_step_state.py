@@ -186,7 +186,7 @@ def test_a_reader_that_left_out_corrupt_records_has_no_steps(elastic: Elastic, s
         for _ in follow(position, reader, stream):
             if position.skipped:
                 refused += 1
-                with pytest.raises(ChannelError, match="1 corrupt records were left out and its steps"):
+                with pytest.raises(ChannelError, match="1 corrupt record was left out and its steps"):
                     position.before(0).state()
         assert refused
         assert (position.before(0).state()["epoch"], position.before(0).state()["step"]) == (1, 0)

@@ -244,7 +244,7 @@ def test_ranks_have_channels_of_their_own(four: Feeder, monkeypatch: pytest.Monk
     assert PipeIterableDataset(FOUR, "TextLine", share=(2, 4)).channels == ["train2"]
     assert PipeIterableDataset("train0", "TextLine", share=(0, 1)).channels == ["train0"]
     with pytest.raises(
-        PipeModeDatasetException, match=r"2 processes of this host cannot divide 1 channels \(train0\)"
+        PipeModeDatasetException, match=r"2 processes of this host cannot divide 1 channel \(train0\)"
     ):
         PipeIterableDataset("train0")
 

@@ -273,7 +273,7 @@ def test_an_index_of_another_time_or_place_is_refused(stub: S3Stub, tmp_path: Pa
     assert f"{remedy}: s3://b/train/3" in done.stderr
     stub.objects["b/train/0"] = RECORDS[0]
     done = verify(path, folder, code=6)
-    assert "has another size, ETag or version than when it was indexed, as 1 more objects" in done.stderr
+    assert "has another size, ETag or version than when it was indexed, as 1 more object;" in done.stderr
     (folder / "train.index").write_bytes(b"something else")
     assert "it does not begin as a record index does" in build(path, folder, code=7).stderr
     assert penstock("index", "show", "--from", str(tmp_path / "index")).returncode == 7

@@ -197,7 +197,7 @@ def test_too_few_open_files_end_the_start(stub: S3Stub, tmp_path: Path) -> None:
         check=False,
     )
     assert command.returncode == 7
-    assert "56 open files are too few for 1 FIFOs; raise `ulimit -n` to 58" in command.stderr
+    assert "56 open files are too few for 1 FIFO; raise `ulimit -n` to 58" in command.stderr
 
 
 @pytest.mark.parametrize(

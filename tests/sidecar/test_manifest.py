@@ -141,7 +141,7 @@ def test_numbers_of_labels_are_written_once_and_used_again(stub: S3Stub, tmp_pat
     assert [line["class"] for line in lines(done.stdout)] == [1]
     stub.objects["b/images/cow/0.jpg"] = b"moo"
     done = manifest(stub, "s3://b/images/", *numbered, code=2)
-    assert f"{ids}, has no number for 1 labels of 'class', the first of them 'cow'" in done.stderr
+    assert f"{ids}, has no number for 1 label of 'class', the first of them 'cow'" in done.stderr
     for wrong, words in (
         ("{", "is no JSON"),
         ("[]", "has no numbers of"),

@@ -60,7 +60,7 @@ def test_a_listing_whose_page_does_not_come_is_logged_all_the_same(slow: S3Stub,
         running.wait_for("planning", times=3, channel="train", doing="listing", entries=1)
         code, body = running.get("/readyz")
         assert code == 503
-        assert "train: listing the objects, 1 entries so far" in body
+        assert "train: listing the objects, 1 entry so far" in body
         slow.release()
         running.wait_for("ready")
         logged = [event["event"] for event in running.events]
@@ -81,7 +81,7 @@ def test_a_listing_that_goes_on_under_an_epoch_is_logged(slow: S3Stub, tmp_path:
 def test_plan_shows_the_listing_in_a_terminal(slow: S3Stub, tmp_path: Path) -> None:
     command = [*AT_ONCE, "plan", "-c", shuffled(slow, tmp_path)]
     with terminal(command, columns=99, rows=20) as window:
-        window.wait_for(lambda screen: screen.lines[0] == "train: listing the objects, 1 entries so far")
+        window.wait_for(lambda screen: screen.lines[0] == "train: listing the objects, 1 entry so far")
         slow.release()
         assert window.end() == 0
         assert window.screen.lines[0].startswith("transport ")

@@ -166,7 +166,7 @@ def test_a_split_that_leaves_nothing_is_an_error_that_says_so(stub: S3Stub, tmp_
     stub.objects["b/train/a"] = b"a"
     path = selecting(stub, tmp_path, Split={"Of": 1000, "Take": "0-1"})
     done = penstock("plan", "-c", path)
-    assert "Split leaves out every object: 1 keys are in other folds of the 1000" in done.stderr
+    assert "Split leaves out every object: 1 key is in other folds of the 1000" in done.stderr
     assert done.returncode == 4
 
 

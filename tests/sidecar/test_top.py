@@ -142,7 +142,7 @@ def test_channels_that_do_not_fit_become_shorter_and_are_counted(columns: int, r
     assert max(map(len, lines)) <= columns
     text = "\n".join(lines)
     assert text.count("45% of 100 B · 2 h 05 min left") == text.count("channel-")
-    hidden = re.search(r"(\d+) more channels: enlarge the terminal", text)
+    hidden = re.search(r"(\d+) more channels?: enlarge the terminal", text)
     assert text.count("channel-") + (int(hidden[1]) if hidden else 0) == count
     assert "q quits" in text
 

@@ -141,7 +141,7 @@ def test_tfrecord_skips_a_run_of_bad_data_up_to_the_limit(caplog: pytest.LogCapt
     assert [offset for _, offset in reader.skipped.positions] == [0, 17, 55, 72, 110]
     stated = [line for line in caplog.messages if "in all" in line]
     assert stated[-2].endswith(
-        "at offset 72 of the stream: CRC check on data failed; 1 bytes (2 in a row, 4 in all)"
+        "at offset 72 of the stream: CRC check on data failed; 1 byte (2 in a row, 4 in all)"
     )
 
 
@@ -256,7 +256,9 @@ def test_recordio_cut_anywhere_is_an_error() -> None:
 
 
 def test_recordio_cut_between_parts_says_so() -> None:
-    with pytest.raises(TruncatedStream, match="at offset 12 between the parts of a RecordIO record: 1 parts"):
+    with pytest.raises(
+        TruncatedStream, match="at offset 12 between the parts of a RecordIO record: 1 part arrived"
+    ):
         read(RecordIOReader, part(1, b"data"))
 
 

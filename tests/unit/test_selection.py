@@ -327,4 +327,4 @@ def test_a_split_that_leaves_nothing_says_so() -> None:
     assert not keys("x.jpg")
     assert "Include and Exclude leave out" in keys.nothing_left
     assert not keys("y.tar")
-    assert "1 keys are in other folds of the 100" in keys.nothing_left
+    assert "1 key is in other folds of the 100" in keys.nothing_left

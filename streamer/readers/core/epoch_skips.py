@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from streamer.errors import CorruptRecord, CutRecord, RecordTooLarge, StreamError
 from streamer.readers.core.record_names import keyed_records, named, record_name
 from streamer.readers.core.skipping import PlacedRecord, Replacements, SkipCounts, SkippedRecord, append_line
+from streamer.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
@@ -238,6 +239,6 @@ class EpochSkips:
         what = "objects" if record is not None and record.kind == "object" else "records"
         return CorruptRecord(
             f"{record}; epoch {self._epoch} of {self._channel} has more corrupt {what} than skip allows: "
-            f"{counts.records} of {policy.records} records and {counts.objects} of {policy.objects} objects "
-            f"were skipped before, the last ones: {before}"
+            f"{counts.records} of {counted(policy.records, 'record')} and {counts.objects} of "
+            f"{counted(policy.objects, 'object')} were skipped before, the last ones: {before}"
         )

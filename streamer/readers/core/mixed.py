@@ -24,6 +24,7 @@ from streamer.readers.core.joint_states import load_all
 from streamer.readers.core.plain import PipeReader
 from streamer.shares import in_lowest_terms, next_source
 from streamer.step_state import is_step_state
+from streamer.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
@@ -173,8 +174,9 @@ def _endless(reader: PipeReader, *, resumed: bool) -> Generator[Any, None, None]
         if empty and (reader.skipped.records or reader.skipped.objects):
             raise ChannelError(
                 f"an epoch of channel {reader.channel} has no good record, so it cannot be mixed: "
-                f"{reader.skipped.records} corrupt records and {reader.skipped.objects} objects were "
-                "skipped; mend the objects, or leave the channel out of the weights"
+                f"{counted(reader.skipped.records, 'corrupt record')} and "
+                f"{counted(reader.skipped.objects, 'object')} were skipped; mend the objects, or leave "
+                "the channel out of the weights"
             )
         if empty:
             raise ChannelError(

@@ -35,6 +35,7 @@ from streamer.readers.core.keys_and_skips import KeysAndSkips
 from streamer.readers.core.shuffle import Shuffle
 from streamer.readers.core.skipping import SkippedRecord, without_skipped
 from streamer.readers.core.start import approach_start
+from streamer.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -114,7 +115,9 @@ class PipeReader(ChannelReader):
         self.record_format = record_format
 
     def __repr__(self) -> str:
-        skipped = f": skipped {self.skipped.records} records, {self.skipped.objects} objects"
+        skipped = (
+            f": skipped {counted(self.skipped.records, 'record')}, {counted(self.skipped.objects, 'object')}"
+        )
         shown = self.record_format + (skipped if self._records.skip else "")
         return f"<{type(self).__name__} {self.channel} [{shown}]>"
 

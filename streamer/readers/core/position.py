@@ -40,6 +40,7 @@ from streamer.errors import ChannelError
 from streamer.readers.core.rank_steps import step_records
 from streamer.step_state import StepState, is_step_state
 from streamer.trailer import channel_of_rank
+from streamer.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -89,7 +90,8 @@ class ReaderPosition:
             return self.bytes_state()
         if self.skipped:
             raise ChannelError(
-                f"{self.channel} has no state, because {self.skipped} corrupt records were left out and its "
+                f"{self.channel} has no state, because "
+                f"{counted(self.skipped, 'corrupt record was', 'corrupt records were')} left out and its "
                 "steps cannot be counted; mend or leave out the objects, or do not skip corrupt records"
             )
         return self.rank.state(self.epoch, self.records, self.shuffle, self.window).document()

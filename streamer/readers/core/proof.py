@@ -36,6 +36,7 @@ from streamer.trailer import (
     trailer_path,
     withdrawn_path,
 )
+from streamer.units import counted
 
 logger = logging.getLogger("penstock")
 
@@ -185,19 +186,20 @@ class Proof:
             return
         if self._promised:
             raise TruncatedStream(
-                f"{self.base} ended after {received} bytes and its trailer is gone: "
+                f"{self.base} ended after {counted(received, 'byte')} and its trailer is gone: "
                 "nothing proves that this is the end"
             )
         mark = mark_of(self._fd)
         if mark == "promised":
             raise TruncatedStream(
-                f"{self.base} ended after {received} bytes, and its writer promised more; if the writer was "
-                "`penstock cat`, its standard error and exit code have the reason"
+                f"{self.base} ended after {counted(received, 'byte')}, and its writer promised more; if the "
+                "writer was `penstock cat`, its standard error and exit code have the reason"
             )
         if mark == "none" and self._required:
             raise TruncatedStream(
-                f"{self.base} ended after {received} bytes, and nothing proves that this is the end: "
-                "its writer must be `penstock run`, or `penstock cat` with this pipe as its standard output"
+                f"{self.base} ended after {counted(received, 'byte')}, and nothing proves that this is the "
+                "end: its writer must be `penstock run`, or `penstock cat` with this pipe as its standard "
+                "output"
             )
 
     def _broken(self, trailer: Trailer, received: int) -> str:
@@ -210,8 +212,8 @@ class Proof:
             "stopped": "the sidecar was stopped before the end of the epoch",
         }[trailer.state]
         error = f": {trailer.error}" if trailer.error else ""
-        due = "" if total is None else f" of {total}"
-        return f"received {received}{due} bytes of {self.base}: {why}{error}"
+        count = counted(received, "byte") if total is None else f"{received} of {counted(total, 'byte')}"
+        return f"received {count} of {self.base}: {why}{error}"
 
 
 def has_writer(fd: int) -> bool:

@@ -14,6 +14,7 @@ from streamer.errors import ChannelError
 from streamer.readers.core.position import ReaderPosition, StartPosition
 from streamer.readers.core.rank_steps import RankSteps
 from streamer.step_state import StepState, order_difference
+from streamer.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -82,7 +83,9 @@ def drop_bytes(stream: PipeStream, left: int) -> Iterator[list[bytes]]:
     while left:
         count = stream.readinto(buffer[: min(left, _BLOCK)])
         if count == 0:
-            raise ChannelError(f"{stream.name} ended {left} bytes before the position of the state")
+            raise ChannelError(
+                f"{stream.name} ended {counted(left, 'byte')} before the position of the state"
+            )
         left -= count or 0
         yield []
 
@@ -110,7 +113,8 @@ def _at_step(stream: PipeStream, channel: str, start: StepState, *, anyway: bool
         )
     if start.step >= rank.steps:
         raise ChannelError(
-            f"the state of {channel} is at step {start.step}, and epoch {start.epoch} has {rank.steps} steps"
+            f"the state of {channel} is at step {start.step}, and epoch {start.epoch} has "
+            f"{counted(rank.steps, 'step')}"
         )
     if begin < rank.first:
         raise ChannelError(

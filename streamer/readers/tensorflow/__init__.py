@@ -52,6 +52,7 @@ from streamer.readers.tensorflow.positions import parse_start
 from streamer.readers.tensorflow.spec import DatasetSpec
 from streamer.readers.tensorflow.steps import PATIENCE_S
 from streamer.step_state import StepState, is_step_state
+from streamer.units import counted
 
 if TYPE_CHECKING:
     import os
@@ -260,8 +261,9 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
             raise PipeModeDatasetException("a path has no state of steps; read a channel")
         if isinstance(self.skipped, Skipped) and self.skipped.records:
             raise ChannelError(
-                f"{self.channel} has no state, because {self.skipped.records} corrupt records were left out "
-                "and its steps cannot be counted; mend or leave out the objects, or do not skip corrupt "
+                f"{self.channel} has no state, because "
+                f"{counted(self.skipped.records, 'corrupt record was', 'corrupt records were')} left out and "
+                "its steps cannot be counted; mend or leave out the objects, or do not skip corrupt "
                 "records"
             )
         _counts(self._epochs)

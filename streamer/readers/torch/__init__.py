@@ -42,6 +42,7 @@ from streamer.readers.torch.elements import WEBDATASET, ElementSource, ElementSp
 from streamer.readers.torch.progress import ElementOrigin, Progress, parse_state
 from streamer.readers.torch.record_ranges import RemainingRecords
 from streamer.readers.torch.workers import WorkerGroup
+from streamer.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -300,7 +301,8 @@ def _channels_of(channel: str | Sequence[str], rank: int, ranks: int) -> list[st
         raise ValueError(f"share is ({rank}, {ranks}); the index must be below the number")
     if len(channels) % ranks:
         raise PipeModeDatasetException(
-            f"{ranks} processes of this host cannot divide {len(channels)} channels ({', '.join(channels)}): "
-            f"name a multiple of {ranks}, or give share=(0, 1) if this process alone reads them"
+            f"{ranks} processes of this host cannot divide {counted(len(channels), 'channel')} "
+            f"({', '.join(channels)}): name a multiple of {ranks}, or give share=(0, 1) if this "
+            "process alone reads them"
         )
     return channels[rank::ranks]
