@@ -22,8 +22,11 @@ RUN pip wheel --no-deps --wheel-dir /wheels ./streamer . \
  && python -m venv --without-pip /opt/venv
 
 # By path: a name would ask the package index, which has neither.
+# `--build-arg EXTRAS=[index]` adds NumPy (70 MB), for ranks by record over tens of millions of records.
 FROM build AS build-sidecar
-RUN pip --python /opt/venv/bin/python install /wheels/penstock_readers-*.whl /wheels/penstock_sidecar-*.whl
+ARG EXTRAS=""
+RUN pip --python /opt/venv/bin/python install /wheels/penstock_readers-*.whl \
+      "$(echo /wheels/penstock_sidecar-*.whl)$EXTRAS"
 
 # botocore describes some 400 services; S3 and those that give out credentials are used. C sources are not run.
 FROM build-sidecar AS build-small

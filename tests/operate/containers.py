@@ -90,7 +90,7 @@ def installed(name: str) -> set[str]:
         for words in map(shlex.split, commands):
             found |= set(words[words.index("install") + 1 :])
         stage = STAGES.get(stage.base)
-    ours = re.compile(r"(?:\$\(echo )?/wheels/(penstock_\w+)-\*\.whl\)?")
+    ours = re.compile(r"(?:\$\(echo )?/wheels/(penstock_\w+)-\*\.whl\)?(?:\$EXTRAS)?")  # empty by default
     return {ours.sub(lambda wheel: canonicalize_name(wheel[1]), one) for one in found}
 
 
