@@ -5,15 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
 from tests.kit.warm_tensorflow import warm_python
 from tests.readers import snippets
-from tests.test_docs import DOCS, ROOT
 
+ROOT = Path(__file__).parent.parent.parent
 NAMES = ("readers", "pytorch", "arrays-and-tables", "shuffling", "bad-records", "formats", "python")
-PAGES = [str(DOCS / f"how-to/{name}.md") for name in NAMES]
+PAGES = [str(ROOT / f"docs/how-to/{name}.md") for name in NAMES]
 
 
 @pytest.mark.timeout(300)  # imports of five frameworks
