@@ -135,6 +135,15 @@ def memory_module() -> str:
     return str(Path(inspect.getfile(BulkTFRecordReader)).with_name("memory.py"))
 
 
+def python(script: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run a script in a process of its own, which must end well."""
+    return subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | environment,
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("environment", "kept"),
     [({}, "True"), ({"PENSTOCK_MALLOPT": "0"}, "False"), ({"MALLOC_TRIM_THRESHOLD_": "1000"}, "False")],
@@ -151,11 +160,7 @@ def test_the_allocator_keeps_memory_unless_told_otherwise(environment: dict[str,
         "    del held\n"
         "print(resource.getrusage(0).ru_minflt - faults < 20_000)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env=os.environ | environment,
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    done = python(script, environment)
     assert done.stdout.split() == [kept, kept]
 
 
@@ -180,10 +185,6 @@ def test_threads_share_as_many_heaps_as_there_are_cores(environment: dict[str, s
         "[thread.join() for thread in threads]\n"
         "libc.malloc_stats()\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env=os.environ | environment,
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    done = python(script, environment)
     found = sum(line.startswith("Arena ") for line in done.stderr.splitlines())
     assert (1 < found <= heaps) == limited
