@@ -45,7 +45,9 @@ LAST_REQUEST = 1.0
 """Minimum seconds for a request, even if `give_up_after` passes meanwhile."""
 UNAVAILABLE: tuple[type[SourceError], ...] = (Transient, ClockSkew)
 """Errors that mean that storage is unavailable, or that this machine's clock is wrong."""
-PART_FAILED: tuple[type[SourceError], ...] = (Transient, ClockSkew, Expired, BadAnswer)
+PASSING: tuple[type[SourceError], ...] = (*UNAVAILABLE, Expired)
+"""The same, or that credentials must be renewed."""
+PART_FAILED: tuple[type[SourceError], ...] = (*PASSING, BadAnswer)
 """Errors after which a part is requested again."""
 T = TypeVar("T")
 E = TypeVar("E", bound=PenstockError)
@@ -84,7 +86,7 @@ _around: ContextVar[Attempts[Any] | None] = ContextVar("attempts", default=None)
 
 def note_failure(error: PenstockError) -> None:
     """Note a failure inside an attempt, even one that is retried there; a timeout's error names the first."""
-    if (attempts := _around.get()) is not None and isinstance(error, (Transient, ClockSkew, Expired)):
+    if (attempts := _around.get()) is not None and isinstance(error, PASSING):
         attempts.note(error)
 
 
