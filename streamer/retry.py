@@ -32,6 +32,7 @@ from streamer.errors import (
     ErrorContext,
     Expired,
     GaveUp,
+    InvalidResponse,
     PenstockError,
     Shortage,
     SourceError,
@@ -47,6 +48,8 @@ UNAVAILABLE: tuple[type[SourceError], ...] = (Transient, ClockSkew)
 """Errors that mean that storage is unavailable, or that this machine's clock is wrong."""
 PASSING: tuple[type[SourceError], ...] = (*UNAVAILABLE, Expired)
 """The same, or that credentials must be renewed."""
+ANSWER_FAILED: tuple[type[SourceError], ...] = (*UNAVAILABLE, InvalidResponse)
+"""Errors after which a page of a listing or a HEAD is requested again."""
 PART_FAILED: tuple[type[SourceError], ...] = (*PASSING, BadAnswer)
 """Errors after which a part is requested again."""
 T = TypeVar("T")

@@ -20,10 +20,10 @@ import http
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from streamer.errors import ClockSkew, ErrorContext, InvalidResponse, SourceError
+from streamer.errors import ClockSkew, ErrorContext, InvalidResponse
 from streamer.plan import ObjectRef
 from streamer.plan.validators import is_validator, validator_of
-from streamer.retry import UNAVAILABLE, Attempts, RetryPolicy, retry
+from streamer.retry import ANSWER_FAILED, Attempts, RetryPolicy, retry
 from streamer.s3.catalog.control_client import ControlClient
 from streamer.s3.catalog.validation import described_object
 from streamer.s3.client.faults import error_from_response, escaped_id, map_errors
@@ -38,8 +38,6 @@ HEADS = 128
 """Most HEADs in flight, and connections for them, in the whole process."""
 AIOBOTOCORE_HEADS = 64
 """Most HEADs in flight by aiobotocore: the size of its connection pool."""
-HEAD_FAILED: tuple[type[SourceError], ...] = (*UNAVAILABLE, InvalidResponse)
-"""Errors after which a HEAD is sent again."""
 LONGEST_WAIT = 20.0
 """Most seconds before a retry, unless the server's Retry-After is longer."""
 
@@ -97,10 +95,10 @@ class HttpHeadClient:
         """See `ObjectInspector.stat`. Raises GaveUp if the HEAD still fails after `give_up_after` seconds."""
         async with self._turns:
             context = ErrorContext(bucket, key)
-            attempts = Attempts(self._policy, HEAD_FAILED, what="an answer", context=context)
+            attempts = Attempts(self._policy, ANSWER_FAILED, what="an answer", context=context)
             try:
                 return await self._send_head(bucket, key, version)
-            except HEAD_FAILED as error:
+            except ANSWER_FAILED as error:
                 failed = error
             ask = partial(self._send_head, bucket, key, version)
             return await retry(partial(attempts.bounded, ask), attempts, failed=failed)

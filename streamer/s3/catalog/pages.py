@@ -23,7 +23,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from streamer.errors import ErrorContext, GaveUp, InvalidResponse, SourceError
-from streamer.retry import UNAVAILABLE, Attempts, RetryPolicy, retry
+from streamer.retry import ANSWER_FAILED, Attempts, RetryPolicy, retry
 from streamer.s3.catalog.control_client import ControlClient
 from streamer.s3.catalog.object_info import AiobotocoreHeadClient, HttpHeadClient
 from streamer.s3.catalog.page_parser import (
@@ -121,9 +121,7 @@ class HttpPages:
         if start_after:
             parameters["start-after"] = start_after
         attempt = partial(self._request_page, bucket, parameters)
-        attempts: Attempts[SourceError] = Attempts(
-            self._policy, (*UNAVAILABLE, InvalidResponse), what="a page"
-        )
+        attempts: Attempts[SourceError] = Attempts(self._policy, ANSWER_FAILED, what="a page")
         with _raising_the_last():
             page = await retry(attempt, attempts)
         if page is None:
