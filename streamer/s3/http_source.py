@@ -30,8 +30,9 @@ from streamer.s3.client.session import certificate_file
 from streamer.s3.fallback import Fallback, LeftToAiobotocore
 from streamer.s3.http.client import HttpClient, Response
 from streamer.s3.http.response import ResponseHeader
-from streamer.s3.http_span import HttpSpan, SpanRequests
+from streamer.s3.http_span import HttpSpan
 from streamer.s3.ranges import check_header, suggest_omission
+from streamer.s3.span_requests import RequestMethods
 from streamer.units import MIB
 
 if TYPE_CHECKING:
@@ -203,7 +204,7 @@ class HttpSource:
 
         span = HttpSpan(
             request,
-            SpanRequests(
+            RequestMethods(
                 pool=lambda part: self._client.pool(endpoints[part.object.bucket]),
                 build=lambda part: signer.ranged_get_by(
                     keys, endpoints[part.object.bucket], part, part.start

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from streamer.errors import BadAnswer, ErrorContext, SourceChanged
+from streamer.errors import BadAnswer, ErrorContext, SourceChanged, Throttled
 from streamer.plan.validators import bare_etag, described, is_modified, modified
 from streamer.secrets import quoted
 from streamer.units import counted
@@ -54,6 +54,12 @@ class RequestReport:
     """Kind and text of each error."""
     throttled: int = 0
     """Requests that S3 answered with SlowDown."""
+
+    def add_error(self, error: SourceError) -> None:
+        """Count a request that failed."""
+        self.requests[error.kind] = self.requests.get(error.kind, 0) + 1
+        self.errors.append((error.kind, str(error)))
+        self.throttled += isinstance(error, Throttled)
 
 
 def no_report(_: RequestReport) -> None:
