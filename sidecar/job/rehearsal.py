@@ -17,7 +17,7 @@ from sidecar.job.download_directory import DownloadDirectory
 from sidecar.process.memory import memory_limit
 from streamer.errors import SinkError
 from streamer.relay.transport import open_files
-from streamer.sink.fifo import check_name
+from streamer.sink.fifo_names import check_name
 from streamer.trailer import fifo_path
 from streamer.units import MIB, decimal_bytes, human_bytes
 

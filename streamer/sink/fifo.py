@@ -9,18 +9,10 @@
 
 This order is contract §1.5: one reader opens n+1 before it closes n, another lists the directory for the
 lowest number, a third waits two seconds for n+1 to appear. The next `open` must follow at once, without
-waiting for the reader to close n.
+waiting for the reader to close n. `streamer.sink.fifo_names` makes and removes the FIFOs themselves.
 
 Failures of this machine (no space, no permission, a failing disk) raise Shortage. The write end stays open
 until `conclude` has returned, because closing it would look like an end to the reader.
-
-A FIFO is opened through an O_PATH descriptor taken at its creation, so the open FIFO is the one created, even
-if its name has changed since.
-
-A FIFO has one reader (contract §1.3). If its reader closes it and another program opens it before the kernel
-has reported the close, the kernel reports nothing, and the other program would get the rest of the epoch for
-a whole one. So a FIFO that has had a byte has no name that a reader looks for. The name that it gets is for
-the workers of a reader (`streamer.readers.torch.workers`), and for the next sidecar.
 
 A FIFO is never used twice: bytes left in it would reach the next reader (contract §1.7-4). `resume` takes
 over a FIFO that a keeper has held open after its sidecar died. The sidecar may have died between any two
@@ -30,9 +22,7 @@ others are still due.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import errno
 import os
 import re
 import secrets
@@ -40,20 +30,13 @@ import stat
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from streamer.errors import Shortage, SinkError
+from streamer.errors import SinkError
 from streamer.key_list import key_list_path
-from streamer.linux import descriptor_path
+from streamer.sink.fifo_names import FifoNames, remove, shortages
 from streamer.sink.key_list import KeyListWriter
 from streamer.sink.outlet import PipeOutlet
-from streamer.sink.write_ends import WRITE_END, LocalWriteEnds, WriteEnds
-from streamer.trailer import (
-    Trailer,
-    fifo_path,
-    read_trailer,
-    trailer_path,
-    withdrawn_path,
-    write_trailer,
-)
+from streamer.sink.write_ends import LocalWriteEnds, WriteEnds
+from streamer.trailer import Trailer, read_trailer, trailer_path, write_trailer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -61,40 +44,10 @@ if TYPE_CHECKING:
     from streamer.plan import ObjectStart, Position
     from streamer.sink.name_watch import NameWatch
 
-_SPACE, _FILES = "free space or inodes on that file system", "raise the limit of open files (ulimit -n)"
-_REMEDIES = {
-    errno.ENOSPC: _SPACE,
-    errno.EDQUOT: _SPACE,
-    errno.EMFILE: _FILES,
-    errno.ENFILE: _FILES,
-    errno.ENOMEM: "see to the machine's memory",
-}
-"""What to do about a lack of space, descriptors or memory."""
 KEPT_KEY_LISTS = 4
 """Number of last epochs whose key lists are kept; a reader may be in the epoch before the present one."""
 KEPT_TRAILERS = 64
 """Number of last epochs whose trailers are kept; a reader reads its trailer within one epoch."""
-
-
-def check_name(path: str) -> None:
-    """Raise Shortage if `path` exists and is not a FIFO of this user."""
-    with contextlib.suppress(FileNotFoundError):
-        _check(path, os.lstat(path))
-
-
-def _check(path: str, status: os.stat_result) -> None:
-    if not stat.S_ISFIFO(status.st_mode) or status.st_uid != os.geteuid():
-        raise Shortage(f"{path} exists and is not a FIFO of ours; remove it or rename the channel")
-
-
-def _leads_to(path: str, path_fd: int) -> bool:
-    """Return whether `path` is the name of the file that `path_fd` refers to."""
-    own = os.fstat(path_fd)
-    try:
-        named = os.lstat(path)
-    except FileNotFoundError:
-        return False
-    return (named.st_dev, named.st_ino) == (own.st_dev, own.st_ino)
 
 
 class FifoDirectory:
@@ -117,15 +70,12 @@ class FifoDirectory:
         self._directory = directory
         self._channel = channel
         self._open_trailer = opening
-        self._mode = mode
-        self._fifos: dict[int, int] = {}
-        """O_PATH descriptor of each epoch's FIFO; it refers to the inode and opens neither end."""
+        self._names = FifoNames(directory, channel, mode=mode, watch=names)
         self._unproven: set[int] = set()
         """Epochs whose trailer is `open`."""
         self._run = secrets.token_hex(8)
         """Value of `Trailer.run`."""
         self._write_ends = write_ends or LocalWriteEnds(channel)
-        self._names = names
 
     def clear(self, *, begin: int = 0) -> None:
         """Remove the files of an earlier run: all trailers, withdrawn FIFOs, and FIFOs of epochs but `begin`.
@@ -135,7 +85,7 @@ class FifoDirectory:
         ours = re.compile(
             rf"\.?{re.escape(self._channel)}_([0-9]+)(\.penstock\.(json(\.[0-9]+\.tmp)?|keys|fifo))?"
         )
-        with _mapped(self._directory):
+        with shortages(self._directory):
             for name in os.listdir(self._directory):
                 match = ours.fullmatch(name)
                 if match is None:
@@ -150,7 +100,7 @@ class FifoDirectory:
 
     def path(self, epoch: int) -> str:
         """Return the path at which a reader finds the epoch's FIFO."""
-        return fifo_path(self._directory, self._channel, epoch)
+        return self._names.path(epoch)
 
     def prepare(self, epoch: int) -> None:
         """Create the epoch's FIFO and its `open` trailer, unless they exist. Raises SinkError.
@@ -158,38 +108,10 @@ class FifoDirectory:
         The caller repeats this for the next FIFO when an epoch ends, and after `replaced`: a FIFO whose name
         was removed or replaced meanwhile would wait for a reader that can never open it.
         """
-        path = self.path(epoch)
-        if self._names is not None:
-            self._names.renew()
-        with _mapped(path):
-            if epoch in self._fifos:
-                if self._named(epoch):
-                    return
-                os.close(self._fifos.pop(epoch))
-            self.publish(self._open_trailer(epoch))
-            with contextlib.suppress(FileExistsError):
-                os.mkfifo(path, self._mode)
-            self._hold(epoch, path)
-
-    def _named(self, epoch: int) -> bool:
-        """Return whether the epoch's FIFO still has its name, or the one that `withdraw` gives it."""
-        names = self.path(epoch), withdrawn_path(self._directory, self._channel, epoch)
-        try:
-            return any(_leads_to(name, self._fifos[epoch]) for name in names)
-        except OSError:
-            return False  # the directory cannot be searched; `prepare` raises the error
-
-    def _hold(self, epoch: int, path: str) -> None:
-        """Keep an O_PATH descriptor of the epoch's FIFO and set its mode. Raises OSError, Shortage."""
-        path_fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            _check(path, os.fstat(path_fd))
-            # mkfifo(3) applies the umask; the mode is for the trainer's user or group.
-            os.chmod(descriptor_path(path_fd), self._mode)
-        except (OSError, Shortage):
-            os.close(path_fd)
-            raise
-        self._fifos[epoch] = path_fd
+        with shortages(self.path(epoch)):
+            if not self._names.kept(epoch):
+                self.publish(self._open_trailer(epoch))
+                self._names.make(epoch)
 
     def resume(self, epoch: int, *, accepted: int) -> int:
         """Take over from a sidecar that died in `epoch` or before its reader came; return the epoch due.
@@ -198,7 +120,7 @@ class FifoDirectory:
         remaining steps. `failed` is final only if the FIFO has `accepted` more bytes than the trailer states,
         since the poison has been written then. Raises SinkError.
         """
-        with _mapped(self._directory):
+        with shortages(self._directory):
             unfinished = re.compile(rf"\.{re.escape(self._channel)}_[0-9]+\.penstock\.json\.[0-9]+\.tmp")
             for name in filter(unfinished.fullmatch, os.listdir(self._directory)):
                 os.unlink(os.path.join(self._directory, name))
@@ -212,15 +134,14 @@ class FifoDirectory:
                 trailer.bytes_delivered < accepted if trailer.state == "failed" else trailer.state != "open"
             )
             if not ended:
-                withdrawn = withdrawn_path(self._directory, self._channel, epoch)
-                if os.path.lexists(withdrawn):
+                if self._names.is_withdrawn(epoch):
                     self.publish(self._open_trailer(epoch))
-                    self._hold(epoch, withdrawn)
+                    self._names.hold_withdrawn(epoch)
                 else:
                     self.prepare(epoch)
                 return epoch
             self.prepare(epoch + 1)
-            self._unlink_fifo(epoch)
+            self._names.unlink(epoch)
             self._write_ends.done()
             return epoch + 1
 
@@ -234,45 +155,20 @@ class FifoDirectory:
         Raises as `WriteEnds.open`.
         """
         epoch = position.epoch
-        with _mapped(self.path(epoch)):
-            return await self._write_ends.open(position, self._fifos[epoch], on_gone=on_gone)
+        with shortages(self.path(epoch)):
+            return await self._write_ends.open(position, self._names.fd(epoch), on_gone=on_gone)
 
     async def replaced(self, epoch: int) -> None:
-        """Return once the name of the epoch's FIFO no longer leads to it, and no reader has opened it.
-
-        The caller then cancels `open`, and calls `prepare` and `open` again. Without a NameWatch, this never
-        returns.
-        """
-        if self._names is None:
-            await asyncio.Event().wait()
-            return
-        name = os.path.basename(self.path(epoch))
-        with self._names.changes(name) as changed:
-            while epoch not in self._fifos or self._named(epoch) or not await self._has_no_reader(epoch):
-                await changed.wait()
-                changed.clear()
-
-    async def _has_no_reader(self, epoch: int) -> bool:
-        """Return whether nobody reads the epoch's FIFO. If somebody does, wait to be cancelled."""
-        try:
-            write_end = os.open(descriptor_path(self._fifos[epoch]), WRITE_END | os.O_NONBLOCK)
-        except OSError as error:
-            return error.errno == errno.ENXIO  # fifo(7)
-        try:
-            await asyncio.Event().wait()  # `open` is about to return
-        finally:
-            os.close(write_end)  # not before: while `open` has no write end, the reader would see an end
-        return False
+        """As `FifoNames.replaced`. The caller then cancels `open`, and calls `prepare` and `open` again."""
+        await self._names.replaced(epoch)
 
     def withdraw(self, epoch: int) -> None:
         """Take the name of an open FIFO away, so that no further reader opens it. Raises Shortage.
 
         The caller repeats the call until it succeeds, before the first byte of the epoch.
         """
-        path = self.path(epoch)
-        with _mapped(path):
-            if _leads_to(path, self._fifos[epoch]):
-                os.rename(path, withdrawn_path(self._directory, self._channel, epoch))
+        with shortages(self.path(epoch)):
+            self._names.withdraw(epoch)
 
     def conclude(self, trailer: Trailer, *, successor: bool = True) -> None:
         """Do the steps of the epoch's end that may fail: make the next FIFO, publish the trailer, unlink.
@@ -284,19 +180,18 @@ class FifoDirectory:
         if successor:
             self.prepare(epoch + 1)
         self.publish(trailer)
-        with _mapped(self.path(epoch)):
-            self._unlink_fifo(epoch)
+        with shortages(self.path(epoch)):
+            self._names.unlink(epoch)
 
     def retire(self, epoch: int, outlet: PipeOutlet | None) -> None:
         """Close the write end, after `conclude`."""
-        if (path_fd := self._fifos.pop(epoch, None)) is not None:
-            os.close(path_fd)
+        self._names.let_go(epoch)
         if epoch >= KEPT_TRAILERS:
             with contextlib.suppress(OSError):  # an old trailer does no harm
-                self._unlink(trailer_path(self._directory, self._channel, epoch - KEPT_TRAILERS))
+                remove(trailer_path(self._directory, self._channel, epoch - KEPT_TRAILERS))
         if epoch >= KEPT_KEY_LISTS:
             with contextlib.suppress(OSError):
-                self._unlink(key_list_path(self._directory, self._channel, epoch - KEPT_KEY_LISTS))
+                remove(key_list_path(self._directory, self._channel, epoch - KEPT_KEY_LISTS))
         if outlet is not None:
             outlet.close()
         self._write_ends.done()
@@ -316,7 +211,7 @@ class FifoDirectory:
         Takes some microseconds per object before `consumed`. Raises SinkError.
         """
         path = key_list_path(self._directory, self._channel, epoch)
-        with _mapped(path):
+        with shortages(path):
             held = held and os.path.exists(path)
             try:
                 return KeyListWriter(
@@ -329,7 +224,7 @@ class FifoDirectory:
 
     def publish(self, trailer: Trailer) -> None:
         """Replace the epoch's trailer. Raises SinkError."""
-        with _mapped(self._directory):
+        with shortages(self._directory):
             write_trailer(self._directory, replace(trailer, run=self._run))
         if trailer.state == "open":
             self._unproven.add(trailer.epoch)
@@ -346,14 +241,13 @@ class FifoDirectory:
 
         Raises SinkError.
         """
-        with _mapped(fifo_path(self._directory, self._channel, position.epoch)):
-            self._write_ends.leave(position, self._fifos.get(position.epoch, -1), outlet)
+        with shortages(self.path(position.epoch)):
+            self._write_ends.leave(position, self._names.fd(position.epoch), outlet)
         self.let_go()
 
     def let_go(self) -> None:
         """Close the descriptors; names and trailers stay."""
-        while self._fifos:
-            os.close(self._fifos.popitem()[1])
+        self._names.let_all_go()
         self._unproven.clear()
 
     def close(self, *, forget: bool = False) -> None:
@@ -362,35 +256,10 @@ class FifoDirectory:
         With `forget`, remove every trailer.
         """
         self._write_ends.close()
-        for epoch in list(self._fifos):
-            with contextlib.suppress(OSError):
-                self._remove(epoch)
+        self._names.remove_all()
         while self._unproven:
             with contextlib.suppress(OSError):
-                self._unlink(trailer_path(self._directory, self._channel, self._unproven.pop()))
+                remove(trailer_path(self._directory, self._channel, self._unproven.pop()))
         if forget:
             with contextlib.suppress(SinkError, OSError):
                 self.clear()
-
-    def _remove(self, epoch: int) -> None:
-        os.close(self._fifos.pop(epoch))
-        self._unlink_fifo(epoch)
-
-    def _unlink_fifo(self, epoch: int) -> None:
-        self._unlink(self.path(epoch))
-        self._unlink(withdrawn_path(self._directory, self._channel, epoch))
-
-    @staticmethod
-    def _unlink(path: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
-
-
-@contextlib.contextmanager
-def _mapped(path: str) -> Iterator[None]:
-    """Raise Shortage, with the path, for an OSError of the block."""
-    try:
-        yield
-    except OSError as error:
-        remedy = _REMEDIES.get(error.errno or 0, "check that the directory exists and is writable")
-        raise Shortage(f"{path}: {error.strerror or error}; {remedy}") from error
