@@ -5,8 +5,7 @@ byte (`streamer.relay.fetch.prefetcher`). While the plan is open, the epoch has 
 listing after the last known byte, and raises there the error of a listing that has failed.
 
 An object that is found changed before its first byte is delivered may be replaced or skipped, by the policy
-of `changes`. `consumed` counts bytes of the plan: it does not change while a replacement is delivered, and
-then grows by the planned object's bytes.
+of `changes` (`streamer.relay.deliver.amendments`).
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from streamer.errors import ReaderGone, SourceError
 from streamer.plan import Position, ResumePoint
+from streamer.relay.deliver.amendments import Amendments
 from streamer.relay.deliver.failure_policy import HOLD, FailurePolicy
 from streamer.relay.deliver.key_list import KeyList, KeyLists
-from streamer.relay.deliver.object_changes import MOST_TRIES, Change, Changes, is_change
+from streamer.relay.deliver.object_changes import Changes
 from streamer.relay.deliver.object_ends import ObjectEnds
 from streamer.relay.deliver.resume_points import ResumePoints
 from streamer.relay.deliver.taking import Taking
@@ -31,26 +30,12 @@ from streamer.relay.staging.stage import LEAST, TURN
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from streamer.plan import ObjectRef
     from streamer.relay.fetch.part_fetch import PartFetch
     from streamer.relay.fetch.prefetcher import Prefetcher
     from streamer.sink.outlet import Outlet
 
 LONGEST_PAUSE = 0.5
 """Maximum seconds between two checks of a bandwidth limit, since it may change."""
-
-
-@dataclass(slots=True)
-class _Detour:
-    """An object that is delivered instead of a planned one."""
-
-    listed: ObjectRef
-    now: ObjectRef
-    planned: int
-    """Bytes of the planned object in the plan."""
-    tries: int
-    """Versions requested, this one included."""
-    delivered: int = 0
 
 
 class Delivery:
@@ -74,8 +59,6 @@ class Delivery:
         self.prefetcher = prefetcher
         self.delivered = 0
         """Offset in the epoch's stream: bytes accepted by the outlet, plus bytes skipped by a resume."""
-        self.consumed = 0
-        """Offset in the plan; equal to `delivered` unless objects are rewritten or changed."""
         self._total: int | None = None
         """Bytes of the current epoch in the plan; None while the plan is open."""
         self.ends = ObjectEnds()
@@ -89,8 +72,7 @@ class Delivery:
         self._hedger = prefetcher.hedger
         self._verifier = prefetcher.verifier
         self._changes = changes or Changes()
-        self._amends = self._changes.policy.amends
-        self._detour: _Detour | None = None
+        self._amendments = Amendments(prefetcher, self._changes)
         self._when_failed = when_failed
         self._transformer: BodyTransformer | None = None
         """Transformer of the current or last epoch; None if bytes are not transformed."""
@@ -99,11 +81,16 @@ class Delivery:
             self._window,
             self._fetches,
             # Until an object is delivered, it may be replaced, or its checksum may be wrong.
-            across_objects=not self._amends and self._verifier is None,
+            across_objects=not self._changes.policy.amends and self._verifier is None,
         )
         self._key_lists = key_lists
         self._keys: KeyList | None = None
         """Key list of the current epoch."""
+
+    @property
+    def consumed(self) -> int:
+        """Offset in the plan; equal to `delivered` unless objects are rewritten or changed."""
+        return self._amendments.consumed
 
     def allow(self, epoch: int) -> None:
         """As `EpochDelivery`."""
@@ -129,7 +116,7 @@ class Delivery:
         """Set the counts to the epoch's start position."""
         start = self._first if epoch == self._first.epoch else Position(epoch)
         self.delivered = start.offset
-        self.consumed = start.mark.fetched if self._plan.rewrites else start.offset
+        self._amendments.begin(start.mark.fetched if self._plan.rewrites else start.offset)
         if self._points is not None:
             self._points.begin()
         self._drop_taken()
@@ -189,7 +176,7 @@ class Delivery:
                 await outlet.writable()
                 continue
             fetch = self._head_fetch(epoch)
-            if self._amends and (error := self._torn()) is not None:
+            if (error := self._amendments.torn()) is not None:
                 await self._amend(error)
                 continue
             if fetch is None or not (fetch.stage.ready or self._taking):
@@ -260,44 +247,17 @@ class Delivery:
 
     def abandon(self, epoch: int) -> None:
         """Drop the rest of `epoch`: staged bytes, requests in flight, and parts not yet admitted."""
-        self._detour = None
         self._drop_taken()
         self.prefetcher.abandon(epoch)
 
-    def _torn(self) -> SourceError | None:
-        """Return the error of a changed object at the head of line, if no byte of it is delivered."""
-        head = self._window.head_of_line
-        if head is None or head.part.start or head.delivered:
-            return None
-        errors = (self._fetches[slot].error for slot in self._window.object_at_head())
-        return next((error for error in errors if is_change(error)), None)
-
     async def _amend(self, error: SourceError) -> None:
-        """Skip the object at the head of line, or replace it by its present version in S3.
-
-        Raises SourceError if the policy allows neither.
-        """
-        head, detour, changes = self._window.head_of_line, self._detour, self._changes
-        if head is None:
-            raise error
+        """As `Amendments.amend`, also for bytes of the object that are being transformed."""
         if self._taking and self._transformer is not None:
             self._drop_taken()  # all of them are of this object
             await self._transformer.forget()
-        part, now = head.part, None
-        listed, tries = (detour.listed, detour.tries + 1) if detour else (part.object, 1)
-        if changes.policy.when_changed == "refetch":
-            if changes.policy.stat is None or tries > MOST_TRIES:
-                raise error
-            self._counters.timer.starve("first_byte")
-            now = await changes.policy.stat(listed.bucket, listed.key, listed.version)
+        await self._amendments.amend(error)
         if self._points is not None:
             self._points.forbid(self.delivered)
-        replaced = self.prefetcher.replace_head(part, now)
-        planned = detour.planned if detour else replaced
-        changes.note(Change(part.epoch, listed, "refetched" if now else "skipped", now))
-        self._detour = _Detour(listed, now, planned, tries) if now and now.size else None
-        if self._detour is None:
-            self.consumed += planned
         self.prefetcher.start()
 
     async def _transform(self, transformer: BodyTransformer, outlet: Outlet) -> int:
@@ -335,7 +295,7 @@ class Delivery:
         """List the objects that begin in the next `count` bytes; return False if the machine refuses."""
         try:
             # The bytes of a replacement stand for the first byte of the planned object.
-            keys.reach(self.consumed, count if self._detour is None else 1, delivered)
+            keys.reach(self.consumed, 1 if self._amendments.replacing else count, delivered)
         except BlockingIOError:
             return False
         return True
@@ -360,7 +320,7 @@ class Delivery:
         slot = self._window.head_of_line
         if slot is None:
             return None
-        due = self.consumed if self._detour is None else self._detour.delivered
+        due = self._amendments.due
         if (slot.part.epoch, slot.part.offset + slot.delivered) != (epoch, due):
             raise RuntimeError(f"head of line is {slot}, but byte {due} of epoch {epoch} is due")
         return self._fetches[slot]
@@ -377,14 +337,7 @@ class Delivery:
 
     def _consumed(self, count: int) -> None:
         self._counters.consumed_bytes += count
-        detour = self._detour
-        if detour is None:
-            self.consumed += count
-        else:
-            detour.delivered += count
-            if detour.delivered == detour.now.size:
-                self.consumed += detour.planned
-                self._detour = None
+        self._amendments.advance(count)
         begun = self._window.begun
         done = self._window.deliver(count)
         if done is None and not begun:
