@@ -26,8 +26,9 @@ PAGE = 512
 _PAGE_BYTES = PAGE * NUMBER
 PIECE = PAGE * 256
 """Numbers that are read at once where many are: a MiB."""
-MOST_PAGES = 64
-"""Pages in memory: the ranks of a host look up records in several places in turn."""
+MOST_PAGES = 256
+"""Pages in memory, 1 MiB: the ranks of a host look up records in several places in turn, and a shared stream
+looks up each block when it is requested and again when it is delivered."""
 
 
 class IndexSource(Protocol):
@@ -138,6 +139,6 @@ class StoredOffsets(Sequence[int]):
             first = number - within
             numbers = self._between(first, min(first + PAGE, self._starts[block + 1]))
             if len(self._pages) >= MOST_PAGES:
-                self._pages.clear()
+                self._pages.pop(next(iter(self._pages)), None)  # another thread may do the same
             self._pages[name] = numbers
         return numbers, within

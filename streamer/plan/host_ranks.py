@@ -196,6 +196,8 @@ class HostRanks:
 class _StreamWalk(Walk):
     """A walk that goes on in the present order of a host's ranks."""
 
+    follows = True
+
     def __init__(self, host_ranks: HostRanks, epoch: int, position: WalkPosition) -> None:
         super().__init__(host_ranks.order, epoch, position)
         self._host_ranks = host_ranks

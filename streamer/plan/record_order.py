@@ -261,9 +261,12 @@ class Deal:
     def together(self, walk: Walk, first: int = 0) -> Iterator[Run]:
         """Yield the runs of these ranks as `deal` does, but without cutting them at the borders of ranks."""
         size, ranks = self.slice, self.end - self.first
-        for step in range(first, self.steps(walk.records)):
+        steps, at_once = self.steps(walk.records), 1
+        if ranks == self.ranks and not walk.follows:  # the steps follow each other in the order
+            at_once = max(1, steps - first)
+        for step in range(first, steps, at_once):
             start = step * self.global_batch + self.first * size
-            for _, run in walk.cut(start, size * ranks, range(1)):
+            for _, run in walk.cut(start, size * ranks * at_once, range(1)):
                 yield run
 
 
@@ -281,6 +284,9 @@ START = WalkPosition()
 
 class Walk:
     """One walk over an epoch's order, which starts again at its end."""
+
+    follows = False
+    """Whether the order may change at a step, so that each step must be cut by itself."""
 
     def __init__(self, order: Order, epoch: int, position: WalkPosition = START) -> None:
         """`position`: start of the walk; earlier records cannot be cut."""
