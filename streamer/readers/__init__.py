@@ -37,9 +37,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from streamer.readers.core.config import PipeModeDatasetException
     from streamer.readers.core.endless import endless
-    from streamer.readers.core.interleave import InterleavedReader, rank_channel, rank_channels
+    from streamer.readers.core.interleave import InterleavedReader
     from streamer.readers.core.mixed import MixedReader
     from streamer.readers.core.plain import PipeReader, open_channel
+    from streamer.readers.core.rank_channels import rank_channel, rank_channels
     from streamer.readers.core.record_names import KeyedRecord
     from streamer.readers.core.skipping import SkipPolicy
     from streamer.readers.core.state_file import load_state, save_state
@@ -69,8 +70,8 @@ _HOMES = {
     "PipeReader": "streamer.readers.core.plain",
     "PipeStream": "streamer.readers.core.stream",
     "SkipPolicy": "streamer.readers.core.skipping",
-    "rank_channel": "streamer.readers.core.interleave",
-    "rank_channels": "streamer.readers.core.interleave",
+    "rank_channel": "streamer.readers.core.rank_channels",
+    "rank_channels": "streamer.readers.core.rank_channels",
     "endless": "streamer.readers.core.endless",
     "load_state": "streamer.readers.core.state_file",
     "open_channel": "streamer.readers.core.plain",

@@ -24,51 +24,23 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from streamer.errors import ChannelError
-from streamer.readers.core.config import PipeModeDatasetException, channels_in, check_channel, directories
+from streamer.readers.core.config import PipeModeDatasetException, directories
 from streamer.readers.core.epochs import TIMEOUT
 from streamer.readers.core.fifo_source import FifoSource, as_they_arrive
-from streamer.readers.core.joint_states import joint_states, load_all
+from streamer.readers.core.interleave_state import Turn, saved_states, state_of
+from streamer.readers.core.joint_states import load_all
 from streamer.readers.core.plain import PipeReader
+from streamer.readers.core.rank_channels import rank_channels
 from streamer.readers.core.skipping import SkippedRecord
-from streamer.step_state import is_step_state
-from streamer.trailer import rank_channel_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from streamer.readers.core.skipping import SkipCounts, SkipPolicy
     from streamer.readers.core.stream import PipeStream
-
-FORMAT = 1
-
-
-def rank_channel(channel: str, index: int) -> str:
-    """Return the channel name of rank FIFO `index`, from 0 on. Raises ValueError for an index below 0."""
-    if index < 0:
-        raise ValueError(f"rank {index}: ranks are counted from 0")
-    return rank_channel_name(channel, index)
-
-
-def rank_channels(channel: str, *, config_dir: str | None = None) -> list[str]:
-    """Return the names of all rank FIFOs of a channel, in order; the channel itself if it has none.
-
-    The names are in inputdataconfig.json, in `config_dir` or else `input/config` below `$SAGEMAKER_BASE_DIR`
-    (default /opt/ml). Raises PipeModeDatasetException if there is no such channel, or if it is not a Pipe
-    channel.
-    """
-    config_dir = directories(config=config_dir).config
-    channels = channels_in(config_dir)
-    ranks: list[str] = []
-    if channel not in channels:
-        while (name := rank_channel(channel, len(ranks))) in channels:
-            ranks.append(name)
-    for name in ranks or [channel]:
-        check_channel(name, config_dir)
-    return ranks or [channel]
 
 
 class InterleavedReader:
@@ -134,7 +106,7 @@ class InterleavedReader:
             )
             for name in self.channels
         ]
-        self._turn = _Turn()
+        self._turn = Turn()
 
     def __iter__(self) -> Iterator[Any]:
         # A step for each record, so calls and lists are saved.
@@ -240,26 +212,7 @@ class InterleavedReader:
         were all returned. `penstock run --resume` takes both. Raises ChannelError if records of a global
         batch do not come together: with a block that does not divide a rank's batch, or as they arrive.
         """
-        positions = [reader.reached for reader in self._readers]
-        states = joint_states(positions)
-        if any(map(is_step_state, states)):
-            if len(states) > 1:
-                raise ChannelError(
-                    "these channels together have no state, because ranks share one of them by record and "
-                    "its state counts steps; read each channel by a reader of its own"
-                )
-            batch = next((each.rank.records for each in positions if each.rank is not None), 0)
-            if self._block and batch % self._block:
-                raise ChannelError(
-                    f"{states[0]['channel']} has no state, because a rank has {batch} records of a step, "
-                    f"which is no multiple of block={self._block}; give a block that divides it"
-                )
-            return states[0]
-        turn = self._turn
-        if self._block and turn.returned == self._block:
-            turn = _Turn((turn.fifo + 1) % len(self.channels))
-        state = {"format": FORMAT, "channels": states, "ahead": {}, "block": self._block}
-        return state | ({"turn": turn.fifo, "returned": turn.returned} if self._block else {})
+        return state_of([reader.reached for reader in self._readers], self._turn, self._block)
 
     def load_state_dict(self, state: Mapping[str, Any], *, anyway: bool = False) -> None:
         """Begin the next iteration after the record of `state`.
@@ -267,53 +220,15 @@ class InterleavedReader:
         Raises ValueError if `state` is no state of these FIFOs and block. Iterating raises ChannelError if a
         plan has changed since, unless `anyway`.
         """
-        turn, saved = _Turn(), dict.fromkeys(self.channels, state)
-        if not is_step_state(state):
-            saved = self._by_fifo(state)
-            if self._block:
-                turn = _Turn(state["turn"], state["returned"])
+        saved, turn = saved_states(state, self.channels, self._block)
         load_all(self._readers, saved, anyway=anyway)
         self._turn.move(turn.fifo, turn.returned)
-
-    def _by_fifo(self, state: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-        """Return the states of the FIFOs in a state. Raises ValueError."""
-        keys = {"format", "channels", "ahead", "block"} | ({"turn", "returned"} if self._block else set())
-        if (
-            state.get("format") != FORMAT
-            or state.get("block") != self._block
-            or state.keys() != keys
-            or not isinstance(state["channels"], list)
-            or not all(isinstance(each, dict) for each in state["channels"])
-        ):
-            raise ValueError(
-                f"the state is not what InterleavedReader.state_dict() returns with block={self._block}: "
-                f"{dict(state)!r}"
-            )
-        saved = {each.get("channel"): each for each in state["channels"]}
-        if saved.keys() != set(self.channels):
-            raise ValueError(f"the state is of channels {list(saved)}, not {self.channels}")
-        limits = {"turn": len(self.channels), "returned": self._block} if self._block else {}
-        if not all(type(state[name]) is int and 0 <= state[name] < end for name, end in limits.items()):
-            raise ValueError(f"the state has no turn of these FIFOs: {dict(state)!r}")
-        return saved
 
 
 class _ImpatientReader(PipeReader):
     """A reader whose lists may be empty, because it never waits for bytes."""
 
     patience = 0.0
-
-
-@dataclass(slots=True)
-class _Turn:
-    fifo: int = 0
-    """Index of the FIFO that is next."""
-    returned: int = 0
-    """Good records of its block that were returned."""
-
-    def move(self, fifo: int, returned: int = 0) -> None:
-        """Make it the turn of another FIFO."""
-        self.fifo, self.returned = fifo, returned
 
 
 def _check_same_epoch(streams: list[PipeStream]) -> None:

@@ -41,8 +41,8 @@ from streamer.errors import ChannelError
 from streamer.formats.tfrecord import Skipped
 from streamer.readers.core.config import PipeModeDatasetException, check_channel, directories
 from streamer.readers.core.epochs import TIMEOUT, ChannelEpochs, path_streams
-from streamer.readers.core.interleave import rank_channel
 from streamer.readers.core.position import StartPosition
+from streamer.readers.core.rank_channels import rank_channel
 from streamer.readers.core.shuffle import Shuffle
 from streamer.readers.core.state import EpochState
 from streamer.readers.tensorflow import failures, interrupts

@@ -1,0 +1,31 @@
+"""Names of rank FIFOs, each of which a reader treats as a channel: `train-0`, `train-1` …"""
+
+from __future__ import annotations
+
+from streamer.readers.core.config import channels_in, check_channel, directories
+from streamer.trailer import rank_channel_name
+
+
+def rank_channel(channel: str, index: int) -> str:
+    """Return the channel name of rank FIFO `index`, from 0 on. Raises ValueError for an index below 0."""
+    if index < 0:
+        raise ValueError(f"rank {index}: ranks are counted from 0")
+    return rank_channel_name(channel, index)
+
+
+def rank_channels(channel: str, *, config_dir: str | None = None) -> list[str]:
+    """Return the names of all rank FIFOs of a channel, in order; the channel itself if it has none.
+
+    The names are in inputdataconfig.json, in `config_dir` or else `input/config` below `$SAGEMAKER_BASE_DIR`
+    (default /opt/ml). Raises PipeModeDatasetException if there is no such channel, or if it is not a Pipe
+    channel.
+    """
+    config_dir = directories(config=config_dir).config
+    channels = channels_in(config_dir)
+    ranks: list[str] = []
+    if channel not in channels:
+        while (name := rank_channel(channel, len(ranks))) in channels:
+            ranks.append(name)
+    for name in ranks or [channel]:
+        check_channel(name, config_dir)
+    return ranks or [channel]
