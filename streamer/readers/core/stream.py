@@ -1,6 +1,10 @@
 """One epoch's FIFO as a binary file whose end is proven.
 
-`streamer.readers.core.read_end` distinguishes a FIFO without a writer from one that has ended.
+    Opening   waits for the FIFO and opens it
+    ReadEnd   reads it; distinguishes a FIFO without a writer from one that has ended
+    Proof     reads the trailer, and judges what it states
+
+A read blocks its caller alone, at most `patience` seconds; nothing else of the process waits.
 
 The end of file must be proven (`streamer.readers.core.proof`). After a failure the sidecar keeps its write
 end open, because a close would look like a proper end to foreign readers, and a FIFO has no sign for an
@@ -22,16 +26,16 @@ import select
 import time
 from typing import TYPE_CHECKING
 
-from streamer.errors import ChannelError, PenstockError, StreamError
-from streamer.readers.core.arrival import Arrival
+from streamer.errors import PenstockError
+from streamer.readers.core.opening import Opening
 from streamer.readers.core.proof import Proof
-from streamer.readers.core.read_end import STDIN, ReadEnd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from _typeshed import WriteableBuffer
 
+    from streamer.readers.core.read_end import ReadEnd
     from streamer.trailer import Trailer
 
 _CHECK_S = 1.0
@@ -73,17 +77,14 @@ class PipeStream(io.RawIOBase):
         self._timeout = timeout
         self.patience = patience
         """Seconds that a read waits at most; None for as long as the writer takes."""
-        self._hint = hint
-        self._unused = unused
-        self._arrival: Arrival | None = None
         self._deadline = 0.0
-        self._used = False
-        """Whether a writer may have seen this reader, so that the epoch counts as read."""
+        """Time until which the open FIFO must have a writer."""
         self._begun = False
         self._ended = False
         self._failure: PenstockError | None = None
         self._next_check = 0.0
         self._proof = Proof(self.name, required=proof)
+        self._opening = Opening(self.name, self._proof, timeout=timeout, hint=hint, unused=unused)
 
     def __repr__(self) -> str:
         due = "" if self.bytes_total is None else f" of {self.bytes_total}"
@@ -134,9 +135,7 @@ class PipeStream(io.RawIOBase):
         Raises ChannelError if the FIFO does not appear within `timeout` seconds, StreamError if its trailer
         cannot be read.
         """
-        with contextlib.closing(Arrival(self.name)) as arrival:
-            if not arrival.wait(self._timeout):
-                raise ChannelError(self._absent())
+        self._opening.wait()
         self._proof.look()
         return self.trailer
 
@@ -147,40 +146,19 @@ class PipeStream(io.RawIOBase):
         be read, StreamError if its trailer cannot be read.
         """
         self._check()
-        if self._read_end is not None:
-            return True
-        if self._arrival is None:
-            self._arrival = Arrival(self.name)
-            self._deadline = time.monotonic() + self._timeout
-        while True:
-            left = max(0.0, self._deadline - time.monotonic())
-            if not self._arrival.wait(left if wait is None else min(left, wait)):
-                if time.monotonic() < self._deadline:
-                    return False
-                raise self._fail(ChannelError(self._absent()))
-            try:
-                self._attach(self.name)
-            except FileNotFoundError:
-                continue  # removed since `wait` returned: wait for the next one
-            except OSError as error:
-                raise self._fail(ChannelError(f"cannot read {self.name}: {error.strerror}")) from error
-            return True
+        if self._read_end is None:
+            with self._judged():
+                self._attach(self._opening.open(wait))
+        return self._read_end is not None
 
     def open_withdrawn(self) -> bool:
         """Open the FIFO that another process of this reader has opened; return whether it is open.
 
         It is not if its epoch has ended. Raises as `open`.
         """
-        path = self._proof.withdrawn_path
-        if path is None:
-            return False
-        try:
-            self._attach(path)
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            raise self._fail(ChannelError(f"cannot read {path}: {error.strerror}")) from error
-        return True
+        with self._judged():
+            self._attach(self._opening.open_withdrawn())
+        return self._read_end is not None
 
     def begin(self, wait: float | None = None) -> bool:
         """Open the FIFO and wait at most `wait` seconds for its first byte or end; return whether it came.
@@ -273,7 +251,7 @@ class PipeStream(io.RawIOBase):
             if self._read_end is not None:
                 self._read_end.close()
                 self._read_end = None
-            self._settle(unused=not self._used)
+            self._opening.end()
             super().close()
 
     def _check(self) -> None:
@@ -285,52 +263,22 @@ class PipeStream(io.RawIOBase):
     def _fail(self, failure: PenstockError) -> PenstockError:
         self._failure = failure
         if self._read_end is None:
-            self._settle(unused=not self._used)
+            self._opening.end()
         return failure
 
-    def _settle(self, *, unused: bool) -> None:
-        if self._arrival is not None:
-            self._arrival.close()
-        if unused and self._unused is not None:
-            callback, self._unused = self._unused, None
-            callback()
-
-    def _attach(self, path: str) -> None:
-        try:
-            end = ReadEnd(path, has_writer=self.name == STDIN)  # standard input has had its writer
-        except IsADirectoryError:
-            raise self._fail(
-                ChannelError(f"{self.name} is a directory: that is a File channel, not a Pipe channel")
-            ) from None
-        try:
-            self._used = True
-            with self._judged():
-                self._proof.attach(end.fd)
-        except BaseException:
-            end.close()
-            raise
-        self._read_end = end
-        self._settle(unused=False)
-        now = time.monotonic()
-        self._deadline = now + self._timeout
-        self._next_check = now + _CHECK_S
+    def _attach(self, end: ReadEnd | None) -> None:
+        if end is not None:
+            self._read_end = end
+            now = time.monotonic()
+            self._deadline = now + self._timeout
+            self._next_check = now + _CHECK_S
 
     def _look(self, now: float) -> None:
         """Raise, while no bytes come, if the sidecar has failed or no writer has come in time."""
         self._look_at_source(now)
         end = self._read_end
         if end is not None and end.is_fifo and not end.has_writer and now >= self._deadline:
-            self._settle(unused=True)
-            trailer = self.trailer
-            state = f"; the state of its trailer is '{trailer.state}'" if trailer else ""
-            if trailer and trailer.error:
-                state += f": {trailer.error}"
-            raise self._fail(
-                ChannelError(
-                    f"no process opened {self.name} for writing in {self._timeout:g} s; check that the "
-                    f"sidecar is running{state}"
-                )
-            )
+            raise self._fail(self._opening.no_writer())
 
     def _look_at_source(self, now: float) -> None:
         if now >= self._next_check:
@@ -351,18 +299,3 @@ class PipeStream(io.RawIOBase):
             yield
         except PenstockError as error:
             raise self._fail(error) from error.__cause__
-
-    def _absent(self) -> str:
-        proof = self._proof
-        try:
-            names = sorted(name for name in os.listdir(proof.directory) if name.startswith(proof.prefix))
-            offer = f"the directory has {', '.join(names) or 'no FIFO of this channel'}"
-        except OSError as error:
-            offer = f"the directory cannot be read: {error.strerror}"
-        with contextlib.suppress(StreamError):
-            if proof.look() and proof.trailer:
-                offer += f", and the state of the trailer of {proof.base} is '{proof.trailer.state}'"
-        if proof.withdrawn_path is not None and os.path.lexists(proof.withdrawn_path):
-            offer += ", and another process has opened this FIFO already: a FIFO has one reader"
-        hint = f": {self._hint}" if self._hint else ""
-        return f"{proof.base} did not appear in {proof.directory} in {self._timeout:g} s; {offer}{hint}"

@@ -1,0 +1,141 @@
+"""Opens the FIFO of an epoch once it exists, and explains why it does not.
+
+    wait      until the FIFO's name appears (`streamer.readers.core.arrival`), at most `timeout` seconds
+    attach    open it for reading; its trailer is then the one that proves its end (`Proof`)
+
+The epoch counts as used as soon as the FIFO is open, since a writer may have seen the reader. Whoever has
+chosen the epoch is told if it was not used (`unused`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import TYPE_CHECKING
+
+from streamer.errors import ChannelError, StreamError
+from streamer.readers.core.arrival import Arrival
+from streamer.readers.core.read_end import STDIN, ReadEnd
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from streamer.readers.core.proof import Proof
+
+
+class Opening:
+    """The opening of one stream, once."""
+
+    def __init__(
+        self, name: str, proof: Proof, *, timeout: float, hint: str, unused: Callable[[], None] | None
+    ) -> None:
+        """`unused`: called once by `end` if no writer has seen the reader."""
+        self._name = name
+        self._proof = proof
+        self._timeout = timeout
+        self._hint = hint
+        self._unused = unused
+        self._arrival: Arrival | None = None
+        self._deadline = 0.0
+        self._used = False
+        """Whether a writer may have seen this reader, so that the epoch counts as read."""
+
+    def __repr__(self) -> str:
+        return f"<Opening of {self._name}{' [used]' if self._used else ''}>"
+
+    def wait(self) -> None:
+        """Wait until the FIFO exists, without opening it. Raises ChannelError."""
+        with contextlib.closing(Arrival(self._name)) as arrival:
+            if not arrival.wait(self._timeout):
+                raise self._absent()
+
+    def open(self, wait: float | None) -> ReadEnd | None:
+        """Open the FIFO once it exists; return None if it does not after `wait` seconds.
+
+        Raises ChannelError if it does not appear within `timeout` seconds of the first call or cannot be
+        read, StreamError if its trailer cannot be read.
+        """
+        if self._arrival is None:
+            self._arrival = Arrival(self._name)
+            self._deadline = time.monotonic() + self._timeout
+        while True:
+            left = max(0.0, self._deadline - time.monotonic())
+            if not self._arrival.wait(left if wait is None else min(left, wait)):
+                if time.monotonic() < self._deadline:
+                    return None
+                raise self._absent()
+            with contextlib.suppress(FileNotFoundError):  # removed since `wait` returned: wait for another
+                return self._attach(self._name)
+
+    def open_withdrawn(self) -> ReadEnd | None:
+        """Open the FIFO that another process of this reader has opened; return None if its epoch has ended.
+
+        Raises as `open`.
+        """
+        path = self._proof.withdrawn_path
+        with contextlib.suppress(FileNotFoundError):
+            return None if path is None else self._attach(path)
+        return None
+
+    def _attach(self, path: str) -> ReadEnd:
+        """Open `path`. Raises FileNotFoundError, ChannelError, StreamError."""
+        try:
+            end = ReadEnd(path, has_writer=self._name == STDIN)  # standard input has had its writer
+        except FileNotFoundError:
+            raise
+        except IsADirectoryError:
+            raise ChannelError(
+                f"{self._name} is a directory: that is a File channel, not a Pipe channel"
+            ) from None
+        except OSError as error:
+            raise ChannelError(f"cannot read {path}: {error.strerror}") from error
+        try:
+            self._used = True
+            self._proof.attach(end.fd)
+        except BaseException:
+            end.close()
+            raise
+        self._close()
+        return end
+
+    def no_writer(self) -> ChannelError:
+        """Return the error that no writer came within `timeout` seconds: none has seen the reader."""
+        self._used = False
+        self.end()
+        trailer = self._proof.trailer
+        state = f"; the state of its trailer is '{trailer.state}'" if trailer else ""
+        if trailer and trailer.error:
+            state += f": {trailer.error}"
+        return ChannelError(
+            f"no process opened {self._name} for writing in {self._timeout:g} s; check that the "
+            f"sidecar is running{state}"
+        )
+
+    def end(self) -> None:
+        """Stop waiting; call `unused` if no writer can have seen the reader. Later calls do nothing."""
+        self._close()
+        if not self._used and self._unused is not None:
+            callback, self._unused = self._unused, None
+            callback()
+
+    def _close(self) -> None:
+        if self._arrival is not None:
+            self._arrival.close()
+
+    def _absent(self) -> ChannelError:
+        proof = self._proof
+        try:
+            names = sorted(name for name in os.listdir(proof.directory) if name.startswith(proof.prefix))
+            offer = f"the directory has {', '.join(names) or 'no FIFO of this channel'}"
+        except OSError as error:
+            offer = f"the directory cannot be read: {error.strerror}"
+        with contextlib.suppress(StreamError):
+            if proof.look() and proof.trailer:
+                offer += f", and the state of the trailer of {proof.base} is '{proof.trailer.state}'"
+        if proof.withdrawn_path is not None and os.path.lexists(proof.withdrawn_path):
+            offer += ", and another process has opened this FIFO already: a FIFO has one reader"
+        hint = f": {self._hint}" if self._hint else ""
+        return ChannelError(
+            f"{proof.base} did not appear in {proof.directory} in {self._timeout:g} s; {offer}{hint}"
+        )
