@@ -28,6 +28,8 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from streamer.units import counted
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -162,6 +164,33 @@ def order_difference(saved: StepState, order: Mapping[str, Any]) -> str | None:
     """Return how the order of a state differs from the present one; None if its batches are the same."""
     was = before_step(saved.order, saved.epoch, saved.step)
     return _difference(was, before_step(order, saved.epoch, saved.step))
+
+
+def why_not_begin(
+    saved: StepState, order: Mapping[str, Any] | None, steps: int, *, anyway: bool
+) -> str | None:
+    """Return why a job cannot begin at a state, and what to do; None if it can.
+
+    `order`, `steps`: those of the present epoch; None if ranks do not share the channel by record. `anyway`:
+    whether the order may be another one.
+    """
+    state = f"the state of channel {saved.channel}"
+    if order is None:
+        return (
+            f"{state} has steps, and its ranks do not share it by record; set Batch or GlobalBatch of Ranks "
+            "as when it was saved, or begin without the state"
+        )
+    if not anyway and (difference := order_difference(saved, order)) is not None:
+        return (
+            f"{state} was saved under another order of records: {difference}; restore what has changed, "
+            "begin without the state, or begin anyway: --resume-anyway, and load_state_dict with anyway=True"
+        )
+    if saved.step >= steps:
+        return (
+            f"{state} is at step {saved.step}, and epoch {saved.epoch} has {counted(steps, 'step')}; begin "
+            "without the state, or with one of this order"
+        )
+    return None
 
 
 def _difference(saved: Mapping[str, Any], present: Mapping[str, Any]) -> str | None:

@@ -28,7 +28,7 @@ from streamer.plan.record_places import offset_of, records_before
 from streamer.plan.record_plan import RecordPlan
 from streamer.relay.channel_spec import StartPosition
 from streamer.sink.key_list import last_offset
-from streamer.step_state import StepState, changes_of, is_step_state, order_difference
+from streamer.step_state import StepState, changes_of, is_step_state, order_difference, why_not_begin
 from streamer.trailer import read_trailer, trailer_path
 from streamer.units import counted
 
@@ -195,23 +195,10 @@ def saved_by_fifo(
 
 def _at_step(plan: Plan, state: StepState, *, anyway: bool) -> Saved:
     """Return the position of a step in one FIFO. Raises ConfigError."""
-    name = state.channel
-    if not isinstance(plan, RecordPlan):
-        raise ConfigError(
-            f"--resume: the state of channel {name} has steps, and its ranks do not share it by record; set "
-            "Batch or GlobalBatch of Ranks as when it was saved, or start without --resume"
-        )
-    difference = order_difference(state, plan.record_order)
-    if difference is not None and not anyway:
-        raise ConfigError(
-            f"--resume: channel {name} was saved under another order of records: {difference}; restore what "
-            "has changed, start without --resume, or add --resume-anyway"
-        )
-    if state.step >= plan.steps(state.epoch):
-        raise ConfigError(
-            f"--resume: channel {name}: epoch {state.epoch} has {counted(plan.steps(state.epoch), 'step')}, "
-            f"and the position is step {state.step}"
-        )
+    order, steps = (plan.record_order, plan.steps(state.epoch)) if isinstance(plan, RecordPlan) else (None, 0)
+    why = why_not_begin(state, order, steps, anyway=anyway)
+    if why is not None or not isinstance(plan, RecordPlan):
+        raise ConfigError(f"--resume: {why}")
     return Saved(state.epoch, offset_of(plan, state.epoch, state.begin), plan.digest)
 
 

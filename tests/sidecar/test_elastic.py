@@ -121,8 +121,9 @@ def test_readers_refuse_a_state_of_another_order(elastic: Elastic) -> None:
     elastic.state.write_text(json.dumps(state))
     elastic.train(
         elastic.job(2),
-        error="the state of train-0 was saved under another order of records: Block was 601 and is 600; "
-        "restore what has changed, begin without the state, or call load_state_dict with anyway=True",
+        error="the state of channel train was saved under another order of records: Block was 601 and is "
+        "600; restore what has changed, begin without the state, or begin anyway: --resume-anyway, and "
+        "load_state_dict with anyway=True",
     )
 
 

@@ -260,7 +260,7 @@ def test_a_state_of_another_order_is_refused_by_what_differs(other: RecordPlan, 
 
 
 def test_a_step_after_the_last_is_refused_even_so() -> None:
-    with pytest.raises(ConfigError, match="epoch 1 has 5 steps, and the position is step 5"):
+    with pytest.raises(ConfigError, match="channel train is at step 5, and epoch 1 has 5 steps"):
         by_step(STEP | {"step": 5}, anyway=True)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from streamer.errors import ChannelError
 from streamer.readers.core.position import ReaderPosition, StartPosition
 from streamer.readers.core.rank_steps import RankSteps
-from streamer.step_state import StepState, order_difference
+from streamer.step_state import StepState, why_not_begin
 from streamer.units import counted
 
 if TYPE_CHECKING:
@@ -93,28 +93,15 @@ def drop_bytes(stream: PipeStream, left: int) -> Iterator[list[bytes]]:
 def _at_step(stream: PipeStream, channel: str, start: StepState, *, anyway: bool) -> ReaderPosition:
     """Return the position of a step in `stream`. Raises ChannelError."""
     rank = RankSteps.of(stream.trailer)
-    if rank is None:
-        raise ChannelError(
-            f"the state of {channel} has steps, and {stream.name} has none; load it into a reader of a "
-            "channel whose Ranks have Batch or GlobalBatch"
-        )
-    difference = order_difference(start, rank.order)
-    if difference is not None and not anyway:
-        raise ChannelError(
-            f"the state of {channel} was saved under another order of records: {difference}; restore what "
-            "has changed, begin without the state, or call load_state_dict with anyway=True"
-        )
+    order, steps = (None, 0) if rank is None else (rank.order, rank.steps)
+    if (why := why_not_begin(start, order, steps, anyway=anyway)) is not None or rank is None:
+        raise ChannelError(f"{stream.name}: {why}")
     records, begin = (step * rank.records for step in (start.step, start.begin))
     if start.shuffle is not None and start.shuffle["batch"] != rank.records:
         raise ChannelError(
             f"the state of {channel} is inside a window of shuffled records, and only the same number of "
             f"ranks can go on there: a rank had {start.shuffle['batch']} records of a step, and this one has "
             f"{rank.records}; load a state that was saved at the end of a window"
-        )
-    if start.step >= rank.steps:
-        raise ChannelError(
-            f"the state of {channel} is at step {start.step}, and epoch {start.epoch} has "
-            f"{counted(rank.steps, 'step')}"
         )
     if begin < rank.first:
         raise ChannelError(
