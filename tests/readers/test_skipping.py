@@ -91,7 +91,7 @@ def test_over_the_budget_the_error_names_the_last_records(feeder: Feeder) -> Non
         got.extend(reader)
     assert str(raised.value) == (
         "record 9 of s3://b/k0 at offset 954: CRC check on data failed; epoch 0 of train has more corrupt "
-        "records than skip allows: 2 of 2 records and 0 of 7 objects were skipped before, the last ones: "
+        "records than skip allows; skipped before: 2 of 2 records and 0 of 7 objects, the last ones: "
         "record 3 of s3://b/k0 at offset 318: CRC check on data failed; "
         "record 5 of s3://b/k0 at offset 530: CRC check on data failed"
     )

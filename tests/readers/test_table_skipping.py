@@ -85,7 +85,7 @@ def test_over_the_budget_the_error_names_the_objects(
     with pytest.raises(
         CorruptRecord,
         match=r"^object 3 of .* is no table: .*; it is record 0 of s3://b/k3; epoch 0 of train has more "
-        r"corrupt objects than skip allows: .* 1 of 1 object were skipped before, .*: object 1 of .* of s3://b/k1$",
+        r"corrupt objects than skip allows; skipped before: .* 1 of 1 object, .*: object 1 of .* of s3://b/k1$",
     ):
         got.extend(reader)
     assert numbers(got) == [*range(100), *range(200, 300)]

@@ -238,7 +238,7 @@ class EpochSkips:
         before = "; ".join(map(str, counts.last)) or "none"
         what = "objects" if record is not None and record.kind == "object" else "records"
         return CorruptRecord(
-            f"{record}; epoch {self._epoch} of {self._channel} has more corrupt {what} than skip allows: "
-            f"{counts.records} of {counted(policy.records, 'record')} and {counts.objects} of "
-            f"{counted(policy.objects, 'object')} were skipped before, the last ones: {before}"
+            f"{record}; epoch {self._epoch} of {self._channel} has more corrupt {what} than skip allows; "
+            f"skipped before: {counts.records} of {counted(policy.records, 'record')} and "
+            f"{counts.objects} of {counted(policy.objects, 'object')}, the last ones: {before}"
         )

@@ -173,10 +173,10 @@ def _endless(reader: PipeReader, *, resumed: bool) -> Generator[Any, None, None]
             yield record
         if empty and (reader.skipped.records or reader.skipped.objects):
             raise ChannelError(
-                f"an epoch of channel {reader.channel} has no good record, so it cannot be mixed: "
+                f"an epoch of channel {reader.channel} has no good record, so it cannot be mixed (skipped: "
                 f"{counted(reader.skipped.records, 'corrupt record')} and "
-                f"{counted(reader.skipped.objects, 'object')} were skipped; mend the objects, or leave "
-                "the channel out of the weights"
+                f"{counted(reader.skipped.objects, 'object')}); mend the objects, or leave the channel out "
+                "of the weights"
             )
         if empty:
             raise ChannelError(
