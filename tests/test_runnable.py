@@ -44,7 +44,8 @@ def test_every_marked_block_runs(
         stub.objects |= {
             f"my-bucket/{channel.key(i)}": bytes(channel.shard(i)) for i in range(channel.objects)
         }
-    stub.objects |= {f"my-bucket/images/{key}.jpg": b"jpeg" for key in ("cat/0", "cat/1", "dog/0")}
+    images = ("images/cat/0", "images/cat/1", "images/dog/0", "val/cat/0", "val/dog/0")
+    stub.objects |= {f"my-bucket/{key}.jpg": b"jpeg" for key in images}
     monkeypatch.setenv("AWS_ENDPOINT_URL", stub.url)
     monkeypatch.setenv("PATH", f"{sysconfig.get_path('scripts')}:{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

@@ -26,7 +26,8 @@ from tests.readers.feeder import Feeder
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FRAMEWORKS = ("tensorflow", "jax")
 """Frameworks whose threads would be in the way of a DataLoader's fork, so that each has a process."""
-STDIN = '"/dev/stdin"'
+NOT_FED = ('"/dev/stdin"', "cardinality=True")
+"""Words of examples that are not run: they read a pipe, or ranks that share a channel by record."""
 COUNT = 24
 """Records of an epoch."""
 EPOCHS = 3
@@ -80,6 +81,7 @@ def stream(block: str) -> list[bytes]:
         "TableReader|TableIterableDataset": lambda number: recordio.encode(parquet(number)),
         "protobuf import decode": lambda number: recordio.encode(labelled(number)),
         "ExampleDecoder": lambda number: tfrecord.encode(annotated(number)),
+        "parse_example": lambda number: tfrecord.encode(example(entry(b"label", feature("int64", [number])))),
         "grouped": lambda number: recordio.encode(jpeg() if number % 2 == 0 else b"label"),
         '"TFRecord"': lambda number: tfrecord.encode(np.full(4, number, "<f4").tobytes()),
     }
@@ -126,7 +128,8 @@ def blocks(page: str, framework: str | None) -> list[str]:
     return [
         block
         for block in found
-        if framework == next((name for name in FRAMEWORKS if name in block), None) and STDIN not in block
+        if framework == next((name for name in FRAMEWORKS if name in block), None)
+        and not any(words in block for words in NOT_FED)
     ]
 
 

@@ -13,7 +13,16 @@ from tests.kit.warm_tensorflow import warm_python
 from tests.readers import snippets
 
 ROOT = Path(__file__).parent.parent.parent
-NAMES = ("readers", "pytorch", "arrays-and-tables", "shuffling", "bad-records", "formats", "python")
+NAMES = (
+    "readers",
+    "pytorch",
+    "arrays-and-tables",
+    "shuffling",
+    "bad-records",
+    "formats",
+    "python",
+    "tensorflow",
+)
 PAGES = [str(ROOT / f"docs/how-to/{name}.md") for name in NAMES]
 
 
