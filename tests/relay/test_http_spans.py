@@ -103,6 +103,22 @@ async def test_requests_are_as_many_as_allowed_and_reported(server: S3Stub, run_
     assert server.most_in_flight <= 3
 
 
+def denied_before(fault: Fault) -> tuple[Fault, Fault]:
+    """Return the faults of two parts: the first responds by `fault` only after the second was denied."""
+    refused = asyncio.Event()
+
+    async def waits(answer: Answer) -> web.StreamResponse:
+        await refused.wait()
+        await turns()
+        return await fault(answer)
+
+    async def denies(answer: Answer) -> web.StreamResponse:
+        refused.set()
+        return await fails(403, "AccessDenied")(answer)
+
+    return waits, denies
+
+
 async def test_a_failed_part_ends_the_span_after_the_bytes_before_it(
     server: S3Stub, bundle: str | None
 ) -> None:
@@ -112,17 +128,7 @@ async def test_a_failed_part_ends_the_span_after_the_bytes_before_it(
     """
     fill(server, [30_000] * 12)
     keys = sorted(server.objects)
-    refused = asyncio.Event()
-
-    async def denies(answer: Answer) -> web.StreamResponse:
-        refused.set()
-        return await fails(403, "AccessDenied")(answer)
-
-    async def waits(answer: Answer) -> web.StreamResponse:
-        await refused.wait()
-        await turns()
-        return await with_headers()(answer)
-
+    waits, denies = denied_before(with_headers())
     reports: list[RequestReport] = []
     async with opened(server, bundle) as (source, span, truth):
         server.script(waits, key=keys[0])
@@ -267,16 +273,7 @@ async def test_what_is_left_to_aiobotocore_is_requested_at_once(server: S3Stub, 
 async def test_an_error_of_aiobotocore_comes_after_the_bytes_before_it(stub: S3Stub) -> None:
     """Also if it is known before them. Requests for later parts are cancelled."""
     fill(stub, [20_000] * 20)
-    keys, refused = sorted(stub.objects), asyncio.Event()
-
-    async def denies(answer: Answer) -> web.StreamResponse:
-        refused.set()
-        return await fails(403, "AccessDenied")(answer)
-
-    async def waits(answer: Answer) -> web.StreamResponse:
-        await refused.wait()
-        await turns()
-        return await chunked(answer)
+    keys, (waits, denies) = sorted(stub.objects), denied_before(chunked)
 
     async def stands(_: Answer) -> web.StreamResponse:
         await asyncio.Event().wait()

@@ -104,6 +104,16 @@ def test_exec_passes_options_of_the_trainer_on(stub: S3Stub, tmp_path: Path) -> 
     assert run_exec(path, "echo", "-c", "--help", "--", "x").stdout == "-c --help -- x\n"
 
 
+def exec_with_little_grace(path: str, script: str) -> subprocess.CompletedProcess[bytes]:
+    """Run `penstock exec` of a shell script, which is ended soon after a channel has failed."""
+    code = (
+        "from sidecar.commands import execute; execute.GRACE_AFTER_FAILURE = 0.2;"
+        "from sidecar.cli import main; main()"
+    )
+    command = [sys.executable, "-c", code, "exec", "-c", path, "--", "sh", "-c", script]
+    return subprocess.run(command, capture_output=True, check=False)
+
+
 def test_exec_ends_a_trainer_whose_channel_failed(
     stub: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,14 +121,7 @@ def test_exec_ends_a_trainer_whose_channel_failed(
     fill(stub, SIZES, prefix="b/train/")
     stub.script(*[fails(403, "AccessDenied")] * 2, key="b/train/0002")  # the next epoch asks, too
     path = write_job(tmp_path / "j.yaml", job(stub.url, None, "b/train/"))
-    code = (
-        "from sidecar.commands import execute; execute.GRACE_AFTER_FAILURE = 0.2;"
-        "from sidecar.cli import main; main()"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, "exec", "-c", path, "--", "sh", "-c", "exec cat ${SM_CHANNEL_TRAIN}_0"],
-        capture_output=True, check=False,
-    )  # fmt: skip
+    done = exec_with_little_grace(path, "exec cat ${SM_CHANNEL_TRAIN}_0")
     assert done.returncode == 3
     assert b"AccessDenied" in done.stderr
     whole = b"".join(stub.objects[f"b/train/{i:04}"] for i in range(len(SIZES)))
@@ -138,15 +141,7 @@ def test_exec_leaves_no_grandchild_that_takes_our_end_for_the_data_s(stub: S3Stu
     fill(stub, SIZES, prefix="b/train/")
     stub.script(*[fails(403, "AccessDenied")] * 2, key="b/train/0002")  # the next epoch asks, too
     path = write_job(tmp_path / "j.yaml", job(stub.url, None, "b/train/"))
-    code = (
-        "from sidecar.commands import execute; execute.GRACE_AFTER_FAILURE = 0.2;"
-        "from sidecar.cli import main; main()"
-    )
-    script = f"cat ${{SM_CHANNEL_TRAIN}}_0 | wc -c > {tmp_path}/count; true"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "exec", "-c", path, "--", "sh", "-c", script],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = exec_with_little_grace(path, f"cat ${{SM_CHANNEL_TRAIN}}_0 | wc -c > {tmp_path}/count; true")
     assert done.returncode == 3
     assert (tmp_path / "count").read_text() == ""
 
