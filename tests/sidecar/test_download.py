@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from sidecar.job.download_journal import read_journal
 from sidecar.job.download_paths import file_paths, relative_path
 from sidecar.job.layout import Layout
 from sidecar.job.rehearsal import disk
+from sidecar.process.runner import start_all
 from streamer.aio import first_of
 from streamer.errors import ConfigError, Denied, Missing, SinkError, SourceChanged
 from streamer.plan import ObjectRef, Plan, S3Uri
@@ -211,6 +214,24 @@ async def test_a_version_that_comes_back_is_not_taken_for_the_file_of_another(
     stub.objects["b/data/0000"] = first
     assert await fetch(stub, tmp_path)
     assert tree(tmp_path / "c")["0000"] == first
+
+
+async def test_a_download_starts_no_thread(
+    stub: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine may refuse one by then; the sidecar's event loop has its threads before it lists."""
+    due = fill(stub, [3 * MIB, 0, 7, 5 * MIB])
+    executor = ThreadPoolExecutor(2)
+    start_all(executor, 2)
+    asyncio.get_running_loop().set_default_executor(executor)
+
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refused)
+        assert await fetch(stub, tmp_path)
+    assert b"".join(data for _, data in sorted(tree(tmp_path / "c").items())) == due
 
 
 async def test_a_file_that_is_shorter_than_its_proof_is_fetched_again(stub: S3Stub, tmp_path: Path) -> None:

@@ -21,23 +21,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from streamer.aio import in_thread
+from streamer.aio import finished, in_thread
 from streamer.errors import SinkError
 from streamer.linux import PIPE_SIZE, SPLICE_FLAGS, Pipe
 from streamer.relay.files.pieces import Batch, Piece, PieceCutter, TargetFile, WrittenFiles
 from streamer.units import KIB
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from streamer.sink.outlet import Drainable
 
 WRITERS = 8
-"""Threads that write. One is enough for memory, and network disks answer many writes at once."""
+"""Batches at once. One is enough for memory, and network disks answer many writes at once."""
 SMALLEST_BATCH = 64 * KIB
 
 
@@ -90,10 +89,9 @@ class FilesOutlet:
                 f"cannot make the pipes of a download: {error.strerror or error}; raise `ulimit -n`"
             ) from error
         self._free = list(self._pipes)
-        self._threads = ThreadPoolExecutor(WRITERS, thread_name_prefix="files")
         self._filling: Pipe | None = None
-        self._writing = 0
-        """Number of batches that threads have or will have."""
+        self._writing: set[asyncio.Future[None]] = set()
+        """What threads of the loop's executor do or will do. They run already: one more might be refused."""
         self._ending = False
         """Whether `end` has begun, which writes the journal's last text."""
         self._waiter: asyncio.Future[None] | None = None
@@ -149,10 +147,10 @@ class FilesOutlet:
         """Wait for all threads, even if cancelled, and close the pipes; write the journal's last text."""
         self._ending = True
         try:
-            await in_thread(partial(self._threads.shutdown, cancel_futures=True))
+            if self._writing:
+                await finished(asyncio.gather(*self._writing, return_exceptions=True))
         finally:
-            if not self._writing:  # cancelled a second time, this process ends while threads use the pipes
-                self._close_pipes()
+            self._close_pipes()
         with contextlib.suppress(SinkError):  # without it the next start fetches more, which is all
             await in_thread(self._journal.append, self._journal.take())
 
@@ -176,26 +174,33 @@ class FilesOutlet:
         """Let a thread empty the pipe into its files."""
         self._filling = None
         batch = self.written.begin(self._cutter.cut(pipe.count))
-        writing = self._loop.run_in_executor(
-            self._threads, _write_batch, pipe.read_fd, batch.pieces, self._journal, self._journal.take()
+        self._start(
+            partial(self._ended, pipe, batch),
+            *(_write_batch, pipe.read_fd, batch.pieces, self._journal, self._journal.take()),
         )
-        self._writing += 1
-        writing.add_done_callback(partial(self._ended, pipe, batch))
+
+    def _start(
+        self, ended: Callable[[asyncio.Future[None]], None], call: Callable[..., None], *arguments: object
+    ) -> None:
+        """Let a thread run `call`, and call `ended` then."""
+        running = self._loop.run_in_executor(None, call, *arguments)
+        self._writing.add(running)
+        running.add_done_callback(ended)
 
     def _ended(self, pipe: Pipe, batch: Batch, writing: asyncio.Future[None]) -> None:
-        self._writing -= 1
+        self._writing.discard(writing)
         if not writing.cancelled() and writing.exception() is None:
             pipe.count = 0
             self._free.append(pipe)
             for piece in self.written.ended(batch):
                 self._journal.note(piece.file, piece.end)
             if not (self._writing or self._ending) and (text := self._journal.take()):
-                appending = self._loop.run_in_executor(self._threads, self._journal.append, text)
-                appending.add_done_callback(self._report)
+                self._start(self._report, self._journal.append, text)
         self._report(writing)
 
     def _report(self, ended: asyncio.Future[None]) -> None:
         """Keep the error of a thread's task, if it is the first, and wake `_news`."""
+        self._writing.discard(ended)
         if ended.cancelled():
             return
         error = ended.exception()
