@@ -7,6 +7,7 @@ Readers and sidecar share this module. The keeper imports it in an interpreter w
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import functools
 import os
@@ -226,16 +227,25 @@ class Pipe:
 def thread_remedy() -> str:
     """Return what to raise if no thread can be started, as text.
 
-    pthread_create(3) gives one error for a limit of tasks and for a stack that finds no address space.
+    pthread_create(3) gives one error for a limit of tasks and for a stack that finds no room.
     """
     tasks = "pids.max of the cgroup (a container's PID limit) or the limit of processes (ulimit -u)"
-    space, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if space == resource.RLIM_INFINITY:
-        return f"raise {tasks}"
-    return (
-        f"raise the limit of address space (ulimit -v), which is {human_bytes(space)} and must hold a stack "
-        f"for each thread, or, if that does not help, {tasks}"
-    )
+    for kind, name in (
+        (resource.RLIMIT_AS, "address space (ulimit -v)"),
+        (resource.RLIMIT_DATA, "data (ulimit -d)"),
+    ):
+        room, _ = resource.getrlimit(kind)
+        if room != resource.RLIM_INFINITY:
+            return (
+                f"raise the limit of {name}, which is {human_bytes(room)} and must hold a stack "
+                f"for each thread, or, if that does not help, {tasks}"
+            )
+    return f"raise {tasks}"
+
+
+def write_remedy(error: OSError, otherwise: str) -> str:
+    """Return what to do about a file that cannot be written, as text: `otherwise`, or a limit to raise."""
+    return "raise the limit of file sizes (ulimit -f)" if error.errno == errno.EFBIG else otherwise
 
 
 def is_ready(fd: int, events: int) -> bool:

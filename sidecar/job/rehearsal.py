@@ -16,6 +16,7 @@ from sidecar.admin.listener import listening
 from sidecar.job.download_directory import DownloadDirectory
 from sidecar.process.memory import memory_limit
 from streamer.errors import SinkError
+from streamer.linux import write_remedy
 from streamer.relay.transport import open_files
 from streamer.sink.fifo_names import check_name
 from streamer.trailer import fifo_path
@@ -102,9 +103,11 @@ def _removed(path: str) -> Iterator[str]:
     try:
         yield path
     except OSError as error:
+        remedy = write_remedy(
+            error, "set Penstock.BaseDirectory to a local directory that this user may write, with free space"
+        )
         raise SinkError(
-            f"cannot make a file or FIFO in {os.path.dirname(path)}: {error.strerror}; set "
-            "Penstock.BaseDirectory to a local directory that this user may write, with free space"
+            f"cannot make a file or FIFO in {os.path.dirname(path)}: {error.strerror}; {remedy}"
         ) from error
     finally:
         with contextlib.suppress(OSError):

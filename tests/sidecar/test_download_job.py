@@ -129,7 +129,7 @@ async def test_a_file_that_may_not_be_so_large_ends_the_job(stub: S3Stub, tmp_pa
     path, data = mixed(stub, tmp_path), tmp_path / "ml" / "input" / "data"
     with sidecar(path, prefix=["sh", "-c", 'ulimit -f 4096 && exec "$0" "$@"']) as running:
         error = running.wait_for("ended")["error"]
-        assert "File too large; see to the disk" in error
+        assert "File too large; raise the limit of file sizes (ulimit -f)" in error
         assert running.wait() == 7
     assert not (data / "files").exists()
     with sidecar(path) as running:

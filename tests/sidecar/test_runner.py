@@ -33,6 +33,23 @@ def test_a_module_that_cannot_be_loaded_is_a_local_error(
         run(work())
 
 
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (OSError(errno.ENOSYS, "Function not implemented"), "a system call of the sidecar failed"),
+        (OSError(errno.ESTALE, "Stale file handle"), "a system call of the sidecar failed"),
+        (OSError(errno.EFBIG, "File too large"), "a system call of the sidecar failed"),
+        (RuntimeError("can't start new thread"), "no thread can be started: raise "),
+    ],
+)
+def test_a_refusal_of_this_machine_is_a_local_error(error: Exception, text: str) -> None:
+    async def refused() -> None:
+        raise ExceptionGroup("tasks", [error])
+
+    with pytest.raises(SinkError, match=text):
+        run(refused())
+
+
 async def meets_a_bug() -> None:
     raise OSError(errno.EBADF, "a descriptor that was closed twice")
 

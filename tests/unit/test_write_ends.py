@@ -49,14 +49,21 @@ def test_a_process_ends_that_has_no_descriptor_to_unblock_an_open(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("space", "remedy"),
+    ("limits", "remedy"),
     [
-        (resource.RLIM_INFINITY, "raise pids.max of the cgroup"),
-        (GIB, "raise the limit of address space (ulimit -v), which is 1 GiB and must hold a stack"),
+        ({}, "raise pids.max of the cgroup"),
+        (
+            {resource.RLIMIT_AS: GIB, resource.RLIMIT_DATA: GIB // 2},
+            "raise the limit of address space (ulimit -v), which is 1 GiB and must hold a stack",
+        ),
+        (
+            {resource.RLIMIT_DATA: GIB // 2},
+            "raise the limit of data (ulimit -d), which is 512 MiB and must hold a stack",
+        ),
     ],
 )
 def test_without_a_thread_the_error_names_the_limits_that_there_are(
-    monkeypatch: pytest.MonkeyPatch, space: int, remedy: str
+    monkeypatch: pytest.MonkeyPatch, limits: dict[int, int], remedy: str
 ) -> None:
     """The kernel refuses a thread for its number and for its stack by the same error."""
 
@@ -64,7 +71,8 @@ def test_without_a_thread_the_error_names_the_limits_that_there_are(
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refused)
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (space, resource.RLIM_INFINITY))
+    unlimited = resource.RLIM_INFINITY
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (limits.get(kind, unlimited), unlimited))
     with pytest.raises(SinkError) as caught:
         LocalWriteEnds("train")
     assert f"channel train (can't start new thread): {remedy}" in str(caught.value)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from streamer.aio import finished, in_thread
 from streamer.errors import SinkError
-from streamer.linux import PIPE_SIZE, SPLICE_FLAGS, Pipe
+from streamer.linux import PIPE_SIZE, SPLICE_FLAGS, Pipe, write_remedy
 from streamer.relay.files.pieces import Batch, Piece, PieceCutter, TargetFile, WrittenFiles
 from streamer.units import KIB
 
@@ -243,7 +243,7 @@ def _opened(path: str) -> int:
 
 def cannot_write(path: str, error: OSError) -> SinkError:
     """Return the error of a file that this machine refuses to write."""
+    remedy = write_remedy(error, "see to the disk, or set Penstock.BaseDirectory")
     return SinkError(
-        f"cannot write {path}: {error.strerror}; see to the disk, or set Penstock.BaseDirectory; the next "
-        "start continues the download"
+        f"cannot write {path}: {error.strerror}; {remedy}; the next start continues the download"
     )
