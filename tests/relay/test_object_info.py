@@ -167,12 +167,14 @@ async def test_what_may_pass_is_asked_again(objects: S3Stub) -> None:
     objects.script_head(
         fails(503, "SlowDown", **{"Retry-After": "0"}),
         fails(500, "InternalError"),
+        fails(408, ""),
+        fails(425, ""),
         raw(b"HTTP/1.1 200 OK\r\nContent-Le"),
         key="b/data/0000",
     )
     async with heads_of(objects) as inspector:
         assert (await inspector.stat("b", "data/0000")).size == 10
-    assert len(objects.head_requests) == 4
+    assert len(objects.head_requests) == 6
 
 
 async def test_what_does_not_pass_is_given_up(objects: S3Stub) -> None:

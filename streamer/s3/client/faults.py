@@ -75,6 +75,9 @@ _CHANGED = {"PreconditionFailed", "InvalidRange", "NoSuchVersion"}
 CODE = re.compile(rb"<Code>([^<]{1,200})</Code>")
 MANY_REASONS = {400, 401, 403}
 """Statuses whose error code decides whether a retry may help: expired credentials, a wrong clock."""
+_ASK_AGAIN = (408, 425)
+"""Statuses of 400 and above that ask for the request again: a proxy's time-out of an idle connection, or of a
+request that it did not see in time; TLS early data that was refused."""
 _NOT_OFFERED = (501, 505)
 """Statuses of 500 and above that are not retried: not implemented, HTTP version not supported."""
 
@@ -294,7 +297,7 @@ def _error_by_code(  # noqa: PLR0911 - a table; the first status or code that fi
         return Throttled(text, context, retry_after=retry_after)
     if code == "NotImplemented" or status in _NOT_OFFERED:
         return BadAnswer(text, context)
-    if code in _TRANSIENT or status >= 500:
+    if code in _TRANSIENT or status in _ASK_AGAIN or status >= 500:
         return Transient(text, context, retry_after=retry_after)
     if code in OTHER_REGION or 300 <= status < 400:
         return WrongEndpoint(f"{_region_fix(region)} (S3 responded {_status(status, code)})", context)
