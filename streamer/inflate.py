@@ -176,7 +176,7 @@ class Inflater:
         try:
             out = member.decompress(data, min(most, OUTPUT))
         except _DAMAGED as error:
-            raise self._corrupt(f"is damaged in member {self._members} ({error})") from error
+            raise self._corrupt(f"is corrupt in member {self._members} ({error})") from error
         self._used = fed + len(data)
         if member.eof:
             self._used -= len(member.unused_data)

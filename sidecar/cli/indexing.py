@@ -22,7 +22,7 @@ place_option = partial(
     click.option,
     required=True,
     metavar="PLACE",
-    help="The folder of the indexes, or their prefix in S3: s3://BUCKET/PREFIX.",
+    help="The directory of the indexes, or their prefix in S3: s3://BUCKET/PREFIX.",
 )
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="Show no progress in a terminal.")
 
@@ -177,7 +177,7 @@ def show(path: str | None, place: str, *, as_json: bool) -> None:
         given = click.get_current_context().get_parameter_source("path")
         if given is not None and given.name == "COMMANDLINE":
             raise ConfigError(
-                "-c goes with indexes in S3: leave out -c to show all indexes of the folder of --from, or "
+                "-c goes with indexes in S3: leave out -c to show all indexes of the directory of --from, or "
                 "write --from s3://BUCKET/PREFIX"
             )
         from sidecar.commands.index_figures import show as figures

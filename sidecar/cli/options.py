@@ -79,7 +79,7 @@ def endpoint_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--path-style", is_flag=True, help="Put the bucket into the path, not into the host name."
         ),
-        click.option("--profile", help="A profile of the AWS configuration files."),
+        click.option("--profile", help="A profile of the AWS config files."),
         click.option("--region", help="The region of the bucket. Default: that of the environment."),
         click.option("--endpoint-url", metavar="URL", help="The URL of an S3-compatible endpoint."),
     ):

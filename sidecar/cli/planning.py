@@ -95,11 +95,9 @@ def plan(
         print_json(document)
         return
     click.echo(f"transport  {document['transport']}: {document['reason']}")
-    click.echo(
-        f"budget     {human_bytes(document['budget'])}, "
-        f"{counted(document['requests_in_flight'], 'request')} at once at first"
-    )
-    click.echo(f"memory     up to {human_bytes(document['memory'])}")
+    click.echo(f"requests   {document['requests_in_flight']} in flight at first")
+    budget = human_bytes(document["memory_budget"])
+    click.echo(f"memory     up to {human_bytes(document['memory'])}, {budget} of it MemoryBudget")
     if document["open_files"]:
         click.echo(f"open files {document['open_files']}")
     for name, channel in document["channels"].items():

@@ -49,7 +49,7 @@ FEW = 10 * MIB
     "--sse-customer-key-file", metavar="FILE", help="A file with the key of objects encrypted with SSE-C."
 )
 @click.option(
-    "--budget",
+    "--memory-budget",
     type=Size(),
     help="Memory for bytes in flight. Default: a quarter of the memory, 64 to 512 MiB.",
 )
@@ -72,7 +72,7 @@ def cat(
     uris: tuple[str, ...],
     *,
     closing: str | None,
-    budget: int | None,
+    memory_budget: int | None,
     part_size: int | None,
     requests_in_flight: int | None,
     transport: Wish,
@@ -106,10 +106,10 @@ def cat(
     endpoint["url"] = endpoint.pop("endpoint_url")
     checked = endpoint_of_options(endpoint)
     part = SMALLEST_PART if part_size is None else part_size
-    budget = max(2 * part, default_budget(memory_limit())) if budget is None else budget
+    budget = max(2 * part, default_budget(memory_limit())) if memory_budget is None else memory_budget
     if part < 64 * KIB or budget < 2 * part:
         raise ConfigError(
-            f"--budget {human_bytes(budget)} must hold two parts of --part-size {human_bytes(part)}, "
+            f"--memory-budget {human_bytes(budget)} must hold two parts of --part-size {human_bytes(part)}, "
             f"and a part at least 64 KiB"
         )
     options = command.CatOptions(

@@ -19,7 +19,9 @@ def show(folder: str) -> dict[str, Any]:
     try:
         names = sorted(name for name in os.listdir(folder) if name.endswith(SUFFIX))
     except OSError as error:
-        raise ConfigError(f"cannot list the folder of record indexes {folder}: {error.strerror}") from error
+        raise ConfigError(
+            f"cannot list the directory of record indexes {folder}: {error.strerror}"
+        ) from error
     if not names:
         raise ConfigError(f"there is no record index in {folder}: make it by `penstock index build`")
     document = {}

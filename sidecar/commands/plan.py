@@ -51,7 +51,7 @@ async def plan(job: Job, flags: Flags, *, keys: bool, quiet: bool = False) -> di
                     "host": {"index": hosts.index, "hosts": list(hosts.names)},
                     "requests_in_flight": transport.memory_budget.concurrency.limit,
                     "open_files": transport.few_files,
-                    "budget": transport.memory_budget.budget,
+                    "memory_budget": transport.memory_budget.budget,
                     "memory": footprint(job, transport, streams).needed(transport.memory_budget.budget),
                     "channels": await in_thread(
                         partial(_channels, keys=keys), job, plans, part_size, len(hosts.names)

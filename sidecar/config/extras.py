@@ -115,7 +115,7 @@ class RanksConfig(Model):
             )
         if self.index is None and self.record_size is None:
             raise ValueError(
-                "needs either Index, the folder that `penstock index build --every 1` has written, or "
+                "needs either Index, the directory that `penstock index build --every 1` has written, or "
                 "RecordSize, if all records have one size"
             )
         return self

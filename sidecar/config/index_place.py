@@ -1,4 +1,4 @@
-"""Names of record indexes: `FOLDER/CHANNEL.index`, or `s3://BUCKET/PREFIX/CHANNEL.index`."""
+"""Names of record indexes: `DIRECTORY/CHANNEL.index`, or `s3://BUCKET/PREFIX/CHANNEL.index`."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ class ChannelConfig(Model):
             if given := [key for key, each in by_record.items() if each is not None]:
                 raise ValueError(
                     f"{given[0]} needs to know where records are; add Ranks: {{Count: 1, Batch: 1, Index: "
-                    "FOLDER}, or select whole objects"
+                    "DIRECTORY}, or select whole objects"
                 )
             return self
         found = self.not_by_record
@@ -208,7 +208,7 @@ class ChannelConfig(Model):
             )
         if self.penstock.by_record is None:
             raise ValueError(
-                "Mix needs to know where records are; add Ranks: {Count: 1, Batch: 1, Index: FOLDER}, or "
+                "Mix needs to know where records are; add Ranks: {Count: 1, Batch: 1, Index: DIRECTORY}, or "
                 "remove Mix"
             )
         if self.penstock.record_selection.limit is not None:

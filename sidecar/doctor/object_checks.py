@@ -81,7 +81,7 @@ async def read_checks(job: Job, clients: Clients, name: str, ref: ObjectRef) -> 
         field.removeprefix(CHECKSUM).upper() for field in response.fields if field.startswith(CHECKSUM)
     )
     text = ", ".join(each for each in checksums if each != "TYPE")
-    yield Finding(f"checksums {name}", "ok", text or "none are told")
+    yield Finding(f"checksums {name}", "ok", text or "S3 has none")
 
 
 def _etag(name: str, ref: ObjectRef, response: ObjectResponse) -> Finding | None:

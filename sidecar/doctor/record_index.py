@@ -63,8 +63,8 @@ async def _learnt(channel: str, learn: LearnIndexConfig, access: Access) -> Find
     """Check the index that a channel learns, as far as it is there."""
     check, place = f"index {channel}", learn.to
     if index_uri(place, channel) is None and (folder := _not_writable(place)):
-        fix = "Let LearnIndex.To name a folder that this user may write. The channel streams without, too."
-        return Finding(check, "warning", f"the folder {folder} cannot be written", fix)
+        fix = "Let LearnIndex.To name a directory that this user may write. The channel streams without, too."
+        return Finding(check, "warning", f"the directory {folder} cannot be written", fix)
     try:
         stored = await open_channel_index(
             place, channel, access, named_by="LearnIndex.To", build="LearnIndex"
@@ -83,7 +83,7 @@ async def _learnt(channel: str, learn: LearnIndexConfig, access: Access) -> Find
 
 
 def _not_writable(folder: str) -> str:
-    """Return the folder, or the one above that is there, if this user may make no file in it; else empty."""
+    """Return the directory, or the one above that exists, if this user may not write in it; else empty."""
     place = os.path.abspath(folder)
     while not os.path.exists(place):
         place = os.path.dirname(place)

@@ -33,7 +33,7 @@ REMEDIES = {
     Exit.CHANGED: "put the listed version back",
     Exit.UNREACHABLE: "see to the endpoint and the way to it",
     Exit.LOCAL: "see to the directory of the FIFOs and its file system",
-    Exit.CORRUPT: "replace the damaged object, and restart sidecar and trainer",
+    Exit.CORRUPT: "replace the corrupt object, and restart sidecar and trainer",
 }
 """Remedies, by exit code."""
 

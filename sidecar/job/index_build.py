@@ -43,7 +43,7 @@ APPEND_EVERY = 1.0
 MOST_PENDING = 4096
 """Rows after which they are appended at once."""
 MOST_LOGGED = 20
-"""Most bad objects of a channel that are logged; the error at the end has their number."""
+"""Most corrupt objects of a channel that are logged; the error at the end has their number."""
 
 
 class ObjectScans:
@@ -120,7 +120,7 @@ class ObjectScans:
 
 
 class Findings:
-    """Bad objects of one channel: each is logged, up to `MOST_LOGGED`."""
+    """Corrupt objects of one channel: each is logged, up to `MOST_LOGGED`."""
 
     def __init__(self, channel: str) -> None:
         self._channel = channel
@@ -132,7 +132,7 @@ class Findings:
         self._first = self._first or error
         self._count += 1
         if self._count <= MOST_LOGGED:
-            log.warning("bad object", channel=self._channel, error=str(error))
+            log.warning("corrupt object", channel=self._channel, error=str(error))
 
     def check(self, others: str, advice: str) -> None:
         """Raise the first error, if there is one, with the number of `others` and the advice."""

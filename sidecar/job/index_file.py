@@ -195,14 +195,14 @@ def _locked(path: str) -> int:
             if error.errno == errno.ELOOP and os.path.islink(path):
                 raise SinkError(
                     f"{path} is a symbolic link, and a record index is not written through one, because a "
-                    "rename replaces it; remove the link, or name the folder of the file that it leads to"
+                    "rename replaces it; remove the link, or name the directory of the file that it leads to"
                 ) from error
             raise
         try:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
                 raise SinkError(  # noqa: TRY301 - the descriptor is closed below
-                    f"{path} is no file; remove it, or name another folder for the record index"
+                    f"{path} is no file; remove it, or name another directory for the record index"
                 )
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             with contextlib.suppress(FileNotFoundError):

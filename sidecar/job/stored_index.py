@@ -117,7 +117,9 @@ def absent(path: str, named_by: str, build: str) -> ConfigError:
 
 def unreadable(path: str, error: Damaged) -> SinkError:
     """Return the error that a file is no index."""
-    return SinkError(f"{path} cannot be read as a record index: {error}; remove it, or name another folder")
+    return SinkError(
+        f"{path} cannot be read as a record index: {error}; remove it, or name another directory"
+    )
 
 
 def kind_of_index(path: str, name: str | None = None) -> tuple[RecordFormat, int] | None:
@@ -172,7 +174,7 @@ def check_kind(path: str, index: RecordIndex, record_format: RecordFormat, strid
     if (index.format, index.stride) != (record_format, stride):
         raise ConfigError(
             f"the record index {path} is of {index.format} and has {_every(index.stride)}, and not "
-            f"of {record_format} with {_every(stride)}; remove it, or name another folder"
+            f"of {record_format} with {_every(stride)}; remove it, or name another directory"
         )
 
 

@@ -35,7 +35,7 @@ WAITED_FOR = {
     "body": "for the bytes of responses",
     "throttled": "because S3 asks for fewer requests",
     "retry": "for requests to be repeated",
-    "inflate": "for bytes to be decompressed",
+    "inflate": "for bytes to be inflated",
     "listing": "for the listing of further objects",
 }
 REMEDIES = {
@@ -46,7 +46,7 @@ REMEDIES = {
     "body": "Bandwidth is short: look at the network, or raise RequestsInFlight.",
     "throttled": "Lower RequestsInFlight, or spread the keys over more prefixes.",
     "retry": "Read the last errors.",
-    "inflate": "Decompression is slow: store the objects uncompressed, or with Zstandard.",
+    "inflate": "Inflating is slow: store the objects uncompressed, or with Zstandard.",
     "listing": "S3 lists a thousand keys a request: join small objects into larger ones.",
 }
 

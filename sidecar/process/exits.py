@@ -40,7 +40,7 @@ class Exit(IntEnum):
     LOCAL = 7
     """The FIFO directory, a FIFO, a port or a limit of this machine is at fault."""
     CORRUPT = 8
-    """An object is damaged: it cannot be inflated, or its bytes do not match its checksum."""
+    """An object is corrupt: it cannot be inflated, or its bytes do not match its checksum."""
     NOT_FOUND = 127
     """`exec`: the command does not exist, as in a shell."""
     INTERRUPTED = 130

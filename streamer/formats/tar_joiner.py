@@ -49,7 +49,7 @@ class TarJoiner(Joiner):
             return True
         if unit == _ZEROS:
             if self._extends:
-                raise self._fault("the archive ends after a header about a next member: it is damaged")
+                raise self._fault("the archive ends after a header about a next member: it is corrupt")
             self._ended = True
             return False
         try:

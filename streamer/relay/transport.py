@@ -97,7 +97,7 @@ def why_read(plan: Plan, *, check: bool = False, separate: bool = False) -> str 
         return "archives are joined in memory"
     if check:
         return "checksums are computed in memory"
-    return "records are told apart in memory, for WhenFailed: poison" if separate else None
+    return "records are separated in memory, for WhenFailed: poison" if separate else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

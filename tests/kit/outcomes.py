@@ -44,7 +44,7 @@ CAUSES = {
     "denied": ("access denied",),
     "replaced": ("replaced",),
     "newer": ("replaced",),
-    "bit flip": (STORED, "is damaged", "wrong header", "neither gzip nor zstd", "no further member"),
+    "bit flip": (STORED, "is corrupt", "wrong header", "neither gzip nor zstd", "no further member"),
     "deleted for good": ("deleted", "no such object"),
     "overwritten for good": ("replaced",),
     "cut off for good": ("cut off", "neither gzip nor zstd", "header without end"),

@@ -182,7 +182,7 @@ async def test_a_broken_body_is_resumed_and_inflates_all_the_same(
     ("spoil", "words"),
     [
         (lambda packed: packed[:-1], "cut off"),
-        (lambda packed: packed[:-8] + bytes([packed[-8] ^ 1]) + packed[-7:], "damaged in member 1"),
+        (lambda packed: packed[:-8] + bytes([packed[-8] ^ 1]) + packed[-7:], "corrupt in member 1"),
         (lambda packed: packed + b"\0", "bytes after member 1"),
         (gzip.decompress, "neither gzip nor zstd"),
     ],

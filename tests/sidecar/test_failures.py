@@ -226,7 +226,7 @@ def test_exec_ends_its_child_with_a_message_and_the_failure_s_code(
         assert ("AssertionError" in done.stderr) == (policy == "poison")
         if policy == "poison":
             assert (tmp_path / "copy_0").read_bytes().endswith(POISON["RecordIO"])
-            assert "records are told apart in memory, for WhenFailed: poison" in done.stderr
+            assert "records are separated in memory, for WhenFailed: poison" in done.stderr
         return
     message = stated["ending the trainer, whose channel failed"]
     assert (message["signal"], message["channel"], message["code"]) == ("SIGTERM", "train", code)

@@ -261,7 +261,7 @@ def test_a_record_that_is_elsewhere_is_an_error_by_name(stub: S3Stub, tmp_path: 
 def test_an_index_of_another_time_or_place_is_refused(stub: S3Stub, tmp_path: Path) -> None:
     path, folder = setup(stub, tmp_path), tmp_path / "index"
     assert "there is no record index" in verify(path, folder, code=2).stderr
-    assert "cannot list the folder" in penstock("index", "show", "--from", str(folder)).stderr
+    assert "cannot list the directory" in penstock("index", "show", "--from", str(folder)).stderr
     assert "record format of channel 'train' is unknown" in build(path, folder, code=2).stderr
     assert not folder.exists()
     build(path, folder, "--format", "TFRecord")

@@ -47,7 +47,7 @@ payloads = st.lists(st.binary(max_size=60), max_size=8)
         (errors.SourceChanged("x"), "put the listed version back"),
         (errors.GaveUp("x"), "see to the endpoint"),
         (errors.BadAnswer("x"), "see to the endpoint"),
-        (errors.Mismatch("x"), "replace the damaged object"),
+        (errors.Mismatch("x"), "replace the corrupt object"),
     ],
 )
 def test_the_operator_is_told_what_to_do(error: Any, words: str) -> None:

@@ -192,7 +192,7 @@ def test_a_little_gzip_may_be_much_text() -> None:
     ("spoil", "says"),
     [
         (lambda packed: packed[:-3], "ends in the middle of member 1: it was cut off"),
-        (lambda packed: packed[:-6] + b"\0\0" + packed[-4:], "is damaged in member 1"),
+        (lambda packed: packed[:-6] + b"\0\0" + packed[-4:], "is corrupt in member 1"),
         (lambda packed: packed + b"junk", "has bytes after member 1"),
     ],
 )

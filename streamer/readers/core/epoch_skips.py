@@ -3,7 +3,7 @@
     RecordReader ─▶ lists of records, a corrupt one as `BadRecord` ─▶ budget, quarantine ─▶ lists
          ▲ a border of the key list, after bytes that are no record
 
-The end of a TFRecord whose data is damaged is known. After a damaged length, or a RecordIO header, nothing in
+The end of a TFRecord whose data is corrupt is known. After a corrupt length, or a RecordIO header, nothing in
 the bytes shows where the next record begins; only the key list (`streamer.readers.core.record_keys`) does.
 The rest of that object is one `BadRecord`, and reading goes on at the next object. A record that goes on
 after the end of its object is treated in the same way: the object is cut off, and the bytes after its end are
@@ -33,7 +33,7 @@ logger = logging.getLogger("penstock")
 
 _NAMED = 3
 """Number of skipped records in an error."""
-_BEYOND = "it goes on after the end of its object, which is cut off or damaged"
+_BEYOND = "it goes on after the end of its object, which is cut off or corrupt"
 
 
 class EpochSkips:

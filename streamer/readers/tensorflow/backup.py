@@ -59,7 +59,7 @@ class StepBackup(keras.callbacks.Callback):  # type: ignore[misc] # keras publis
         if saved is not None and not is_step_state(saved):
             raise ValueError(
                 f"the state in {self._directory} is no state of steps, and StepBackup needs one; give it a "
-                "folder of its own"
+                "directory of its own"
             )
         self._saved = None if saved is None else StepState.of(saved)
         """The last backup."""
