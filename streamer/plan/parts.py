@@ -158,15 +158,22 @@ def _without(part: Part, skip: int) -> Part:
 
 MOST_GATHERED = 256
 """Maximum parts in a span, so that its description is short."""
+FEW = 8
+"""Most parts of a span that has more bytes than others: of many parts each should be small."""
 
 
 def gathered(
-    parts: Iterable[Part | None], size: int, cost: Callable[[Part], int] = len
+    parts: Iterable[Part | None],
+    size: int,
+    cost: Callable[[Part], int] = len,
+    *,
+    of_few: Callable[[], int] = lambda: 0,
 ) -> Iterator[Part | None]:
-    """Yield the parts, with consecutive ones of less than `size` bytes joined into spans of at most `size`.
+    """Yield the parts, with consecutive ones joined into spans of at most `size` bytes.
 
-    A span has parts of one epoch. None, for an unknown next part, is passed on after the parts before it.
-    `cost` returns the bytes that a part counts for.
+    A span of up to `FEW` parts may have `of_few()` bytes, if that is more. A span has parts of one epoch.
+    None, for an unknown next part, is passed on after the parts before it. `cost` returns the bytes that a
+    part counts for.
     """
     held: list[Part] = []
     count = 0
@@ -178,14 +185,15 @@ def gathered(
 
     for part in parts:
         more = 0 if part is None else cost(part)
-        if held and (part is None or part.epoch != held[0].epoch or count + more > size):
+        most = max(size, of_few()) if len(held) < FEW else size
+        if held and (part is None or part.epoch != held[0].epoch or count + more > most):
             yield joined()
         if part is None:
             yield None
             continue
         held.append(part)
         count += more
-        if count >= size or len(held) == MOST_GATHERED:
+        if count >= (most if len(held) < FEW else size) or len(held) == MOST_GATHERED:
             yield joined()
     if held:
         yield joined()

@@ -242,7 +242,7 @@ class Channel:
             requests=requests,
             verifier=None if stored is None else ChecksumVerifier(stored.cached, self._report.checked),
             on_batch=self._publish_digest,
-            together=stored is None and not looked_at,
+            spans="small" if stored is None and not looked_at else "none",
         )
         return Delivery(
             prefetcher,

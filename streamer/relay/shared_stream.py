@@ -93,7 +93,7 @@ class SharedStream:
                     self._stages,
                     counters=self._group.counters,
                     requests=requests,
-                    together=True,
+                    spans="large",
                 )
                 try:
                     await self._run_epochs(Delivery(prefetcher), outlet, dealt)

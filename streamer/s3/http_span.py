@@ -7,8 +7,9 @@
 A span has one stage and one task. Its requests (`SpanRequests`) leave each body in its socket until every
 byte before it is taken. Then the connection is free for another part, of this span or of another.
 
-The stage takes bytes and blocks nobody: it is called when the current part's body has bytes. A part that
-fails ends the span after the bytes before it. The owner, in `taken`, is woken by the last byte or that error.
+The stage takes bytes and blocks nobody: it is called when the current part's body has bytes; if it parks the
+span, when that body's socket is full. A part that fails ends the span after the bytes before it. The owner,
+in `taken`, is woken by the last byte or that error.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ class HttpSpan(OneCall):
         self._body_left = 0
         """Bytes to take of the current part's body, after the literals."""
         self._enter(0)
+        self._parked = False
+        """Whether the stage waits for a full socket only."""
         self._failure: SourceError | None = None
         """The error, once every byte before it is taken."""
         self._requests = SpanRequests(
@@ -83,7 +86,10 @@ class HttpSpan(OneCall):
         """Call the stage if it waits for this part; return whether it does."""
         if index != self._at or self._call is None:
             return False
-        self._fire()
+        if self._parked:
+            self._requests.park(index, self._fire)
+        else:
+            self._fire()
         return True
 
     def _part_failed(self, index: int) -> None:
@@ -141,13 +147,19 @@ class HttpSpan(OneCall):
 
     def notify(self, call: Callable[[], None]) -> None:
         """As `Body.notify`."""
-        self._call = call
+        self._call, self._parked = call, False
         if self._literal or self._at in self._requests.errors:
             self._loop.call_soon(self._fire)
         else:
             self._requests.notify(self._at, self._fire)
 
-    park = notify
+    def park(self, call: Callable[[], None]) -> None:
+        """As `Body.park`: all bodies stay in their sockets; only that of the current part may be full."""
+        self._call, self._parked = call, True
+        if not self._literal and self._at in self._requests.errors:
+            self._loop.call_soon(self._fire)
+        else:
+            self._requests.park(self._at, self._fire)
 
     def _note_error(self, error: SourceError, *, taken: int) -> None:
         """Note an error of the current part. Raises it unless bytes before it have just been taken."""

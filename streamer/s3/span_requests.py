@@ -298,6 +298,12 @@ class SpanRequests:
             get.waited = True
             get.body.notify(call)
 
+    def park(self, index: int, call: Callable[[], None]) -> None:
+        """Have the body of a part call `call` when its socket is full, if it has come (`notify`)."""
+        get = self._gets.get(index)
+        if get is not None and get.body is not None:
+            get.body.park(call)
+
     def fail(self, index: int, error: SourceError) -> None:
         """End a request whose body has failed. Does nothing if the part had failed before."""
         if (get := self._gets.pop(index, None)) is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -11,15 +12,19 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from streamer.errors import Denied, SourceError, Throttled
+from streamer.errors import Denied, SourceError, Throttled, Truncated
 from streamer.plan import Arrangement, Plan, S3Uri, Span, cut
+from streamer.relay.deliver.delivery import Delivery
+from streamer.relay.fetch.prefetcher import Prefetcher, StreamSpec
+from streamer.relay.statistics import ChannelCounters
 from streamer.relay.transport import TransportSpec, open_transport
 from streamer.s3.catalog.pages import open_pages
 from streamer.s3.fallback import LeftToAiobotocore, no_cause
 from streamer.s3.ranges import Body, RangeRequest, RangeSource, RequestReport
+from streamer.sink.outlet import PipeOutlet
 from streamer.units import KIB, MIB
 from tests.kit.faults import chunked
-from tests.kit.harness import RunChannel, clients_of, fill
+from tests.kit.harness import EAGER, RunChannel, clients_of, fill
 from tests.kit.pipes import off_loop, read_all
 from tests.kit.planning import plan_prefix
 from tests.kit.stub import Answer, Fault, S3Stub, cut_after, fails, turns, with_headers
@@ -212,6 +217,64 @@ async def test_a_fault_in_a_span_passes(server: S3Stub, run_own: RunChannel, fau
         server.script(fault, key=key)
     async with run_own() as channel:
         assert await off_loop(read_all, channel.fifo(0)) == truth
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [with_headers(), fails(503, "SlowDown"), cut_after(0), cut_after(200_000)],
+    ids=["none", "slow_down", "no_response", "cut"],
+)
+async def test_a_large_span_is_delivered_from_its_sockets(
+    server: S3Stub, bundle: str | None, fault: Fault
+) -> None:
+    """Its bodies wait in their sockets, with any fault of one of them; also one of the first span."""
+    truth = fill(server, [300_000, 1, 299_999, 250_000, 40_000, 0, 260_000, 310_000] * 4)
+    for key in sorted(server.objects)[2::5]:
+        server.script(fault, key=key)
+    async with clients_of(server, ca_bundle=bundle) as clients:
+        spec = TransportSpec(buckets={"b"}, channels=[None], budget=8 * MIB)
+        async with open_transport(clients, spec) as transport:
+            with open_pages(clients, by_aiobotocore=False) as pages:
+                plan = await plan_prefix(pages, S3Uri("b", "data/"), None)
+            read_end, write_end = os.pipe()
+            reader = asyncio.create_task(off_loop(_read_to_end, read_end))
+            async with asyncio.TaskGroup() as requests:
+                prefetcher = Prefetcher(
+                    StreamSpec(plan, EAGER),
+                    transport.source,
+                    transport.stages(),
+                    counters=ChannelCounters(),
+                    requests=requests,
+                    spans="large",
+                )
+                delivery = Delivery(prefetcher)
+                with contextlib.closing(PipeOutlet(write_end, on_gone=delivery.wake)) as outlet:
+                    delivery.activate(active=True)
+                    delivery.allow(0)
+                    await delivery.deliver(0, outlet)
+                delivery.close()
+            assert await reader == truth
+
+
+def _read_to_end(fd: int) -> bytes:
+    with os.fdopen(fd, "rb") as file:
+        return file.read()
+
+
+async def test_a_parked_span_calls_once_for_an_error(server: S3Stub, bundle: str | None) -> None:
+    """A stage that waits for a full socket is called when the body that it takes next has failed."""
+    fill(server, [300_000] * 3)
+    server.script(cut_after(200_000, once=server.released), key="b/data/0000")
+    async with opened(server, bundle) as (source, span, truth):
+        body = await source.open(RangeRequest(span, 0, requests=3))
+        called = asyncio.Event()
+        body.park(called.set)
+        server.release()
+        await called.wait()
+        data, error = await pulled(body)
+    assert data == truth[: len(data)]
+    assert len(data) <= 200_000
+    assert isinstance(error, Truncated)
 
 
 async def test_connections_that_end_with_each_response(server: S3Stub, run_own: RunChannel) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from streamer.errors import GaveUp, SinkError, SourceError
 from streamer.plan import START, Part, Plan, Position, Segment, cut, gathered
@@ -32,6 +32,16 @@ if TYPE_CHECKING:
     from streamer.relay.statistics import ChannelCounters
     from streamer.s3.checksums import ChecksumVerifier
     from streamer.s3.ranges import RangeSource
+
+
+Spans = Literal["none", "small", "large"]
+"""Which parts are fetched together (`streamer.plan.Span`).
+
+none    none, as each object matters by itself
+small   small ones, of the source's `span_size` together
+large   also a few that have the bytes of a large part together, which wait in their sockets and not in pipes:
+        a slow reader then keeps more connections, so this is for a stream that has all requests to itself
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +101,11 @@ class Prefetcher:
         requests: asyncio.TaskGroup,
         verifier: ChecksumVerifier | None = None,
         on_batch: Callable[[], None] = lambda: None,
-        together: bool = False,
+        spans: Spans = "none",
     ) -> None:
         """`requests` runs the tasks of parts; none starts before `allow`.
 
-        `together`: small parts may be fetched together (`Span`), since only their bytes matter.
-
+        `spans`: which consecutive parts are fetched together.
         `verifier`: gets the bytes that leave a stage, and compares whole objects with their checksums.
         `on_batch`: as for `all_epochs`.
         """
@@ -106,8 +115,10 @@ class Prefetcher:
         self.quota = stages.quota
         self.quota.on_available = self.start
         parts = self._known(all_epochs(stream.plan, stages.part_size, stream.start, on_batch=on_batch))
-        if together and source.span_size:
-            parts = gathered(parts, min(source.span_size, stages.part_size()), held_in_buffers)
+        if spans != "none" and source.span_size:
+            size = min(source.span_size, stages.part_size())
+            of_few = stages.part_size if spans == "large" else lambda: 0
+            parts = gathered(parts, size, held_in_buffers, of_few=of_few)
         self.window = Window(
             parts,
             stages.quota,
