@@ -51,6 +51,8 @@ class Link:
         """Rests of messages, and duplicates of the descriptors to send with them."""
         self._received = bytearray()
         self._descriptors: deque[int] = deque()
+        self._reset = False
+        """Whether the system has said that the other end is gone, which it says once."""
         self._closed = False
         self._loop.add_reader(sock.fileno(), self._receive)
 
@@ -118,7 +120,10 @@ class Link:
         except BlockingIOError:
             return False
         except ConnectionResetError:
-            return True  # the other end left messages unread; its own come next, then the end
+            if not self._reset:  # the other end left messages unread; its own come next, then the end
+                self._reset = True
+                return True
+            data, ancillary = b"", []
         except OSError:
             data, ancillary = b"", []
         for level, kind, packed in ancillary:
