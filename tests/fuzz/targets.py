@@ -52,7 +52,7 @@ from streamer.readers import protobuf
 from streamer.readers.core.config import channels_in, check_channel
 from streamer.readers.core.position import ReaderPosition
 from streamer.readers.core.state import EpochState
-from streamer.relay.deliver.transform import damaged
+from streamer.relay.deliver.object_errors import damaged
 from streamer.relay.staging.buffers import BufferPool, BufferStage
 from streamer.relay.statistics import ChannelCounters
 from streamer.retry import RetryPolicy

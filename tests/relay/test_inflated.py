@@ -23,7 +23,7 @@ from backports import zstd
 
 from streamer.errors import ConfigError
 from streamer.plan import Arrangement, Plan, S3Uri, Shard
-from streamer.relay.deliver import transform as unpack
+from streamer.relay.deliver import spool, transform
 from streamer.relay.transport import TransportSpec, open_transport, why_read
 from streamer.s3.catalog.pages import AiobotocorePages
 from streamer.units import MIB
@@ -293,7 +293,7 @@ async def test_bytes_that_have_arrived_do_not_wait_for_those_that_have_not(
 async def test_a_long_record_is_spooled_to_a_file_without_a_name(
     run: RunChannel, stub: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unpack, "SPOOL_MEMORY", 100_000)
+    monkeypatch.setattr(spool, "SPOOL_MEMORY", 100_000)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "spool"))
     (tmp_path / "spool").mkdir()
     contents = fill(stub, [5_000_000, 20_000, 300_000])
@@ -305,7 +305,7 @@ async def test_a_long_record_is_spooled_to_a_file_without_a_name(
 async def test_no_room_for_the_spool_is_told_with_what_to_do(
     run: RunChannel, stub: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unpack, "SPOOL_MEMORY", 100_000)
+    monkeypatch.setattr(spool, "SPOOL_MEMORY", 100_000)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
     fill(stub, [5_000_000])
     async with run(stub, tmp_path, wrap=True) as running:
@@ -317,7 +317,7 @@ async def test_a_record_that_inflates_beyond_its_format_is_refused_by_name(
     run: RunChannel, stub: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """2^29 bytes; here less, so that the test is short."""
-    monkeypatch.setattr(unpack, "LONGEST_RECORD", 3_000_000)
+    monkeypatch.setattr(transform, "LONGEST_RECORD", 3_000_000)
     stub.objects["b/data/0000"] = gzip.compress(bytes(3_000_000))
     stub.objects["b/data/0001"] = gzip.compress(bytes(3_000_001))
     async with run(stub, tmp_path, wrap=True) as running:

@@ -17,7 +17,7 @@ from streamer.inflate import Inflater
 from streamer.plan import ObjectRef
 from streamer.relay.deliver.byte_queue import ByteQueue
 from streamer.relay.deliver.inflation import MOST_QUEUED, Inflation
-from streamer.relay.deliver.transform import damaged
+from streamer.relay.deliver.object_errors import damaged
 from streamer.relay.statistics import StateTimer
 from streamer.units import KIB
 

@@ -21,7 +21,7 @@ from streamer.relay.deliver import inflation as module
 from streamer.relay.deliver.byte_queue import ByteQueue
 from streamer.relay.deliver.inflation import Inflation
 from streamer.relay.deliver.lookahead import STEP, Lookahead
-from streamer.relay.deliver.transform import damaged
+from streamer.relay.deliver.object_errors import damaged
 from streamer.relay.statistics import StateTimer
 from streamer.units import MIB
 

@@ -23,8 +23,9 @@ from streamer.relay.deliver.key_list import KeyList, KeyLists
 from streamer.relay.deliver.object_changes import Changes
 from streamer.relay.deliver.object_ends import ObjectEnds
 from streamer.relay.deliver.resume_points import ResumePoints
-from streamer.relay.deliver.taking import Taking
-from streamer.relay.deliver.transform import LESS_TAKEN, MOST_TAKEN, BodyTransformer, joiner_of
+from streamer.relay.deliver.stream_writer import StreamWriter, joiner_of
+from streamer.relay.deliver.taking import LESS_TAKEN, MOST_TAKEN, Taking
+from streamer.relay.deliver.transform import BodyTransformer
 from streamer.relay.staging.stage import LEAST, TURN
 
 if TYPE_CHECKING:
@@ -139,27 +140,32 @@ class Delivery:
             rewrites, join = self._plan.rewrites, self._plan.join
             if rewrites or self._when_failed.needs_records:
                 first = self._first if epoch == self._first.epoch else Position(epoch)
-                transformer = self._transformer = BodyTransformer(
+                writer = StreamWriter(
                     outlet,
-                    inflate=self._plan.inflate,
-                    wrap=self._plan.entries.wrap,
                     timer=self._counters.timer,
                     account=self._written,
                     again=self.delivered - first.mark.streamed if rewrites and first is self._first else 0,
                     # A new FIFO begins with a record; an earlier sidecar may have ended inside a record.
                     aligner=self._when_failed.aligner(at_record=self.delivered == first.skipped),
                     joiner=None if join is None else joiner_of(join, resumed=first.mark.streamed > 0),
+                    inflated=self._plan.inflate,
+                )
+                transformer = self._transformer = BodyTransformer(
+                    writer,
+                    inflate=self._plan.inflate,
+                    wrap=self._plan.entries.wrap,
+                    timer=self._counters.timer,
                     ahead=self._quota.ahead if self._plan.inflate else 0,
                 )
                 stack.push_async_callback(transformer.close)
             await self._deliver(epoch, outlet, transformer)
             if transformer is not None:
-                await transformer.finish()
+                await transformer.writer.finish()
 
     @property
     def at_border(self) -> bool:
         """Whether `delivered` is certainly between two records; False if records are not separated."""
-        return self._transformer is not None and self._transformer.at_border
+        return self._transformer is not None and self._transformer.writer.at_border
 
     async def _deliver(self, epoch: int, outlet: Outlet, transformer: BodyTransformer | None) -> None:
         timer = self._counters.timer
@@ -271,19 +277,19 @@ class Delivery:
         if (
             points is not None
             and self._plan.rewrites
-            and not transformer.held
+            and not transformer.writer.held
             and slot.delivered == len(slot.part.leading)
             and slot.part.start == 0
             and slot.part.body
         ):
             points.note(slot.part.epoch, ResumePoint(self.consumed, self.delivered))
         if (keys := self._keys) is not None:
-            while not self._lists(keys, len(data), self.delivered + transformer.pending):
+            while not self._lists(keys, len(data), self.delivered + transformer.writer.pending):
                 await keys.writable(outlet)
         await transformer.pass_on(slot.part, slot.delivered, data)
         if limited:
             await transformer.settle()  # the limit is of delivered bytes
-        if points is not None and points.pending and transformer.anchored:
+        if points is not None and points.pending and transformer.writer.anchored:
             points.report(slot.part.epoch)
         self._consumed(len(data))
         return len(data)

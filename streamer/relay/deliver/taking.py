@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from streamer.relay.deliver.inflation import LEAST_AHEAD
 from streamer.relay.staging.buffers import BufferStage
+from streamer.units import KIB
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
     from streamer.relay.fetch.part_fetch import PartFetch
     from streamer.schedule.window import Slot, Window
 
+MOST_TAKEN = 512 * KIB
+"""Maximum bytes taken from a stage at a time."""
+LESS_TAKEN = 128 * KIB
+"""The same under a bandwidth limit, which is checked between two of them, and for a thread that inflates,
+which has the first bytes sooner."""
 AT_ONCE = 4
 """Pieces taken before one is delivered, while the lookahead has room: it fills faster than it is used."""
 

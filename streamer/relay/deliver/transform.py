@@ -25,84 +25,47 @@ is damaged, the bytes before the damage have been delivered, and the trailer nev
 
 from __future__ import annotations
 
-import contextlib
-import tempfile
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
 from streamer.aio import WorkerThread
-from streamer.errors import CorruptObject, ErrorContext, ReaderGone, SinkError
-from streamer.formats.arrow_joiner import ArrowJoiner
-from streamer.formats.join import Join, Joiner, NotJoinable
-from streamer.formats.tar_joiner import TarJoiner
+from streamer.errors import ReaderGone
 from streamer.inflate import Inflater
 from streamer.linux import keep_free_memory
-from streamer.plan import LONGEST_RECORD, frame
+from streamer.plan import LONGEST_RECORD
 from streamer.relay.deliver.byte_queue import ByteQueue
-from streamer.relay.deliver.inflation import LITTLE_PIECE, MOST_QUEUED, PIECE, Inflation
+from streamer.relay.deliver.inflation import MOST_QUEUED, Inflation
 from streamer.relay.deliver.lookahead import Lookahead
-from streamer.scratch import scratch_folder
-from streamer.sink.outlet import PipeOutlet
-from streamer.units import KIB, MIB
+from streamer.relay.deliver.object_errors import damaged, too_long
+from streamer.relay.deliver.spool import Spool
+from streamer.units import MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from streamer.plan import ObjectRef, Part
-    from streamer.relay.deliver.frame_aligner import FrameAligner
+    from streamer.relay.deliver.stream_writer import StreamWriter
     from streamer.relay.statistics import StateTimer
-    from streamer.sink.outlet import Outlet
 
-MOST_TAKEN = 512 * KIB
-"""Maximum bytes taken from a stage at a time."""
-LESS_TAKEN = 128 * KIB
-"""The same under a bandwidth limit, which is checked between two of them, and for a thread that inflates,
-which has the first bytes sooner."""
 LARGEST_KEPT, MOST_KEPT = 2 * MIB, 32 * MIB
 """Bytes of a block, and of all, that the C library keeps when they are freed: without it, the same content
 took 0 to 160,000 page faults a GB, by what the process had freed before."""
-SPOOL_MEMORY = 8 * MIB
-"""Bytes of a wrapped object that are kept in memory; a longer object is spooled to a file."""
 
 
 class BodyTransformer:
-    """Transforms the bytes of one epoch and writes them to `outlet`; its owner closes it once.
+    """Transforms the bytes of one epoch and passes them to `writer`; its owner closes it once.
 
-    `account` is called with the number of bytes that the outlet accepts. `again`: the first bytes of the
-    stream to drop, because the outlet accepted them before a restart. `inflate`: inflate the objects. `wrap`:
-    every object is a RecordIO record; without `inflate` the plan's literals already frame it. `aligner`:
-    passes only whole records on. `joiner`: joins the objects into one; not used with `wrap` or `aligner`.
-    `ahead`: memory in which further bytes are inflated before their turn; 0: none are.
+    `inflate`: inflate the objects. `wrap`: every object is a RecordIO record; without `inflate` the plan's
+    literals already frame it. `ahead`: memory in which further bytes are inflated before their turn; 0: none
+    are.
     """
 
-    def __init__(  # noqa: PLR0913 - all that an epoch's bytes may need
-        self,
-        outlet: Outlet,
-        *,
-        inflate: bool,
-        wrap: bool,
-        timer: StateTimer,
-        account: Callable[[int], None],
-        again: int = 0,
-        aligner: FrameAligner | None = None,
-        joiner: Joiner | None = None,
-        ahead: int = 0,
+    def __init__(
+        self, writer: StreamWriter, *, inflate: bool, wrap: bool, timer: StateTimer, ahead: int = 0
     ) -> None:
-        self._outlet = outlet
+        self.writer = writer
         self._inflate = inflate
         self._wrap = wrap
-        self._aligner = aligner
-        self._joiner = joiner
         self._timer = timer
-        self._account = account
-        self._again = again
-        self._pipe = outlet if isinstance(outlet, PipeOutlet) else None
-        """Outlet that the thread may write, too."""
-        self._written = 0
-        """Bytes that the outlet has accepted from `_emit`; only the thread changes it during a turn."""
-        self._counted = 0
-        """Bytes of `_written` that `account` was called with."""
         self._thread = WorkerThread("inflate")
         self._ahead_thread = WorkerThread("inflate-ahead")
         self._most_ahead = ahead // 4
@@ -117,38 +80,16 @@ class BodyTransformer:
         """Inflations of the objects after it, of which bytes were fed."""
         self._next_bytes = 0
         """Compressed bytes of `_next`."""
-        self._spool: tempfile.SpooledTemporaryFile[bytes] | None = None
+        self._spool: Spool | None = None
+        """Content of the current object, if it is inflated and wrapped."""
 
     def __repr__(self) -> str:
-        return f"<BodyTransformer {self._inflation} {self._aligner}>"
+        return f"<BodyTransformer {self._inflation} {self.writer}>"
 
     @property
     def busy(self) -> bool:
         """Whether bytes that were passed on are not delivered, so that `settle` has to be called."""
         return self._inflation is not None and self._inflation.busy
-
-    @property
-    def at_border(self) -> bool:
-        """Whether the bytes that the outlet has accepted certainly end with a whole record."""
-        return self._aligner is not None and self._aligner.at_border and not self._again
-
-    @property
-    def anchored(self) -> bool:
-        """Whether an epoch may be resumed at the first byte of the current object."""
-        return self._joiner is None or self._joiner.anchored
-
-    @property
-    def held(self) -> int:
-        """Bytes that the aligner keeps back."""
-        return 0 if self._aligner is None else self._aligner.held
-
-    @property
-    def pending(self) -> int:
-        """Bytes of the stream from what the outlet has accepted to the next byte that is passed on.
-
-        Negative after a restart, while bytes are dropped that the outlet has accepted.
-        """
-        return self.held - self._again
 
     @property
     def room_ahead(self) -> int:
@@ -190,16 +131,16 @@ class BodyTransformer:
         """
         place = at - len(part.leading)
         if not 0 <= place < part.body:
-            await self._write([bytes(data)])
+            await self.writer.write([bytes(data)])
             return
         start = part.start + place
         if start == 0:
             await self._begin()
         last = start + len(data) == part.object.size
         if not self._inflate:
-            await self._write(self._joined(part.object, [bytes(data)]))
+            await self.writer.write_content(part.object, [bytes(data)])
             if last:
-                self._end_joined(part.object)
+                self.writer.end(part.object)
             return
         inflation = self._inflation
         if inflation is None:
@@ -209,21 +150,14 @@ class BodyTransformer:
         if last:
             inflation.finish()
             if self._spool is not None:
-                await self._record(self._spool, inflation.produced)
-            self._end_joined(part.object)
+                await self._spool.deliver(self.writer)
+            self.writer.end(part.object)
             await self._drop_object()
 
     async def settle(self) -> None:
         """Wait until all bytes passed on are delivered. Raises as `pass_on`."""
         if self._inflation is not None:
             await self._advance(self._inflation, 0)
-
-    async def finish(self) -> None:
-        """Deliver the bytes that the aligner keeps back or the joiner adds at the end. Raises ReaderGone."""
-        if self._aligner is not None:
-            await self._send([self._aligner.rest()])
-        if self._joiner is not None:
-            await self._send([self._joiner.finish()])
 
     async def close(self) -> None:
         """Wait for the thread's current piece, drop all state and end the thread.
@@ -254,16 +188,13 @@ class BodyTransformer:
 
     async def _begin(self) -> None:
         await self._drop_object()
-        if self._aligner is not None and (self._inflate or not self._wrap):
-            self._aligner.begins()  # a wrapped object that is not inflated began with its literal header
-        if self._joiner is not None:
-            self._joiner.begin()
+        self.writer.begin(framed=self._wrap and not self._inflate)  # by the plan's literals
         if not self._inflate:
             return
         self._inflation = self._next.popleft()
         self._next_bytes -= self._inflation.waiting
         if self._wrap:
-            self._spool = tempfile.SpooledTemporaryFile(SPOOL_MEMORY)  # noqa: SIM115 - closed by `close`
+            self._spool = Spool(self._inflation.ref, self._thread)
 
     def _new_inflation(self, ref: ObjectRef) -> Inflation:
         return Inflation(
@@ -271,142 +202,29 @@ class BodyTransformer:
             partial(Inflater, partial(damaged, ref)),
             thread=self._thread,
             emit=partial(self._emit, ref),
-            count=self._count_written,
+            count=self.writer.count,
             timer=self._timer,
             lookahead=self._lookahead,
         )
 
-    def _joined(self, ref: ObjectRef, pieces: Sequence[bytes]) -> Sequence[bytes | memoryview]:
-        """Return the bytes of `pieces` that belong to the joined stream. Raises CorruptObject."""
-        if self._joiner is None:
-            return pieces
-        try:
-            return [part for piece in pieces for part in self._joiner.feed(piece)]
-        except NotJoinable as error:
-            raise self._not_joinable(ref, error) from error
-
-    def _end_joined(self, ref: ObjectRef) -> None:
-        if self._joiner is not None:
-            try:
-                self._joiner.end()
-            except NotJoinable as error:
-                raise self._not_joinable(ref, error) from error
-
-    def _not_joinable(self, ref: ObjectRef, error: NotJoinable) -> CorruptObject:
-        if self._inflate:
-            return CorruptObject(
-                f"{error}; at byte {error.offset} of what it inflates to", ErrorContext(ref.bucket, ref.key)
-            )
-        return CorruptObject(str(error), ErrorContext(ref.bucket, ref.key, error.offset))
-
     async def _advance(self, inflation: Inflation, most: int) -> None:
         """Inflate into outlet or spool until at most `most` bytes are queued; 0: until all are delivered."""
-        while (left := await inflation.advance(most, in_memory=self._in_memory(inflation))) is not None:
+        while (left := await inflation.advance(most, in_memory=self._in_memory)) is not None:
             if self._spool is None:
-                await self._push(left)
+                await self.writer.push(left)
             elif inflation.produced > LONGEST_RECORD:
-                raise _too_long(inflation.ref)
-            elif self._outlet.reader_gone:
+                raise too_long(inflation.ref, LONGEST_RECORD)
+            elif self.writer.reader_gone:
                 raise ReaderGone("the reader closed the pipe")
 
-    def _in_memory(self, inflation: Inflation) -> bool:
-        """Return whether the next piece is not written to a file."""
-        return self._spool is None or inflation.produced + LITTLE_PIECE <= SPOOL_MEMORY
-
-    def _count_written(self) -> None:
-        """Pass on to `account` what the outlet has accepted from `_emit`."""
-        count = self._written - self._counted
-        self._counted += count
-        self._account(count)
+    @property
+    def _in_memory(self) -> bool:
+        """Whether the next piece is not written to a file."""
+        return self._spool is None or self._spool.in_memory
 
     def _emit(self, ref: ObjectRef, pieces: list[bytes]) -> ByteQueue:
         """Write inflated pieces to outlet or spool; return what the outlet does not accept now."""
         if self._spool is None:
-            left = ByteQueue(self._new(self._aligned(self._joined(ref, pieces))))
-            self._write_now(left)
-            return left
-        try:
-            self._spool.writelines(pieces)
-        except OSError as error:
-            raise _no_space(ref, error) from error
+            return self.writer.emit(ref, pieces)
+        self._spool.add(pieces)
         return ByteQueue([])
-
-    def _write_now(self, left: ByteQueue) -> None:
-        """Write what the FIFO accepts now. The loop repeats a write that fails, and handles its error."""
-        with contextlib.suppress(OSError):
-            while left and self._pipe is not None:
-                self._written += self._pipe.drain(left)
-
-    async def _record(self, spool: tempfile.SpooledTemporaryFile[bytes], size: int) -> None:
-        """Deliver the spooled object as one record."""
-        header, padding = frame(size)
-        if size <= LITTLE_PIECE:
-            spool.seek(0)
-            await self._write([header, spool.read(), padding])
-            return
-        await self._write([header])
-        await self._thread.run(spool.seek, 0)
-        while content := await self._thread.run(spool.read, PIECE):
-            await self._write([content])
-        await self._write([padding])
-
-    def _new(self, pieces: Sequence[bytes | memoryview]) -> Sequence[bytes | memoryview]:
-        """Return the pieces without the bytes that the outlet accepted before a restart."""
-        if not self._again:
-            return pieces
-        found: list[bytes | memoryview] = []
-        for piece in pieces:
-            dropped = min(self._again, len(piece))
-            self._again -= dropped
-            if dropped < len(piece):
-                found.append(piece[dropped:])
-        return found
-
-    def _aligned(self, pieces: Sequence[bytes | memoryview]) -> Sequence[bytes | memoryview]:
-        """Return the whole records that end in the pieces, if the stream is aligned."""
-        if self._aligner is None:
-            return pieces
-        return [self._aligner.pass_on(bytes(piece)) for piece in pieces]
-
-    async def _write(self, pieces: Sequence[bytes | memoryview]) -> None:
-        await self._send(self._aligned(pieces))
-
-    async def _send(self, pieces: Sequence[bytes | memoryview]) -> None:
-        await self._push(ByteQueue(self._new(pieces)))
-
-    async def _push(self, left: ByteQueue) -> None:
-        while left:
-            self._timer.enter("moving")
-            try:
-                count = self._outlet.push(left)
-            except BlockingIOError:
-                self._timer.enter("blocked")
-                await self._outlet.writable()
-                continue
-            self._account(count)
-        self._timer.enter("moving")
-
-
-def joiner_of(join: Join, *, resumed: bool) -> Joiner:
-    """Return a joiner for one epoch. `resumed`: the reader already has bytes of earlier objects."""
-    return TarJoiner() if join == "tar" else ArrowJoiner(resumed=resumed)
-
-
-def _too_long(ref: ObjectRef) -> CorruptObject:
-    return CorruptObject(
-        f"the object inflates to more than the {LONGEST_RECORD} bytes that a RecordIO record holds; "
-        "split it, or set RecordWrapperType: None",
-        ErrorContext(ref.bucket, ref.key),
-    )
-
-
-def damaged(ref: ObjectRef, what: str, offset: int) -> CorruptObject:
-    """Return the error of an object that cannot be inflated. `offset`: byte of the object."""
-    return CorruptObject(f"the object {what}", ErrorContext(ref.bucket, ref.key, offset))
-
-
-def _no_space(ref: ObjectRef, error: OSError) -> SinkError:
-    return SinkError(
-        f"cannot spool s3://{ref.bucket}/{ref.key} in {scratch_folder()}: {error.strerror}; an object "
-        "that is inflated and wrapped is spooled whole: let TMPDIR name a directory with space for it"
-    )

@@ -1,0 +1,187 @@
+"""Writes an epoch's stream to its outlet, from the event loop or from the thread that inflates.
+
+    content ─▶ Joiner ─▶ FrameAligner ─▶ without bytes that were delivered before ─▶ outlet
+    literals ───────────────┘
+
+The thread calls `emit` during its turn, and the loop writes between two turns. So one of the two writes at a
+time, and bytes stay in order. The loop accounts what the thread has written (`count`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from streamer.formats.arrow_joiner import ArrowJoiner
+from streamer.formats.join import NotJoinable
+from streamer.formats.tar_joiner import TarJoiner
+from streamer.relay.deliver.byte_queue import ByteQueue
+from streamer.relay.deliver.object_errors import not_joinable
+from streamer.sink.outlet import PipeOutlet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from streamer.formats.join import Join, Joiner
+    from streamer.plan import ObjectRef
+    from streamer.relay.deliver.frame_aligner import FrameAligner
+    from streamer.relay.statistics import StateTimer
+    from streamer.sink.outlet import Outlet
+
+
+class StreamWriter:
+    """Writes one epoch's stream to `outlet`.
+
+    `account` is called with the number of bytes that the outlet accepts. `again`: the first bytes of the
+    stream to drop, because the outlet accepted them before a restart. `aligner`: passes only whole records
+    on. `joiner`: joins the objects into one; not used with `aligner`. `inflated`: content was inflated, so an
+    offset in it is none in its object.
+    """
+
+    def __init__(
+        self,
+        outlet: Outlet,
+        *,
+        timer: StateTimer,
+        account: Callable[[int], None],
+        again: int = 0,
+        aligner: FrameAligner | None = None,
+        joiner: Joiner | None = None,
+        inflated: bool = False,
+    ) -> None:
+        self._outlet = outlet
+        self._timer = timer
+        self._account = account
+        self._again = again
+        self._aligner = aligner
+        self._joiner = joiner
+        self._inflated = inflated
+        self._pipe = outlet if isinstance(outlet, PipeOutlet) else None
+        """Outlet that the thread may write, too."""
+        self._written = 0
+        """Bytes that the outlet has accepted from `emit`; only the thread changes it during a turn."""
+        self._counted = 0
+        """Bytes of `_written` that `account` was called with."""
+
+    def __repr__(self) -> str:
+        return f"<StreamWriter {self._outlet}, {self.pending} bytes pending>"
+
+    @property
+    def reader_gone(self) -> bool:
+        """Whether the outlet's reader has closed its end."""
+        return self._outlet.reader_gone
+
+    @property
+    def at_border(self) -> bool:
+        """Whether the bytes that the outlet has accepted certainly end with a whole record."""
+        return self._aligner is not None and self._aligner.at_border and not self._again
+
+    @property
+    def anchored(self) -> bool:
+        """Whether an epoch may be resumed at the first byte of the current object."""
+        return self._joiner is None or self._joiner.anchored
+
+    @property
+    def held(self) -> int:
+        """Bytes that the aligner keeps back."""
+        return 0 if self._aligner is None else self._aligner.held
+
+    @property
+    def pending(self) -> int:
+        """Bytes of the stream from what the outlet has accepted to the next byte that is written.
+
+        Negative after a restart, while bytes are dropped that the outlet has accepted.
+        """
+        return self.held - self._again
+
+    def begin(self, *, framed: bool) -> None:
+        """Begin an object; `framed`: its record header was among the literals before it."""
+        if self._aligner is not None and not framed:
+            self._aligner.begins()
+        if self._joiner is not None:
+            self._joiner.begin()
+
+    def end(self, ref: ObjectRef) -> None:
+        """End an object, all of whose content was written. Raises CorruptObject if it cannot be joined."""
+        if self._joiner is not None:
+            try:
+                self._joiner.end()
+            except NotJoinable as error:
+                raise not_joinable(ref, error, inflated=self._inflated) from error
+
+    def emit(self, ref: ObjectRef, pieces: list[bytes]) -> ByteQueue:
+        """Write content in the thread; return what the outlet does not accept now. Raises CorruptObject."""
+        left = ByteQueue(self._new(self._aligned(self._joined(ref, pieces))))
+        with contextlib.suppress(OSError):  # the loop repeats a write that fails, and handles its error
+            while left and self._pipe is not None:
+                self._written += self._pipe.drain(left)
+        return left
+
+    def count(self) -> None:
+        """Pass on to `account` what the outlet has accepted from `emit`."""
+        count = self._written - self._counted
+        self._counted += count
+        self._account(count)
+
+    async def write_content(self, ref: ObjectRef, pieces: Sequence[bytes]) -> None:
+        """Write content of an object. Raises CorruptObject and ReaderGone."""
+        await self.write(self._joined(ref, pieces))
+
+    async def write(self, pieces: Sequence[bytes | memoryview]) -> None:
+        """Write bytes that are not joined, such as literals. Raises ReaderGone."""
+        await self._send(self._aligned(pieces))
+
+    async def finish(self) -> None:
+        """Write the bytes that the aligner keeps back or the joiner adds at the end. Raises ReaderGone."""
+        if self._aligner is not None:
+            await self._send([self._aligner.rest()])
+        if self._joiner is not None:
+            await self._send([self._joiner.finish()])
+
+    async def _send(self, pieces: Sequence[bytes | memoryview]) -> None:
+        await self.push(ByteQueue(self._new(pieces)))
+
+    async def push(self, left: ByteQueue) -> None:
+        """Write what `emit` returned. Raises ReaderGone."""
+        while left:
+            self._timer.enter("moving")
+            try:
+                count = self._outlet.push(left)
+            except BlockingIOError:
+                self._timer.enter("blocked")
+                await self._outlet.writable()
+                continue
+            self._account(count)
+        self._timer.enter("moving")
+
+    def _joined(self, ref: ObjectRef, pieces: Sequence[bytes]) -> Sequence[bytes | memoryview]:
+        """Return the bytes of `pieces` that belong to the joined stream. Raises CorruptObject."""
+        if self._joiner is None:
+            return pieces
+        try:
+            return [part for piece in pieces for part in self._joiner.feed(piece)]
+        except NotJoinable as error:
+            raise not_joinable(ref, error, inflated=self._inflated) from error
+
+    def _aligned(self, pieces: Sequence[bytes | memoryview]) -> Sequence[bytes | memoryview]:
+        """Return the whole records that end in the pieces, if the stream is aligned."""
+        if self._aligner is None:
+            return pieces
+        return [self._aligner.pass_on(bytes(piece)) for piece in pieces]
+
+    def _new(self, pieces: Sequence[bytes | memoryview]) -> Sequence[bytes | memoryview]:
+        """Return the pieces without the bytes that the outlet accepted before a restart."""
+        if not self._again:
+            return pieces
+        found: list[bytes | memoryview] = []
+        for piece in pieces:
+            dropped = min(self._again, len(piece))
+            self._again -= dropped
+            if dropped < len(piece):
+                found.append(piece[dropped:])
+        return found
+
+
+def joiner_of(join: Join, *, resumed: bool) -> Joiner:
+    """Return a joiner for one epoch. `resumed`: the reader already has bytes of earlier objects."""
+    return TarJoiner() if join == "tar" else ArrowJoiner(resumed=resumed)
