@@ -59,7 +59,15 @@ def sink() -> Sink:
 async def inflation(sink: Sink) -> AsyncIterator[Inflation]:
     thread = WorkerThread("inflate")
     make = partial(Inflater, partial(damaged, REF))
-    yield Inflation(REF, make, thread=thread, emit=sink.emit, count=sink.count, timer=StateTimer())
+    yield Inflation(
+        REF,
+        make,
+        thread=thread,
+        emit=sink.emit,
+        write=lambda _: None,
+        count=sink.count,
+        timer=StateTimer(),
+    )
     sink.gate.release(1000)
     thread.close()
 

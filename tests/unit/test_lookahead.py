@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import gzip
+import os
 import random
 from collections.abc import Iterator
 from functools import partial
@@ -27,9 +30,8 @@ from streamer.units import MIB
 
 
 @pytest.fixture(autouse=True, scope="module")
-def runs_are_short() -> Iterator[None]:
+def no_object_is_too_short() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "SHORTEST_RUN", 1000)
         patch.setattr(module, "LEAST_AHEAD", 0)
         yield
 
@@ -81,26 +83,39 @@ def in_order(ref: ObjectRef, data: bytes) -> tuple[bytes, str]:
 
 
 class Objects:
-    """Objects that are inflated one after the other, with bytes of the next ones fed ahead."""
+    """Objects that are inflated one after the other into a pipe, with bytes of the next ones fed ahead."""
 
-    def __init__(self, objects: list[bytes], most: int) -> None:
+    def __init__(self, objects: list[bytes], most: int, capacity: int = MIB) -> None:
         self.objects = objects
         self.refs = [ObjectRef("b", f"k{i}", len(data), '"e"') for i, data in enumerate(objects)]
         self.threads = WorkerThread("inflate"), WorkerThread("inflate-ahead")
-        self.lookahead = Lookahead(self.threads[1], most)
+        self.lookahead = Lookahead(self.threads[1], most, shortest_run=1000)
         self.inflations: list[Inflation] = []
         self.found = bytearray()
+        self.reader, self.writer = os.pipe2(os.O_NONBLOCK)
+        fcntl.fcntl(self.writer, fcntl.F_SETPIPE_SZ, capacity)
 
-    def emit(self, pieces: list[bytes]) -> ByteQueue:
-        self.found += b"".join(pieces)
-        return ByteQueue([])
+    def write(self, left: ByteQueue) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while left:
+                left.drain_into(self.writer)
+
+    def read(self, left: ByteQueue) -> None:
+        """Read all that the pipe has, and what it had not accepted."""
+        while True:
+            self.write(left)
+            try:
+                self.found += os.read(self.reader, MIB)
+            except BlockingIOError:
+                return
 
     def begin(self, ref: ObjectRef) -> Inflation:
         inflation = Inflation(
             ref,
             partial(Inflater, partial(damaged, ref)),
             thread=self.threads[0],
-            emit=self.emit,
+            emit=ByteQueue,
+            write=self.write,
             count=lambda: None,
             timer=StateTimer(),
             lookahead=self.lookahead,
@@ -126,21 +141,25 @@ class Objects:
             inflation = self.inflations[number]
             inflation.pass_on(len(data))
             try:
-                while await inflation.advance(0 if last else 2 * size, in_memory=True) is not None:
-                    pass
+                while (left := await inflation.advance(0 if last else 2 * size, in_memory=True)) is not None:
+                    self.read(left)
                 if last:
                     inflation.finish()
             except CorruptObject as error:
-                outcomes.append((bytes(self.found), str(error)))
+                problem = str(error)
             else:
                 if not last:
                     continue
-                outcomes.append((bytes(self.found), ""))
+                problem = ""
+            self.read(ByteQueue([]))
+            outcomes.append((bytes(self.found), problem))
             await inflation.close()
             self.found.clear()
         await self.lookahead.close()
         for thread in self.threads:
             thread.close()
+        os.close(self.reader)
+        os.close(self.writer)
         return outcomes
 
     def feed(self, number: int, data: bytes, last: bool) -> None:
@@ -154,11 +173,12 @@ class Objects:
     size=st.sampled_from([700, 5000, 50_000]),
     ahead=st.sampled_from([0, 3, 30]),
     most=st.sampled_from([1, 10_000, 10_000_000]),
+    capacity=st.sampled_from([4096, MIB]),
 )
 def test_content_and_errors_are_those_of_inflating_in_order(
-    objects: list[bytes], size: int, ahead: int, most: int
+    objects: list[bytes], size: int, ahead: int, most: int, capacity: int
 ) -> None:
-    several = Objects(objects, most)
+    several = Objects(objects, most, capacity)
     due = [in_order(ref, data) for ref, data in zip(several.refs, objects, strict=True)]
     found = asyncio.run(several.inflate(size, ahead))
     for (content_due, error_due), (content_found, error_found) in zip(due, found, strict=True):

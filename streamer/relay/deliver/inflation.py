@@ -1,7 +1,7 @@
 """Inflates one object in a worker thread while the event loop receives the object's further bytes.
 
-    loop      feed ──▶ runs of compressed bytes ──▶ Inflater ──▶ `emit`, which writes the FIFO     thread
-    loop      `advance` returns what the FIFO did not accept ◀─────┘
+    loop      feed ──▶ runs of compressed bytes ──▶ Inflater ──▶ `emit` ──▶ `write` to the FIFO     thread
+    loop      `advance` returns what the FIFO did not accept ◀────────────────┘
 
 A turn of the thread lasts until no byte is left, the FIFO is full, or MOST_INFLATED bytes are inflated.
 During a turn the loop adds bytes, so the thread need not wait for the loop between two pieces: without that
@@ -10,7 +10,8 @@ did not accept. So one of the two writes at a time, and bytes stay in order.
 
 With a `Lookahead` an object is divided into runs where members seem to begin, and a second thread inflates
 the runs whose turn has not come, also those of the next objects. When a run's turn comes, this thread writes
-the content that is there, and inflates the rest.
+the content that is there, and inflates the rest. While the FIFO is full this thread inflates ahead too, and
+writes again after each step: so a reader that is slower for some milliseconds costs no hop to the loop.
 
 Invariants: only the thread uses the first run during a turn. The loop alone changes `_fed`, and only the
 thread changes `_reached`. An error of a turn is raised by the next `advance`, after the bytes before the
@@ -53,9 +54,6 @@ LITTLE_PIECE = 64 * KIB
 LEAST_AHEAD = 256 * KIB
 """Objects up to this many compressed bytes are not inflated ahead: content of 100 kB that one thread made and
 another freed took 270,000 page faults a GB, and twice the CPU time."""
-SHORTEST_RUN = 512 * KIB
-"""Compressed bytes after which a further run of the object may begin. Where it begins is searched for with
-the interpreter's lock, so most bytes should not be searched."""
 MOST_SEARCHED = 2 * MIB
 """Compressed bytes without a further run after which none is searched for."""
 MOST_WRONG = 2
@@ -74,13 +72,15 @@ class Inflation:
         *,
         thread: WorkerThread,
         emit: Callable[[list[bytes]], ByteQueue],
+        write: Callable[[ByteQueue], None],
         count: Callable[[], None],
         timer: StateTimer,
         lookahead: Lookahead | None = None,
     ) -> None:
         """`make` returns an inflater from its `start` and, ahead of its turn, its `largest_window`.
 
-        `emit` is called in the thread with inflated pieces; it returns those that the FIFO did not accept.
+        `emit` is called in the thread with inflated pieces; it returns what is to be written to the FIFO.
+        `write`, called in the thread too, writes what the FIFO accepts now, and removes it from the queue.
         `count` is called on the loop when the thread may have written bytes. `lookahead` inflates bytes that
         are fed before their turn; None: nothing does.
         """
@@ -90,6 +90,7 @@ class Inflation:
         self._make = make
         self._thread = thread
         self._emit = emit
+        self._write = write
         self._count = count
         self._timer = timer
         self._lookahead = lookahead
@@ -173,9 +174,9 @@ class Inflation:
 
     def _border(self, data: bytes | bytearray, after: int) -> int | None:
         """Return where the next run may begin in `data`, and not before `after`."""
-        if not self._magic or self._wrong >= MOST_WRONG:
+        if not self._magic or self._lookahead is None or self._wrong >= MOST_WRONG:
             return None
-        start = after + max(0, SHORTEST_RUN - self._runs[-1].fed)
+        start = after + max(0, self._lookahead.shortest_run - self._runs[-1].fed)
         if start >= len(data):
             return None
         found = member_border(data, start, self._magic)
@@ -197,7 +198,7 @@ class Inflation:
                     return None
                 if in_memory and self._queued <= LITTLE and not self._looked_ahead:
                     return await self._inflate_here()
-                self._turn = self._thread.start(self._inflate, MOST_INFLATED)
+                self._turn = self._thread.start(self._inflate, MOST_INFLATED, self._lookahead)
                 self._turn.add_done_callback(self._on_turn_ended)
             elif self._turn.done():
                 turn, self._turn = self._turn, None
@@ -211,7 +212,7 @@ class Inflation:
 
     async def _inflate_here(self) -> ByteQueue:
         try:
-            left = self._inflate(LITTLE_PIECE)
+            left = self._inflate(LITTLE_PIECE, None)
         finally:  # what was written before the damage counts
             self._count()
         await asyncio.sleep(0)  # other tasks run between two small objects
@@ -235,8 +236,11 @@ class Inflation:
         if self._lookahead is not None:
             self._lookahead.start()
 
-    def _inflate(self, most: int) -> ByteQueue:
-        """Inflate at most `most` bytes, until the FIFO is full; return those that it does not accept."""
+    def _inflate(self, most: int, lookahead: Lookahead | None) -> ByteQueue:
+        """Inflate at most `most` bytes, until the FIFO is full; return those that it does not accept.
+
+        `lookahead`: inflates ahead, in this thread, while the FIFO is full; None: nothing does.
+        """
         end = self.produced + most
         left = ByteQueue([])
         while not (left or self._closing) and self.produced < end:
@@ -247,7 +251,14 @@ class Inflation:
                 break
             self.produced += sum(map(len, pieces))
             left = self._emit(pieces)
+            self._write_out(left, lookahead)
         return left
+
+    def _write_out(self, left: ByteQueue, lookahead: Lookahead | None) -> None:
+        """Write what the FIFO accepts; while it is full, inflate ahead, and write again after each step."""
+        self._write(left)
+        while left and not self._closing and lookahead is not None and lookahead.help():
+            self._write(left)
 
     def _pieces(self, most: int) -> list[bytes]:
         """Return the object's next content; none if more bytes are needed, or all content was returned."""

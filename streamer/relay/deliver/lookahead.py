@@ -6,7 +6,8 @@
 A turn of the thread lasts until no run has bytes to inflate, `most` bytes of content wait, or MOST_INFLATED
 bytes are inflated. The loop starts the next one when bytes are added or delivered.
 
-When the thread that delivers would wait for a step of this one, it inflates ahead too (`help`).
+When the thread that delivers would wait for a step of this one, or for the reader, it inflates ahead too
+(`help`).
 
 Invariants: only this thread changes `_made`, and only the thread that delivers `_helped` and `_taken`.
 """
@@ -17,7 +18,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from streamer.aio import finished
-from streamer.units import MIB
+from streamer.units import KIB, MIB
 
 if TYPE_CHECKING:
     import asyncio
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 STEP = 1 * MIB
 """Maximum bytes that a thread inflates at once. Between two steps it needs the interpreter's lock, for which
 it may have to wait; `PIECE` is for one thread."""
+SHORTEST_RUN = 512 * KIB
+"""Least compressed bytes after which a further run of an object may begin. Where it begins is searched for
+with the interpreter's lock, so most bytes should not be searched."""
 MOST_INFLATED = 4 * MIB
 """Maximum bytes of one turn, after which the thread may be needed by another channel."""
 
@@ -35,8 +39,12 @@ MOST_INFLATED = 4 * MIB
 class Lookahead:
     """Inflates runs ahead of their turn; its owner closes it once."""
 
-    def __init__(self, thread: WorkerThread, most: int) -> None:
-        """`most`: bytes of content that may wait, plus a step of each thread."""
+    def __init__(self, thread: WorkerThread, most: int, *, shortest_run: int = SHORTEST_RUN) -> None:
+        """`most`: bytes of content that may wait, plus a step of each thread.
+
+        `shortest_run`: compressed bytes after which a further run of an object may begin.
+        """
+        self.shortest_run = shortest_run
         self._thread = thread
         self._most = most
         self._runs: deque[Run] = deque()

@@ -3,8 +3,8 @@
     content ─▶ Joiner ─▶ FrameAligner ─▶ without bytes that were delivered before ─▶ outlet
     literals ───────────────┘
 
-The thread calls `emit` during its turn, and the loop writes between two turns. So one of the two writes at a
-time, and bytes stay in order. The loop accounts what the thread has written (`count`).
+The thread calls `prepare` and `drain` during its turn, and the loop writes between two turns. So one of the
+two writes at a time, and bytes stay in order. The loop accounts what the thread has written (`count`).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class StreamWriter:
         self._pipe = outlet if isinstance(outlet, PipeOutlet) else None
         """Outlet that the thread may write, too."""
         self._written = 0
-        """Bytes that the outlet has accepted from `emit`; only the thread changes it during a turn."""
+        """Bytes that the outlet has accepted from `drain`; only the thread changes it during a turn."""
         self._counted = 0
         """Bytes of `_written` that `account` was called with."""
 
@@ -109,16 +109,18 @@ class StreamWriter:
             except NotJoinable as error:
                 raise not_joinable(ref, error, inflated=self._inflated) from error
 
-    def emit(self, ref: ObjectRef, pieces: list[bytes]) -> ByteQueue:
-        """Write content in the thread; return what the outlet does not accept now. Raises CorruptObject."""
-        left = ByteQueue(self._new(self._aligned(self._joined(ref, pieces))))
+    def prepare(self, ref: ObjectRef, pieces: list[bytes]) -> ByteQueue:
+        """Return what is to be written of an object's content, in the thread. Raises CorruptObject."""
+        return ByteQueue(self._new(self._aligned(self._joined(ref, pieces))))
+
+    def drain(self, left: ByteQueue) -> None:
+        """Write what the outlet accepts now, in the thread."""
         with contextlib.suppress(OSError):  # the loop repeats a write that fails, and handles its error
             while left and self._pipe is not None:
                 self._written += self._pipe.drain(left)
-        return left
 
     def count(self) -> None:
-        """Pass on to `account` what the outlet has accepted from `emit`."""
+        """Pass on to `account` what the outlet has accepted from `drain`."""
         count = self._written - self._counted
         self._counted += count
         self._account(count)
@@ -142,7 +144,7 @@ class StreamWriter:
         await self.push(ByteQueue(self._new(pieces)))
 
     async def push(self, left: ByteQueue) -> None:
-        """Write what `emit` returned. Raises ReaderGone."""
+        """Write what `drain` has left. Raises ReaderGone."""
         while left:
             self._timer.enter("moving")
             try:

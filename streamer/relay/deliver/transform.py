@@ -36,7 +36,7 @@ from streamer.linux import keep_free_memory
 from streamer.plan import LONGEST_RECORD
 from streamer.relay.deliver.byte_queue import ByteQueue
 from streamer.relay.deliver.inflation import MOST_QUEUED, Inflation
-from streamer.relay.deliver.lookahead import Lookahead
+from streamer.relay.deliver.lookahead import SHORTEST_RUN, Lookahead
 from streamer.relay.deliver.object_errors import damaged, too_long
 from streamer.relay.deliver.spool import Spool
 from streamer.units import MIB
@@ -71,7 +71,7 @@ class BodyTransformer:
         self._most_ahead = ahead // 4
         """Compressed bytes that may be fed ahead; content may have the rest of `ahead`."""
         self._content_ahead = ahead - self._most_ahead
-        self._lookahead = Lookahead(self._ahead_thread, self._content_ahead) if ahead else None
+        self._lookahead = self._new_lookahead() if ahead else None
         if inflate:
             keep_free_memory(LARGEST_KEPT, MOST_KEPT)
         self._inflation: Inflation | None = None
@@ -116,7 +116,7 @@ class BodyTransformer:
         """Drop the bytes that were fed and will not be passed on."""
         if self._lookahead is not None:
             await self._lookahead.close()
-            self._lookahead = Lookahead(self._ahead_thread, self._content_ahead)
+            self._lookahead = self._new_lookahead()
         self._next.clear()
         self._next_bytes = 0
 
@@ -196,12 +196,17 @@ class BodyTransformer:
         if self._wrap:
             self._spool = Spool(self._inflation.ref, self._thread)
 
+    def _new_lookahead(self) -> Lookahead:
+        shortest_run = max(SHORTEST_RUN, self._most_ahead // 4)  # four runs ahead
+        return Lookahead(self._ahead_thread, self._content_ahead, shortest_run=shortest_run)
+
     def _new_inflation(self, ref: ObjectRef) -> Inflation:
         return Inflation(
             ref,
             partial(Inflater, partial(damaged, ref)),
             thread=self._thread,
             emit=partial(self._emit, ref),
+            write=self.writer.drain,
             count=self.writer.count,
             timer=self._timer,
             lookahead=self._lookahead,
@@ -223,8 +228,8 @@ class BodyTransformer:
         return self._spool is None or self._spool.in_memory
 
     def _emit(self, ref: ObjectRef, pieces: list[bytes]) -> ByteQueue:
-        """Write inflated pieces to outlet or spool; return what the outlet does not accept now."""
+        """Spool inflated pieces, or return what is to be written of them."""
         if self._spool is None:
-            return self.writer.emit(ref, pieces)
+            return self.writer.prepare(ref, pieces)
         self._spool.add(pieces)
         return ByteQueue([])
