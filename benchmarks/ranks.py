@@ -3,26 +3,30 @@
 Each form streams one epoch of the same objects of records of one size, over HTTP, in turns:
 
     plain        a channel without ranks
-    separately   ranks with a FIFO each; every rank is fetched on its own
+    auto         ranks with a FIFO each, as by default
+    separately   the same ranks, with `Fetch: separately`: every rank is fetched on its own
     together     the same ranks, with `Fetch: together`
     copies N     one rank with N FIFOs, by `Copies`
 
 The ranks have a record index with the offset of every record. The server is that of `benchmarks.index`. The
-figures are CPU seconds (user and system) of the sidecar for each GB of the objects, from its event `ready` to
-the end of the last reader, and its requests.
+figures are CPU seconds (user and system) of the sidecar for each GB of the objects, and GB a second, both
+from its event `ready` to the end of the last reader, and its requests. Readers are `cat`. With `--lockstep`
+each reader takes the batch of a step, and then waits for all others, as ranks of DDP do.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
 import tempfile
+import time
 import urllib.request
 from array import array
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.index_server import etag, running_server
 from benchmarks.stats import in_turns, spread
@@ -30,7 +34,21 @@ from sidecar.job.index_file import open_index
 from streamer.formats.record_format import RecordFormat
 from streamer.formats.record_index import IndexedObject, object_name, object_version
 
+if TYPE_CHECKING:
+    from multiprocessing.synchronize import Barrier
+
 TICKS = os.sysconf("SC_CLK_TCK")
+PIECE = 1 << 18
+"""Bytes that a reader in lockstep reads at once."""
+
+
+class Epoch(NamedTuple):
+    """What one epoch took."""
+
+    cpu: float
+    """CPU seconds of the sidecar."""
+    seconds: float
+    requests: int
 
 
 def cpu_seconds(pid: int) -> float:
@@ -40,10 +58,54 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / TICKS
 
 
-def measure(url: str, ranks: dict[str, Any] | None, fifos: int, *, shuffled: bool) -> tuple[float, int]:
-    """Stream one epoch; return the sidecar's CPU seconds and its requests.
+def read_all(paths: list[str]) -> None:
+    """Read each FIFO by `cat`, all at the same time."""
+    readers = [subprocess.Popen(["/bin/cat", path], stdout=subprocess.DEVNULL) for path in paths]
+    for reader in readers:
+        reader.wait()
 
-    `shuffled`: the ranks' blocks of 1 MiB come in another order.
+
+def take_steps(path: str, size: int, pace: float, step: Barrier) -> None:
+    """Read `size` bytes of a FIFO, wait for the other readers, and so on to its end.
+
+    `pace`: most bytes a second, as of a reader that decodes them; 0: no limit.
+    """
+    buffer = memoryview(bytearray(size))
+    with open(path, "rb", buffering=0) as fifo:
+        taken = size
+        while taken == size:
+            taken = 0
+            while taken < size and (count := fifo.readinto(buffer[taken : taken + PIECE])):
+                taken += count
+                if pace:
+                    time.sleep(count / pace)
+            step.wait()
+
+
+def read_in_lockstep(paths: list[str], size: int, pace: float) -> None:
+    """Read all FIFOs, each in a process that takes `size` bytes a step and then waits for all others."""
+    context = multiprocessing.get_context("fork")
+    step = context.Barrier(len(paths))
+    readers = [context.Process(target=take_steps, args=(path, size, pace, step)) for path in paths]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join()
+
+
+def measure(
+    url: str,
+    ranks: dict[str, Any] | None,
+    fifos: int,
+    *,
+    shuffled: bool = False,
+    step: int = 0,
+    pace: float = 0,
+) -> Epoch:
+    """Stream one epoch.
+
+    `shuffled`: the ranks' blocks of 1 MiB come in another order. `step`: bytes that a reader takes before it
+    waits for all others; 0: readers do not wait. `pace`: bytes a second that such a reader decodes.
     """
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as base:
         source = {"S3DataType": "S3Prefix", "S3Uri": "s3://bucket/data/"}
@@ -72,18 +134,18 @@ def measure(url: str, ranks: dict[str, Any] | None, fifos: int, *, shuffled: boo
                     if event["event"] == "ready":
                         admin = event["admin"]
                         break
-                began = cpu_seconds(sidecar.pid)
+                began, started = cpu_seconds(sidecar.pid), time.monotonic()
                 names = ["train"] if ranks is None else [f"train-{number}" for number in range(fifos)]
-                readers = [
-                    subprocess.Popen(["/bin/cat", f"{base}/input/data/{name}_0"], stdout=subprocess.DEVNULL)
-                    for name in names
-                ]
-                for reader in readers:
-                    reader.wait()
-                spent = cpu_seconds(sidecar.pid) - began
+                paths = [f"{base}/input/data/{name}_0" for name in names]
+                if step:
+                    read_in_lockstep(paths, step, pace)
+                else:
+                    read_all(paths)
+                seconds, spent = time.monotonic() - started, cpu_seconds(sidecar.pid) - began
                 with urllib.request.urlopen(admin + "status", timeout=10) as answer:  # noqa: S310 - ours
                     channels = json.load(answer)["channels"].values()
-                return spent, sum(sum(each["requests"].values()) for each in channels)
+                requests = sum(sum(each["requests"].values()) for each in channels)
+                return Epoch(spent, seconds, requests)
             finally:
                 sidecar.terminate()
 
@@ -109,6 +171,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each (%(default)s)")
     parser.add_argument("--objects", type=int, default=16, help="objects (%(default)s)")
     parser.add_argument("--shuffled", action="store_true", help="shuffle the ranks' blocks of 1 MiB")
+    parser.add_argument(
+        "--lockstep", action="store_true", help="readers wait for each other after each batch"
+    )
+    parser.add_argument(
+        "--pace", type=float, default=0, help="most MB/s of a reader in lockstep; 0: no limit"
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         compare(arguments, folder)
@@ -117,14 +185,18 @@ def main() -> None:
 def compare(arguments: argparse.Namespace, folder: str) -> None:
     """Measure all forms in turns, and print a line for each. `folder`: for the objects and their index."""
     index = os.path.join(folder, "index")
-    forms: dict[str, tuple[dict[str, Any] | None, int]] = {"plain": (None, 1)}
+    forms: dict[str, tuple[dict[str, Any] | None, int, int]] = {}
+    if not arguments.lockstep:
+        forms["plain"] = None, 1, 0
     for count in map(int, arguments.counts.split(",")):
         for batch in map(int, arguments.batches.split(",")):
             ranks = {"Count": count, "Batch": batch, "Index": index}
-            forms[f"separately, {count} ranks, batch {batch}"] = ranks, count
-            forms[f"together, {count} ranks, batch {batch}"] = ranks | {"Fetch": "together"}, count
-        one = {"Count": 1, "Batch": 1024, "Index": index}
-        forms[f"copies {count}"] = one | {"Copies": count}, count
+            step = batch * arguments.size if arguments.lockstep else 0
+            for fetch in ("auto", "separately", "together"):
+                forms[f"{fetch}, {count} ranks, batch {batch}"] = ranks | {"Fetch": fetch}, count, step
+        if not arguments.lockstep:
+            one = {"Count": 1, "Batch": 1024, "Index": index}
+            forms[f"copies {count}"] = one | {"Copies": count}, count, 0
     served, names = os.path.join(folder, "served"), [f"{number:04}" for number in range(arguments.objects)]
     os.mkdir(served)
     os.mkdir(index)
@@ -136,14 +208,19 @@ def compare(arguments: argparse.Namespace, folder: str) -> None:
             file.write(data)
     total = len(data) * arguments.objects / 1e9
     del data
-    found: dict[str, list[tuple[float, int]]] = {}
+    found: dict[str, list[Epoch]] = {}
     with running_server(served) as url:
         for _, name in in_turns(arguments.rounds, list(forms)):
-            found.setdefault(name, []).append(measure(url, *forms[name], shuffled=arguments.shuffled))
+            ranks_of, fifos, step = forms[name]
+            epoch = measure(
+                url, ranks_of, fifos, shuffled=arguments.shuffled, step=step, pace=arguments.pace * 1e6
+            )
+            found.setdefault(name, []).append(epoch)
     print(f"records of {arguments.size} bytes, {total:.2f} GB an epoch, {arguments.rounds} rounds")
     for name in forms:
-        cpu = spread([seconds / total for seconds, _ in found[name]]).text()
-        print(f"{name:32} {cpu} CPU-s/GB, {found[name][0][1]} requests")
+        cpu = spread([each.cpu / total for each in found[name]]).text()
+        rate = spread([total / each.seconds for each in found[name]]).text()
+        print(f"{name:32} {cpu} CPU-s/GB, {rate} GB/s, {found[name][0].requests} requests")
 
 
 if __name__ == "__main__":

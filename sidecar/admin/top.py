@@ -202,7 +202,8 @@ def _panel(channel: dict[str, Any], width: int) -> Panel:
     lines.add_column(ratio=1, overflow="fold")
     objects = f"{channel['objects']} object{'' if channel['objects'] == 1 else 's'}"
     listing = " · listing" if channel["listing"] else ""
-    lines.add_row("source", f"{channel['source']} · {objects}{listing}")
+    together = " · fetched with other ranks" if channel["fetched_together"] else ""
+    lines.add_row("source", f"{channel['source']} · {objects}{listing}{together}")
     lines.add_row("bottleneck", Text(bottleneck["text"], style=f"bold {colour}"))
     if bottleneck["remedy"]:
         lines.add_row("", Text(bottleneck["remedy"], style="bright_black", overflow="fold"))

@@ -86,8 +86,11 @@ class RanksConfig(Model):
     """Bytes of a block, which the shuffle keeps together. Unset: 1 MiB."""
     copies: Annotated[StrictInt, Field(ge=1, le=MOST_RANKS)] = 1
     """FIFOs of each rank, which all get the same bytes, from one download."""
-    fetch: Literal["separately", "together"] = "separately"
-    """`together`: the ranks of a host are fetched as one stream, in large parts, and read at one pace."""
+    fetch: Literal["auto", "separately", "together"] = "auto"
+    """`together`: the ranks of a host are fetched as one stream, in large parts, and read at one pace.
+
+    `auto`: likewise if their slices are small, until one of them holds back the others.
+    """
 
     @model_validator(mode="after")
     def _by_record_or_not(self) -> Self:
@@ -131,8 +134,8 @@ class RanksConfig(Model):
         return self.count * self.copies
 
     @property
-    def shares_a_stream(self) -> bool:
-        """Whether a FIFO may share its stream with another."""
+    def must_share(self) -> bool:
+        """Whether FIFOs share a stream in any case."""
         return self.copies > 1 or (self.fetch == "together" and self.count > 1)
 
     @property

@@ -149,7 +149,7 @@ class ChannelConfig(Model):
                 )
             return self
         found = self.not_by_record
-        if found is None and extras.when_failed == "poison" and ranks.shares_a_stream:
+        if found is None and extras.when_failed == "poison" and ranks.must_share:
             found = (
                 "WhenFailed: poison separates the records of each FIFO, which neither Copies nor Fetch: "
                 "together does; use hold or close"
@@ -172,6 +172,18 @@ class ChannelConfig(Model):
         if found is not None:
             raise ValueError(f"Ranks with a batch divide a channel by record, and {found}")
         return self
+
+    @property
+    def may_fetch_together(self) -> bool:
+        """Whether several ranks share the channel by record, and may be one stream."""
+        extras = self.penstock
+        return (
+            (ranks := extras.by_record) is not None
+            and ranks.fetch != "separately"
+            and ranks.count > 1
+            and extras.join is None
+            and extras.when_failed != "poison"
+        )
 
     @property
     def not_by_record(self) -> str | None:

@@ -77,7 +77,8 @@ async def remind(channels: Mapping[str, Channel]) -> None:
                     "held back",
                     channel=name,
                     by=list(channel.held_back_by),
-                    do="read these FIFOs at the same time as this one: they share a stream",
+                    do="read these FIFOs at the same time as this one: they share a stream; for ranks that "
+                    "cannot be read so, set Fetch: separately",
                 )
             if failure is not None and failure.fifo == "held":
                 log.error(

@@ -5,11 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from streamer.linux import PIPE_SIZE
 from streamer.plan.record_plan import RecordPlan
 
 if TYPE_CHECKING:
-    from sidecar.config.extras import RanksConfig
+    from sidecar.config.request import ChannelConfig
     from streamer.plan import Plan
+
+LARGEST_SLICE = PIPE_SIZE
+"""Mean bytes of a rank's slice of a global batch up to which `Fetch: auto` fetches the ranks together. A FIFO
+holds such a slice, so each rank reads its own while the others read theirs. With larger slices readers take
+turns, and requests for each rank are large enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +25,18 @@ class SharedPlan:
     plan: Plan
     ranks: tuple[dict[str, Plan], ...]
     """Of each of its ranks, the plans by FIFO name: one for each copy."""
+    separable: bool = False
+    """Whether the ranks are separated if they are not read at one pace."""
 
     @property
     def names(self) -> list[str]:
         """Names of its FIFOs."""
         return [name for fifos in self.ranks for name in fifos]
+
+    @property
+    def channels(self) -> int:
+        """Channels of the memory budget that it stands for: those that it may become."""
+        return len(self.ranks) if self.separable else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +57,9 @@ class Planned:
         return self.fifos[name]
 
     @classmethod
-    def dealt(cls, whole: Plan, names: tuple[str, ...], ranks: RanksConfig | None = None) -> Planned:
+    def dealt(cls, whole: Plan, names: tuple[str, ...], channel: ChannelConfig) -> Planned:
         """Divide `whole` over the FIFOs of these names: the copies of rank 0, then those of rank 1, …"""
+        ranks = channel.penstock.by_record
         copies = 1 if ranks is None else ranks.copies
         count = len(names) // copies
         plans = (whole,) if count == 1 else whole.ranks(count)
@@ -53,12 +67,21 @@ class Planned:
             dict.fromkeys(names[rank * copies : (rank + 1) * copies], plan) for rank, plan in enumerate(plans)
         )
         fifos = {name: plan for each in by_rank for name, plan in each.items()}
-        if ranks is not None and ranks.fetch == "together" and ranks.shares_a_stream:
-            return cls(whole, fifos, (SharedPlan(whole, by_rank),))
+        if ranks is not None and channel.may_fetch_together:
+            separable = ranks.fetch == "auto"
+            if not separable or _slice_bytes(whole) <= LARGEST_SLICE:
+                return cls(whole, fifos, (SharedPlan(whole, by_rank, separable),))
         if copies > 1:
             shared = (SharedPlan(plan, (each,)) for plan, each in zip(plans, by_rank, strict=True))
             return cls(whole, fifos, tuple(shared))
         return cls(whole, fifos)
+
+
+def _slice_bytes(plan: Plan) -> float:
+    """Return the mean bytes of a rank's slice of a global batch."""
+    if not isinstance(plan, RecordPlan):
+        raise TypeError(f"no slices: {plan!r}")
+    return plan.deal.slice * sum(plan.entries.sizes) / max(1, sum(plan.host_ranks.table.counts))
 
 
 def figures_by_record(plan: Plan) -> dict[str, Any]:

@@ -138,9 +138,7 @@ class _JobPlanner:
 
         self._listings.begin(name, open_plan, listing())
         await open_plan.first()
-        planned = self.plans[name] = Planned.dealt(
-            open_plan.plan, self._state.job.fifos(channel), channel.penstock.ranks
-        )
+        planned = self.plans[name] = Planned.dealt(open_plan.plan, self._state.job.fifos(channel), channel)
         if planned.whole.open:
             notes.listing(planned.whole)
         notes.end_marks(planned.whole)
@@ -184,7 +182,7 @@ class _JobPlanner:
                         memory=self._memory,
                         epoch=epoch,
                     )
-            planned = self.plans[name] = Planned.dealt(whole, job.fifos(channel), channel.penstock.ranks)
+            planned = self.plans[name] = Planned.dealt(whole, job.fifos(channel), channel)
             notes.digest()
             await in_thread(_sum_up, planned, epoch)  # takes seconds for a million entries
         if self._layout is not None and name in self._files:

@@ -69,11 +69,11 @@ def expected_small_requests(
 def _separate(channel: ChannelConfig) -> bool:
     """Return whether several ranks share the channel by record, each with requests of its own."""
     ranks = channel.penstock.by_record
-    return ranks is not None and ranks.fetch != "together" and ranks.count > 1
+    return ranks is not None and ranks.count > 1 and not channel.may_fetch_together
 
 
 def _remedy(channel: ChannelConfig, gain: str) -> str:
     extras = channel.penstock
     if extras.join is not None or extras.when_failed == "poison":
         return "raise the batch"
-    return f"{gain}set Fetch: together in Ranks, if all ranks of this host are read at the same time"
+    return f"{gain}remove Fetch: separately from Ranks"

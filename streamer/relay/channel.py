@@ -171,15 +171,15 @@ class Channel:
         The first FIFO of a shared stream has the figures of the stream's requests and memory.
         """
         shared = self._shared
-        first = shared is None or shared.first
         return snapshot(
             self._plan,
             self._state,
             counters=self._counters,
             fetched=self._counters if shared is None else shared.fetched,
-            quota=self._stages.quota if first else None,
+            quota=self._stages.quota if shared is None else shared.quota,
             changed=self._report.changes.totals,
             held_back_by=self.held_back_by,
+            fetched_together=shared is not None and shared.together,
         )
 
     def prepare(self) -> None:

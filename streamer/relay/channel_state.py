@@ -85,6 +85,7 @@ def snapshot(
     quota: ChannelQuota | None,
     changed: Mapping[str, int],
     held_back_by: Sequence[str] = (),
+    fetched_together: bool = False,
 ) -> ChannelStatistics:
     """Return one channel's current statistics. `changed`: number of changed objects, by action taken.
 
@@ -129,6 +130,7 @@ def snapshot(
         errors=tuple(counters.notes) if fetched is counters else (*fetched.notes, *counters.notes),
         changed=dict(changed),
         held_back_by=tuple(held_back_by),
+        fetched_together=fetched_together,
         checked=dict(counters.checked),
         error=None if failure is None else str(failure.error),
         error_kind=None if failure is None else failure.error.kind,

@@ -6,6 +6,9 @@ may reserve at most its floor; a channel whose reader pauses keeps the bytes it 
 active channel may use nearly the whole budget. When a reader arrives, its channel has its floor at once, and
 its equal part as soon as other channels have delivered.
 
+Several channels may have one quota together, as long as they share a stream: floor, equal part and requests
+of all of them. `split` then gives each its own. No other channel's floor changes by that.
+
 Requests. The concurrency limit is divided equally among the channels with a reader, without a floor. Requests
 of a channel whose reader pauses put no load on the server, so they do not count against the other channels.
 
@@ -69,7 +72,9 @@ class MemoryBudget:
         """Bandwidth limit of all channels together."""
         self.active = 0
         """Number of channels with a reader."""
-        self._quotas: list[ChannelQuota] = []
+        self._quotas: dict[ChannelQuota, None] = {}
+        self._unclaimed = members
+        """Number of channels that have no quota yet."""
         self._without_request: dict[ChannelQuota, None] = {}
         """Channels that were refused a request, in order of refusal."""
         self._without_quota: dict[ChannelQuota, int] = {}
@@ -88,22 +93,45 @@ class MemoryBudget:
             f"<MemoryBudget {self.committed}/{self.budget} bytes, {self.active} active, {self.concurrency}>"
         )
 
-    def quota(self) -> ChannelQuota:
-        """Return the quota of one more channel. Raises ValueError beyond `members`."""
-        if len(self._quotas) == self.members:
+    def quota(self, channels: int = 1) -> ChannelQuota:
+        """Return the quota of so many more channels. Raises ValueError beyond `members`."""
+        if channels > self._unclaimed:
             raise ValueError(f"the memory budget is for {self.members} channels")
-        quota = ChannelQuota(self)
-        self._quotas.append(quota)
+        quota = ChannelQuota(self, channels)
+        self._quotas[quota] = None
+        self._unclaimed -= channels
+        self.committed += quota.floor - channels * self.floor
         return quota
+
+    def split(self, quota: ChannelQuota) -> list[ChannelQuota]:
+        """Return a quota for each of the channels that had `quota` together, which is used no more.
+
+        Raises ValueError if it has reserved bytes, a request, or a reader.
+        """
+        if quota.reserved_bytes or quota.requests_in_flight or quota.active:
+            raise ValueError(f"{quota} is in use")
+        self._forget(quota)
+        del self._quotas[quota]
+        self._unclaimed += quota.channels
+        self.committed -= quota.floor - quota.channels * self.floor
+        found = [self.quota() for _ in range(quota.channels)]
+        for each in found:
+            each.bandwidth = quota.bandwidth
+        return found
 
     def _set_budget(self, budget: int) -> None:
         self.budget = budget
         self.of_parts = budget - self._inflating * self.ahead
         """Of the budget, the bytes that parts may reserve."""
         self.floor = self.of_parts if self.members == 1 else self.of_parts // (2 * self.members)
-        self.committed = sum(max(quota.reserved_bytes, self.floor) for quota in self._quotas)
+        """Bytes that a channel can always reserve."""
+        self.committed = sum(max(quota.reserved_bytes, quota.floor) for quota in self._quotas)
         """Bytes reserved by channels, or kept free for channels below their floor."""
-        self.committed += (self.members - len(self._quotas)) * self.floor
+        self.committed += self._unclaimed * self.floor
+
+    def floor_of(self, channels: int) -> int:
+        """Return the bytes that so many channels together can always reserve."""
+        return self.of_parts if channels == self.members else channels * self.floor
 
     @property
     def least_budget(self) -> int:
@@ -126,7 +154,7 @@ class MemoryBudget:
 
     def reader_changed(self, giver: ChannelQuota, *, active: bool) -> None:
         """Note that a channel's reader has come or gone; call back channels whose limits have grown."""
-        self.active += 1 if active else -1
+        self.active += giver.channels if active else -giver.channels
         self.offer_requests(giver)
         self._offer_quotas(giver)
 
@@ -194,10 +222,11 @@ class MemoryBudget:
 
 
 class ChannelQuota:
-    """Memory, requests and bandwidth of one channel."""
+    """Memory, requests and bandwidth of one channel, or of several that share a stream."""
 
-    def __init__(self, whole: MemoryBudget) -> None:
+    def __init__(self, whole: MemoryBudget, channels: int) -> None:
         self._whole = whole
+        self.channels = channels
         self.concurrency = whole.concurrency
         self.hedging = whole.hedging
         self.bandwidth = Bandwidth()
@@ -227,7 +256,7 @@ class ChannelQuota:
     @property
     def floor(self) -> int:
         """Bytes that this channel can always reserve."""
-        return self._whole.floor
+        return self._whole.floor_of(self.channels)
 
     @property
     def refused(self) -> bool:
@@ -239,15 +268,16 @@ class ChannelQuota:
         """Bytes that this channel may reserve now."""
         whole = self._whole
         if not self.active:
-            return whole.floor
+            return self.floor
         waiting = whole.members - whole.active
-        return max(whole.floor, (whole.of_parts - waiting * whole.floor) // whole.active)
+        return max(self.floor, (whole.of_parts - waiting * whole.floor) * self.channels // whole.active)
 
     @property
     def requests_limit(self) -> int:
         """Requests that this channel may have in flight now."""
         whole = self._whole
-        return self.concurrency.limit // (whole.active if self.active else whole.members) or 1
+        others = whole.active if self.active else whole.members
+        return self.concurrency.limit * self.channels // others or 1
 
     def activate(self, *, active: bool) -> None:
         """Note that the channel's reader has come or gone."""
@@ -283,7 +313,7 @@ class ChannelQuota:
 
     def starved(self, seconds: float) -> None:
         """Note that the channel's reader waited `seconds` for storage."""
-        self.concurrency.starved(seconds / max(1, self._whole.active))
+        self.concurrency.starved(seconds * self.channels / max(1, self._whole.active))
 
     def may_request(self, count: int = 1) -> bool:
         """Return whether `count` more requests may begin; note a refusal."""
@@ -311,12 +341,12 @@ class ChannelQuota:
 
     def allows(self, count: int) -> bool:
         """Return whether `count` more bytes may be reserved."""
-        whole, after = self._whole, self.reserved_bytes + count
-        if after <= whole.floor:
+        whole, floor, after = self._whole, self.floor, self.reserved_bytes + count
+        if after <= floor:
             return True
         return (
             after <= self.byte_limit
-            and whole.committed + after - max(self.reserved_bytes, whole.floor) <= whole.of_parts
+            and whole.committed + after - max(self.reserved_bytes, floor) <= whole.of_parts
         )
 
     def take(self, count: int) -> None:
@@ -331,6 +361,6 @@ class ChannelQuota:
             self._whole.returned(self)
 
     def _hold(self, after: int) -> None:
-        floor = self._whole.floor
+        floor = self.floor
         self._whole.committed += max(after, floor) - max(self.reserved_bytes, floor)
         self.reserved_bytes = after

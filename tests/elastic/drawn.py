@@ -41,7 +41,9 @@ class Run:
     """Over all hosts."""
     hosts: int
     copies: int
-    together: bool
+    fetch: str
+    grace: float
+    """Seconds for which `Fetch: auto` lets a rank hold back others; the least separates them at once."""
     joined: bool
     processes: int
 
@@ -54,10 +56,11 @@ class Run:
         hosts = draw.choice([1, 1, 2])
         copies = draw.choice([1, 1, 2, 3])
         joined = kind == "tar" and draw.random() < 0.5
-        together = draw.random() < 0.5 and not joined
+        pace = draw.random()
+        fetch = "separately" if pace < 0.25 else "auto" if pace < 0.75 or joined else "together"
         processes = draw.choice([0, 0, 0, 2])
         hosts, copies = hosts if ranks % hosts == 0 else 1, copies if ranks * copies <= MOST_FIFOS else 1
-        return cls(ranks, hosts, copies, together, joined, processes)
+        return cls(ranks, hosts, copies, fetch, 0.0 if pace < 0.5 else 0.1, joined, processes)
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,7 @@ class Job:
         }
         found.update(name for name, drawn in parts.items() if drawn)
         for run in self.runs:
-            each = {"hosts": run.hosts > 1, "copies": run.copies > 1, "together": run.together}
+            each = {"hosts": run.hosts > 1, "copies": run.copies > 1, f"fetched {run.fetch}": True}
             each |= {"join": run.joined, "processes": run.processes > 0}
             found.update(name for name, drawn in each.items() if drawn)
         return found

@@ -27,6 +27,7 @@ from typing import Any
 
 from streamer.formats import recordio, tfrecord
 from tests.elastic.drawn import KINDS, RARE, TRAIN, Batches, Job, Run, keys
+from tests.kit.impatient import prefix
 from tests.kit.processes import job, penstock, sidecar, write_job
 from tests.kit.stepping import FILE, Training
 from tests.kit.stub import S3Stub, StubThread
@@ -145,7 +146,7 @@ class _Runner:
         channel = document["InputDataConfig"][0]
         channel["DataSource"]["S3DataSource"]["S3DataDistributionType"] = "ShardedByS3Key"
         ranks: dict[str, Any] = {"Count": run.ranks // run.hosts, "Copies": run.copies}
-        ranks["Fetch"] = "together" if run.together else "separately"
+        ranks["Fetch"] = run.fetch
         ranks |= {"RecordSize": 64} if kind == "fixed:64" else {"Index": self._data.index(kind)}
         channel["Penstock"] = drawn.channel() | {"Ranks": drawn.ranks() | ranks}
         if run.joined:
@@ -171,7 +172,11 @@ class _Runner:
         resumed = "--resume", str(self._state), "--host-count", str(run.hosts)
         with contextlib.ExitStack() as stack:
             serving = [
-                stack.enter_context(sidecar(self._job(run, host), *resumed, "--host-index", str(host)))
+                stack.enter_context(
+                    sidecar(
+                        self._job(run, host), *resumed, "--host-index", str(host), prefix=prefix(run.grace)
+                    )
+                )
                 for host in range(run.hosts)
             ]
             for each in serving:

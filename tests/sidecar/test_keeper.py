@@ -14,7 +14,7 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +77,9 @@ class Reader:
 
 
 @contextlib.contextmanager
-def running(path: str, *options: str) -> Iterator[Sidecar]:
-    """A sidecar, killed at the end of the block as the kernel kills for memory."""
-    started = Sidecar(path, *options)
+def running(path: str, *options: str, prefix: Sequence[str] = ()) -> Iterator[Sidecar]:
+    """A sidecar, killed at the end of the block as the kernel kills for memory. `prefix`: as of `Sidecar`."""
+    started = Sidecar(path, *options, prefix=prefix)
     try:
         yield started
     except BaseException:

@@ -34,7 +34,7 @@ def plan(path: str, *options: str) -> list[str]:
 
 
 def test_the_table_has_a_row_for_each_rank(stub: S3Stub, tmp_path: Path) -> None:
-    ranks = {"Count": 2, "Batch": 3, "RecordSize": 100}
+    ranks = {"Count": 2, "Batch": 3, "RecordSize": 100, "Fetch": "separately"}
     path = job_file(stub, tmp_path, Penstock={"Ranks": ranks})
     assert plan(path, "--steps")[-4:] == [
         "  records  12, in 2 steps of 2 ranks",
@@ -49,7 +49,7 @@ def test_the_table_has_a_row_for_each_rank(stub: S3Stub, tmp_path: Path) -> None
 
 def test_the_table_has_the_padding_of_each_rank(stub: S3Stub, tmp_path: Path) -> None:
     """Of 15 records in global batches of 9 the last three are padding, all of them of the last rank."""
-    ranks = {"Count": 3, "Batch": 3, "RecordSize": 100, "Remainder": "pad"}
+    ranks = {"Count": 3, "Batch": 3, "RecordSize": 100, "Remainder": "pad", "Fetch": "separately"}
     assert plan(job_file(stub, tmp_path, Penstock={"Ranks": ranks}), "--steps")[-4:] == [
         "           records  padding  steps  bytes  requests  bytes a request",
         "  train-0        6        0      2    600         3              200",
@@ -70,10 +70,11 @@ def test_a_channel_without_ranks_is_a_row(stub: S3Stub, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("ranks", "extras", "do"),
     [
-        ({}, {}, "for 3 set Fetch: together in Ranks, if"),
+        ({"Fetch": "separately"}, {}, "for 3 remove Fetch: separately from Ranks"),
         ({}, {"WhenFailed": "poison", "Framing": "TFRecord"}, "raise the batch"),
+        ({}, {}, ""),
         ({"Fetch": "together"}, {}, ""),
-        ({"Batch": 5}, {}, ""),
+        ({"Fetch": "separately", "Batch": 5}, {}, ""),
     ],
     ids=str,
 )
@@ -90,7 +91,7 @@ def test_small_requests_are_named_with_what_sends_fewer(
         assert "by 15 requests of 100 B on average" in last
     examined = json.loads(penstock("doctor", "-c", path, "--json").stdout)["findings"]
     found = [each for each in examined if each["check"] == "requests train"]
-    assert len(found) == (ranks.get("Fetch") != "together")
+    assert len(found) == (ranks.get("Fetch") == "separately" or "WhenFailed" in extras)
     for each in found:
         assert f"by requests of about {100 * ranks['Batch']} B" in each["text"]
         assert do.removeprefix("for 3 ") in each["fix"]

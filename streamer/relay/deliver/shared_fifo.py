@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from streamer.errors import ReaderGone, SinkError
 from streamer.relay.deliver.object_ends import ObjectEnds
+from streamer.relay.deliver.pace import FifoPace, held_back
 from streamer.relay.statistics import Cause, ChannelCounters, State, StateTimer
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from streamer.errors import SourceError
     from streamer.plan import Plan, Position
     from streamer.relay.deliver.key_list import KeyList, KeyLists
+    from streamer.relay.deliver.pace import PaceWatch
+    from streamer.schedule.budget import ChannelQuota
     from streamer.sink.outlet import Drainable, PipeOutlet
 
 HELD_BACK: State = "held_back"
@@ -34,17 +37,20 @@ class SharedGroup:
     """FIFOs of each rank: its copies."""
     epoch: int
     """Epoch that the stream delivers, or will begin next."""
+    quota: ChannelQuota | None = None
+    """Quota of the stream; None in a group that has no stream."""
+    counters: ChannelCounters = field(default_factory=ChannelCounters)
+    """Counters of the requests, and of the parts. The group sets their timer."""
+    watch: PaceWatch | None = None
+    """Watches the pace of the ranks, if they can be separated."""
     blocked_by: list[SharedFifo] = field(default_factory=list)
     """FIFOs that are full, if the stream waits for them."""
     timer: SharedTimer = field(init=False)
-    counters: ChannelCounters = field(init=False)
-    """Counters of the requests, and of the parts."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a FIFO begins, leaves or ends an epoch."""
 
     def __post_init__(self) -> None:
-        self.timer = SharedTimer(self)
-        self.counters = ChannelCounters(timer=self.timer)
+        self.timer = self.counters.timer = SharedTimer(self)
 
     @property
     def fifos(self) -> list[SharedFifo]:
@@ -55,23 +61,45 @@ class SharedGroup:
         """Return the timers of the FIFOs that take bytes of the stream's epoch."""
         return [fifo.counters.timer for fifo in self.fifos if fifo.takes(self.epoch)]
 
+    def held_back_by(self) -> tuple[str, ...]:
+        """Return the FIFOs that hold back another rank (`streamer.relay.deliver.pace`)."""
+        return held_back([[fifo.pace for fifo in fifos] for fifos in self.ranks])
+
+    def divided(self, quotas: Sequence[ChannelQuota]) -> list[SharedGroup]:
+        """Return a group for each rank, which its FIFOs are in from now on. `quotas`: of the ranks."""
+        counters = self.counters
+        groups = []
+        for fifos, quota in zip(self.ranks, quotas, strict=True):
+            epoch = min((fifo.epoch for fifo in fifos if not fifo.closed), default=self.epoch)
+            groups.append(SharedGroup([fifos], epoch, quota, counters))
+            counters = ChannelCounters()
+        for group in groups:
+            for fifo in group.fifos:
+                fifo.group = group
+        return groups
+
 
 class SharedFifo:
     """One FIFO of a shared stream; an `EpochDelivery`."""
 
     at_border = False
 
-    def __init__(self, name: str, plan: Plan, start: Position, group: SharedGroup) -> None:
-        """`plan`: of this FIFO alone."""
+    def __init__(
+        self, name: str, plan: Plan, start: Position, group: SharedGroup, *, refused: bool = False
+    ) -> None:
+        """`plan`: of this FIFO alone. `refused`: whether the channel cannot resume, and so takes no byte."""
         self.name = name
         self.group = group
         self.plan = plan
         self.start = start
+        self.refused = refused
         self.counters = ChannelCounters()
         """Counters of the FIFO's channel, which sets them."""
         self.epoch = start.epoch
         """Epoch that the FIFO is in: the channel waits for its reader, or for the stream."""
         self.delivered = start.offset
+        self._begun = start.epoch
+        """Epoch that `delivered` is an offset in."""
         self.lead = 0
         """Bytes that the stream delivers again, because the FIFO had them before a restart."""
         self.ends = ObjectEnds()
@@ -109,6 +137,32 @@ class SharedFifo:
         """Return whether the FIFO will take bytes of `epoch`, and has no reader yet."""
         return not self.closed and self.epoch <= epoch and not self.takes(epoch)
 
+    def offset_in(self, epoch: int) -> int:
+        """Return the bytes of an epoch that the FIFO has, or will not take."""
+        if self.closed or self.refused or self.epoch > epoch:
+            return self.plan.total_bytes(epoch)
+        return self.delivered if self._begun == epoch else 0
+
+    @property
+    def pace(self) -> FifoPace:
+        """What the FIFO is at, for the watch of the ranks' pace."""
+        group, outlet = self.group, self.outlet
+        return FifoPace(
+            self.name,
+            waits_for_stream=outlet is not None and self.takes(group.epoch) and not outlet.unread,
+            stops_stream=self.awaited_in(group.epoch) or self in group.blocked_by,
+        )
+
+    @property
+    def together(self) -> bool:
+        """Whether the stream is also that of other ranks."""
+        return len(self.group.ranks) > 1
+
+    @property
+    def quota(self) -> ChannelQuota | None:
+        """Quota of the stream, for its first FIFO."""
+        return self.group.quota if self.first else None
+
     @property
     def first(self) -> bool:
         """Whether this FIFO is the first of the stream."""
@@ -133,7 +187,7 @@ class SharedFifo:
 
     def begin(self, epoch: int) -> None:
         """As `EpochDelivery`."""
-        self.epoch = epoch
+        self.epoch = self._begun = epoch
         self.delivered = self.start.offset if epoch == self.start.epoch else 0
         self.group.changed.set()
 
@@ -244,14 +298,14 @@ class SharedTimer(StateTimer):
         if state != self.state:
             super().enter(state)
             if state != "blocked":
-                self._group.blocked_by = []
+                self._go_on()
                 for timer in self._group.timers():
                     timer.enter(state)
 
     def starve(self, cause: Cause) -> None:
         """As `StateTimer`."""
         super().starve(cause)
-        self._group.blocked_by = []
+        self._go_on()
         for timer in self._group.timers():
             timer.starve(cause)
 
@@ -265,6 +319,13 @@ class SharedTimer(StateTimer):
         """Note the full FIFOs that the stream waits for; all others are held back by them."""
         group = self._group
         group.blocked_by = list(by)
+        if group.watch is not None:
+            group.watch.wait()
         for fifo in group.fifos:
             if fifo.takes(group.epoch):
                 fifo.counters.timer.enter("blocked" if fifo in by else HELD_BACK)
+
+    def _go_on(self) -> None:
+        self._group.blocked_by = []
+        if self._group.watch is not None:
+            self._group.watch.go_on()
