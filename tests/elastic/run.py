@@ -170,12 +170,11 @@ class _Runner:
         )
         trainer = [sys.executable, "-m", "tests.kit.stepping", json.dumps(asdict(training))]
         resumed = "--resume", str(self._state), "--host-count", str(run.hosts)
+        command = prefix(run.grace) if run.fetch == "auto" else []
         with contextlib.ExitStack() as stack:
             serving = [
                 stack.enter_context(
-                    sidecar(
-                        self._job(run, host), *resumed, "--host-index", str(host), prefix=prefix(run.grace)
-                    )
+                    sidecar(self._job(run, host), *resumed, "--host-index", str(host), prefix=command)
                 )
                 for host in range(run.hosts)
             ]

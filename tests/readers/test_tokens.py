@@ -182,7 +182,7 @@ def test_ranks_share_blocks_in_equal_steps(
         part = data[cuts[number] * length : cuts[number + 1] * length]
         stub.objects[f"b/train/{number}"] = part.tobytes()
     document = job(stub.url, tmp_path / "ml", "b/train/")
-    ranks = {"Count": 2, "Batch": 3, "RecordSize": 2 * length}
+    ranks = {"Count": 2, "Batch": 3, "RecordSize": 2 * length, "Fetch": "separately"}
     document["InputDataConfig"][0]["Penstock"] = {"Ranks": ranks}
     with sidecar(write_job(tmp_path / "job.yaml", document)) as running:
         running.wait_for("ready")

@@ -225,22 +225,24 @@ async def test_ranks_that_are_read_at_one_pace_stay_together(stub: S3Stub, tmp_p
 async def test_readers_that_leave_as_the_ranks_are_separated(
     stub: S3Stub, tmp_path: Path, copies: int
 ) -> None:
-    """One has read some bytes, the other none. Both are at the next epoch's FIFO, and the rest reads on."""
+    """They are at the next epoch's FIFO then, and the last rank reads on."""
     leaving: list[int] = []
 
     def leave() -> None:
         for each in leaving:
             os.close(each)
 
-    async with ranks(stub, tmp_path, count=3, copies=copies, each=MUCH, at_separation=leave) as job:
+    async with ranks(
+        stub, tmp_path, count=3, copies=copies, each=MUCH, grace=0.2, at_separation=leave
+    ) as job:
         names = [*job.channels]
         opened = await asyncio.gather(
             *(off_loop(os.open, job.fifo(name), os.O_RDONLY) for name in names[: 2 * copies])
         )
         others = [asyncio.create_task(off_loop(read_all, job.fifo(name))) for name in names[2 * copies :]]
         leaving += opened
-        with contextlib.suppress(OSError):  # the ranks may be separated before
-            await off_loop(os.read, opened[0], 1000)
+        if job.separated:  # this machine is slow
+            leave()
         assert await asyncio.gather(*others) == [job.due[name] for name in names[2 * copies :]]
         assert len(job.separated) == 1
         assert await job.both(1) == job.due

@@ -262,9 +262,8 @@ def test_tensorflow_begins_at_a_step_of_ranks_by_record(stub: S3Stub, tmp_path: 
 
     put(stub, "train", "lines")
     base = tmp_path / "ml"
-    document = channels_of(
-        stub, base, train={"Penstock": {"Ranks": {"Count": 2, "Batch": 8, "RecordSize": SIZE}}}
-    )
+    ranks = {"Count": 2, "Batch": 8, "RecordSize": SIZE, "Fetch": "separately"}
+    document = channels_of(stub, base, train={"Penstock": {"Ranks": ranks}})
     path = write_job(tmp_path / "job.yaml", document)
 
     def dataset(**options: Any) -> Any:

@@ -64,11 +64,11 @@ def uneven(stub: S3Stub) -> list[list[bytes]]:
 
 
 def divided(stub: S3Stub, tmp_path: Path, /, **ranks: Any) -> dict[str, Any]:
-    """A job whose channel `train` is divided by record."""
+    """A job whose channel `train` is divided by record. Tests may read its ranks one after the other."""
     document = job(stub.url, tmp_path / "ml", "b/train/", MemoryBudget="32MiB")
     if "RecordSize" not in ranks:
         ranks = {"Index": str(tmp_path / "index")} | ranks
-    document["InputDataConfig"][0]["Penstock"] = {"Ranks": ranks}
+    document["InputDataConfig"][0]["Penstock"] = {"Ranks": {"Fetch": "separately"} | ranks}
     return document
 
 

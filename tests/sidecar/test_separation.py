@@ -83,7 +83,7 @@ def test_end_marks_of_tar_samples(stub: S3Stub, tmp_path: Path) -> None:
     path = write_job(tmp_path / "job.yaml", tars(stub, tmp_path, Count=3, Fetch="separately"))
     index(path, tmp_path, kind="tar")
     due = tar_streams(path, tmp_path, 3)
-    path = write_job(tmp_path / "job.yaml", tars(stub, tmp_path, Count=3))
+    path = write_job(tmp_path / "job.yaml", tars(stub, tmp_path, Count=3, Fetch="auto"))
     with sidecar(path, prefix=AT_ONCE) as started:
         started.wait_for("ready")
         assert [read_all(fifo(tmp_path, rank)) for rank in range(3)] == due
