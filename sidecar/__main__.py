@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import os
 import signal
 import sys
 
@@ -22,6 +23,7 @@ time while small objects are streamed.
 
 def main() -> None:
     """Run the command line, or name the package that is missing."""
+    _open_standard_input()
     if sys.argv[1:2] in (["run"], ["exec"]):  # other commands end by SIGTERM as any program does
         keep()
     gc.set_threshold(COLLECT_AFTER)
@@ -39,6 +41,13 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     cli.main()
+
+
+def _open_standard_input() -> None:
+    """Open /dev/null as descriptor 0 if that is closed, or a file of ours would be the trainer's input."""
+    if sys.stdin is None:
+        os.open(os.devnull, os.O_RDONLY)
+        sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)  # uvloop asks it for the descriptor
 
 
 def _ignore_handled_signals() -> None:

@@ -83,6 +83,17 @@ def test_a_disk_that_fills_up_in_mid_object(stub: S3Stub, tmp_path: Path) -> Non
     assert (tmp_path / "out").read_bytes() == data[: 1000 * 1024]
 
 
+def test_a_trainer_starts_without_standard_input(stub: S3Stub, tmp_path: Path) -> None:
+    """It gets an empty one, and no descriptor of the sidecar's."""
+    fill(stub, [10], prefix="b/train/")
+    path = write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/"))
+    done = subprocess.run(
+        ["bash", "-c", 'exec "$@" <&-', "-", *PENSTOCK, "exec", "-c", path, "readlink", "/proc/self/fd/0"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, f"{os.devnull}\n"), done.stderr
+
+
 @pytest.mark.parametrize("command", ["cat", "plan"])
 def test_a_closed_output_is_no_bug(stub: S3Stub, tmp_path: Path, command: str) -> None:
     fill(stub, [3_000_000], prefix="b/train/")
