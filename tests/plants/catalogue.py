@@ -286,7 +286,7 @@ PLANTS = (
     ),
     Plant(
         "mix of two versions of an object",
-        "streamer/relay/deliver/delivery.py",
+        "streamer/relay/deliver/amendments.py",
         "head is None or head.part.start or head.delivered:",
         "head is None:",
         ("tests/relay/test_changes.py",),
@@ -294,7 +294,7 @@ PLANTS = (
     Plant(
         "mark told before the schema is compared",
         "streamer/relay/deliver/delivery.py",
-        "if points is not None and points.pending and transformer.anchored:",
+        "if points is not None and points.pending and transformer.writer.anchored:",
         "if points is not None and points.pending:",
         ("tests/relay/test_joined.py",),
     ),

@@ -407,7 +407,7 @@ async def test_versions_that_replace_each_other_end_learning(tmp_path: Path) -> 
 
 
 def test_doctor_and_the_index_to_be_learnt(stub: S3Stub, tmp_path: Path) -> None:
-    """There is none, it is there, it is of another kind, and its folder is a file."""
+    """There is none, it is there, it is of another kind, and its directory is a file."""
     put(stub)
     path = written(stub, tmp_path)
 
@@ -427,4 +427,4 @@ def test_doctor_and_the_index_to_be_learnt(stub: S3Stub, tmp_path: Path) -> None
     written(stub, tmp_path, {"Format": "tar"})
     assert finding()[0] == "failure"
     written(stub, tmp_path, {"To": path})
-    assert finding() == ("warning", f"the folder {path} cannot be written")
+    assert finding() == ("warning", f"the directory {path} cannot be written")
