@@ -65,10 +65,10 @@ def read_all(paths: list[str]) -> None:
         reader.wait()
 
 
-def take_steps(path: str, size: int, pace: float, step: Barrier) -> None:
+def take_steps(path: str, size: int, rate: float, step: Barrier) -> None:
     """Read `size` bytes of a FIFO, wait for the other readers, and so on to its end.
 
-    `pace`: most bytes a second, as of a reader that decodes them; 0: no limit.
+    `rate`: most bytes a second, as of a reader that decodes them; 0: no limit.
     """
     buffer = memoryview(bytearray(size))
     with open(path, "rb", buffering=0) as fifo:
@@ -77,16 +77,16 @@ def take_steps(path: str, size: int, pace: float, step: Barrier) -> None:
             taken = 0
             while taken < size and (count := fifo.readinto(buffer[taken : taken + PIECE])):
                 taken += count
-                if pace:
-                    time.sleep(count / pace)
+                if rate:
+                    time.sleep(count / rate)
             step.wait()
 
 
-def read_in_lockstep(paths: list[str], size: int, pace: float) -> None:
+def read_in_lockstep(paths: list[str], size: int, rate: float) -> None:
     """Read all FIFOs, each in a process that takes `size` bytes a step and then waits for all others."""
     context = multiprocessing.get_context("fork")
     step = context.Barrier(len(paths))
-    readers = [context.Process(target=take_steps, args=(path, size, pace, step)) for path in paths]
+    readers = [context.Process(target=take_steps, args=(path, size, rate, step)) for path in paths]
     for reader in readers:
         reader.start()
     for reader in readers:
@@ -100,12 +100,12 @@ def measure(
     *,
     shuffled: bool = False,
     step: int = 0,
-    pace: float = 0,
+    rate: float = 0,
 ) -> Epoch:
     """Stream one epoch.
 
     `shuffled`: the ranks' blocks of 1 MiB come in another order. `step`: bytes that a reader takes before it
-    waits for all others; 0: readers do not wait. `pace`: bytes a second that such a reader decodes.
+    waits for all others; 0: readers do not wait. `rate`: bytes a second that such a reader decodes.
     """
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as base:
         source = {"S3DataType": "S3Prefix", "S3Uri": "s3://bucket/data/"}
@@ -138,7 +138,7 @@ def measure(
                 names = ["train"] if ranks is None else [f"train-{number}" for number in range(fifos)]
                 paths = [f"{base}/input/data/{name}_0" for name in names]
                 if step:
-                    read_in_lockstep(paths, step, pace)
+                    read_in_lockstep(paths, step, rate)
                 else:
                     read_all(paths)
                 seconds, spent = time.monotonic() - started, cpu_seconds(sidecar.pid) - began
@@ -175,7 +175,7 @@ def main() -> None:
         "--lockstep", action="store_true", help="readers wait for each other after each batch"
     )
     parser.add_argument(
-        "--pace", type=float, default=0, help="most MB/s of a reader in lockstep; 0: no limit"
+        "--rate", type=float, default=0, help="most MB/s of a reader in lockstep; 0: no limit"
     )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
@@ -213,14 +213,14 @@ def compare(arguments: argparse.Namespace, folder: str) -> None:
         for _, name in in_turns(arguments.rounds, list(forms)):
             ranks_of, fifos, step = forms[name]
             epoch = measure(
-                url, ranks_of, fifos, shuffled=arguments.shuffled, step=step, pace=arguments.pace * 1e6
+                url, ranks_of, fifos, shuffled=arguments.shuffled, step=step, rate=arguments.rate * 1e6
             )
             found.setdefault(name, []).append(epoch)
     print(f"records of {arguments.size} bytes, {total:.2f} GB an epoch, {arguments.rounds} rounds")
     for name in forms:
         cpu = spread([each.cpu / total for each in found[name]]).text()
-        rate = spread([total / each.seconds for each in found[name]]).text()
-        print(f"{name:32} {cpu} CPU-s/GB, {rate} GB/s, {found[name][0].requests} requests")
+        speed = spread([total / each.seconds for each in found[name]]).text()
+        print(f"{name:32} {cpu} CPU-s/GB, {speed} GB/s, {found[name][0].requests} requests")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from sidecar.process.logs import log
 from streamer.errors import SinkError
 from streamer.relay.channel import Channel
 from streamer.relay.channel_spec import ChannelSpec
-from streamer.relay.deliver import pace
+from streamer.relay.deliver import held_back
 from streamer.relay.deliver.object_changes import ChangePolicy
 from streamer.relay.shared_stream import Separation, SharedStream
 from streamer.relay.transport import Transport, TransportSpec, open_transport, why_read
@@ -228,7 +228,7 @@ def make_channels(
             separation = Separation(
                 partial(resources.transport.separated, stages, fifo.why_read),
                 partial(log_separated, fifo.channel.channel_name),
-                pace.GRACE,
+                held_back.GRACE,
             )
         stream = SharedStream(
             shared.plan,

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from sidecar.observe.state import JobState
     from streamer.errors import SinkError
     from streamer.plan import ObjectRef
+    from streamer.relay.deliver.held_back import HeldBack
     from streamer.relay.deliver.object_changes import Change
-    from streamer.relay.deliver.pace import HeldBack
     from streamer.trailer import Trailer
 
 

@@ -12,10 +12,10 @@ The first epoch begins at the first byte that any FIFO lacks. FIFOs that have it
 that resume at different positions get each their own bytes.
 
 Ranks that are not read at one pace are separated, if they may be: once a rank has held back others for long
-enough (`streamer.relay.deliver.pace`), the stream ends where it is, and each rank has a stream of its own
-from then on, which begins at the first byte that the rank lacks. Its channels do not notice: they wait in the
-same epoch, with the same FIFO. The ranks stay separate, because a program that reads FIFO after FIFO would
-wait again in every epoch.
+enough (`streamer.relay.deliver.held_back`), the stream ends where it is, and each rank has a stream of its
+own from then on, which begins at the first byte that the rank lacks. Its channels do not notice: they wait in
+the same epoch, with the same FIFO. The ranks stay separate, because a program that reads FIFO after FIFO
+would wait again in every epoch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from streamer.plan import Position
 from streamer.plan.dealing import DealtEpoch, deal_stream
 from streamer.relay.deliver.dealt_outlet import DealtOutlet, SoleOutlet
 from streamer.relay.deliver.delivery import Delivery
-from streamer.relay.deliver.pace import PaceWatch
+from streamer.relay.deliver.held_back import HeldBackWatch
 from streamer.relay.deliver.shared_fifo import SharedFifo, SharedGroup
 from streamer.relay.fetch.prefetcher import Prefetcher, StreamSpec
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from streamer.plan import Plan
     from streamer.relay.channel_spec import StartPosition
-    from streamer.relay.deliver.pace import HeldBack
+    from streamer.relay.deliver.held_back import HeldBack
     from streamer.relay.staging.stage import Stages
     from streamer.retry import RetryPolicy
     from streamer.s3.ranges import RangeSource
@@ -118,7 +118,7 @@ class SharedStream:
             found.append(held_back)
             held.set()
 
-        with contextlib.closing(PaceWatch(group.held_back_by, on_held_back, grace=grace)) as group.watch:
+        with contextlib.closing(HeldBackWatch(group.held_back_by, on_held_back, grace=grace)) as group.watch:
             await first_of(self._streams[0].run(), held.wait())
         group.watch = None
         return found[0] if found else None

@@ -56,11 +56,11 @@ class Run:
         hosts = draw.choice([1, 1, 2])
         copies = draw.choice([1, 1, 2, 3])
         joined = kind == "tar" and draw.random() < 0.5
-        pace = draw.random()
-        fetch = "separately" if pace < 0.25 else "auto" if pace < 0.75 or joined else "together"
+        drawn = draw.random()
+        fetch = "separately" if drawn < 0.25 else "auto" if drawn < 0.75 or joined else "together"
         processes = draw.choice([0, 0, 0, 2])
         hosts, copies = hosts if ranks % hosts == 0 else 1, copies if ranks * copies <= MOST_FIFOS else 1
-        return cls(ranks, hosts, copies, fetch, 0.0 if pace < 0.5 else 0.1, joined, processes)
+        return cls(ranks, hosts, copies, fetch, 0.0 if drawn < 0.5 else 0.1, joined, processes)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import runpy
 import sys
 
-from streamer.relay.deliver import pace
+from streamer.relay.deliver import held_back
 
 
 def prefix(seconds: float) -> list[str]:
@@ -19,7 +19,7 @@ def prefix(seconds: float) -> list[str]:
 def main() -> None:
     """Run the command of the arguments."""
     seconds, _, _, module, *arguments = sys.argv[1:]
-    pace.GRACE = float(seconds)
+    held_back.GRACE = float(seconds)
     sys.argv[1:] = arguments
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

@@ -25,7 +25,7 @@ from streamer.plan.record_table import FixedRecords
 from streamer.relay.channel import Channel
 from streamer.relay.channel_spec import ChannelSpec, StartPosition
 from streamer.relay.deliver.failure_policy import FailurePolicy
-from streamer.relay.deliver.pace import HeldBack
+from streamer.relay.deliver.held_back import HeldBack
 from streamer.relay.shared_stream import Separation, SharedStream
 from streamer.relay.transport import Transport, TransportSpec, Wish, open_transport
 from streamer.s3.catalog.pages import AiobotocorePages

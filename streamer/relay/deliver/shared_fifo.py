@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from streamer.errors import ReaderGone, SinkError
+from streamer.relay.deliver.held_back import FifoProgress, held_back
 from streamer.relay.deliver.object_ends import ObjectEnds
-from streamer.relay.deliver.pace import FifoPace, held_back
 from streamer.relay.statistics import Cause, ChannelCounters, State, StateTimer
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from streamer.errors import SourceError
     from streamer.plan import Plan, Position
+    from streamer.relay.deliver.held_back import HeldBackWatch
     from streamer.relay.deliver.key_list import KeyList, KeyLists
-    from streamer.relay.deliver.pace import PaceWatch
     from streamer.schedule.budget import ChannelQuota
     from streamer.sink.outlet import Drainable, PipeOutlet
 
@@ -41,7 +41,7 @@ class SharedGroup:
     """Quota of the stream; None in a group that has no stream."""
     counters: ChannelCounters = field(default_factory=ChannelCounters)
     """Counters of the requests, and of the parts. The group sets their timer."""
-    watch: PaceWatch | None = None
+    watch: HeldBackWatch | None = None
     """Watches the pace of the ranks, if they can be separated."""
     blocked_by: list[SharedFifo] = field(default_factory=list)
     """FIFOs that are full, if the stream waits for them."""
@@ -62,8 +62,8 @@ class SharedGroup:
         return [fifo.counters.timer for fifo in self.fifos if fifo.takes(self.epoch)]
 
     def held_back_by(self) -> tuple[str, ...]:
-        """Return the FIFOs that hold back another rank (`streamer.relay.deliver.pace`)."""
-        return held_back([[fifo.pace for fifo in fifos] for fifos in self.ranks])
+        """Return the FIFOs that hold back another rank (`streamer.relay.deliver.held_back`)."""
+        return held_back([[fifo.progress for fifo in fifos] for fifos in self.ranks])
 
     def divided(self, quotas: Sequence[ChannelQuota]) -> list[SharedGroup]:
         """Return a group for each rank, which its FIFOs are in from now on. `quotas`: of the ranks."""
@@ -144,10 +144,10 @@ class SharedFifo:
         return self.delivered if self._begun == epoch else 0
 
     @property
-    def pace(self) -> FifoPace:
-        """What the FIFO is at, for the watch of the ranks' pace."""
+    def progress(self) -> FifoProgress:
+        """What the FIFO is at, for the watch."""
         group, outlet = self.group, self.outlet
-        return FifoPace(
+        return FifoProgress(
             self.name,
             waits_for_stream=outlet is not None and self.takes(group.epoch) and not outlet.unread,
             stops_stream=self.awaited_in(group.epoch) or self in group.blocked_by,

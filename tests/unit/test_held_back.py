@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from streamer.relay.deliver.pace import FifoPace, HeldBack, PaceWatch, held_back
+from streamer.relay.deliver.held_back import FifoProgress, HeldBack, HeldBackWatch, held_back
 from tests.kit.virtual import virtual
 
 BUSY = "busy"
 """It has a reader, and bytes."""
 
 
-def rank(*fifos: tuple[str, str]) -> list[FifoPace]:
-    return [FifoPace(name, state == "waits", state == "stops") for name, state in fifos]
+def rank(*fifos: tuple[str, str]) -> list[FifoProgress]:
+    return [FifoProgress(name, state == "waits", state == "stops") for name, state in fifos]
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def rank(*fifos: tuple[str, str]) -> list[FifoPace]:
         ([], ()),
     ],
 )
-def test_who_holds_back_whom(ranks: list[list[FifoPace]], by: tuple[str, ...]) -> None:
+def test_who_holds_back_whom(ranks: list[list[FifoProgress]], by: tuple[str, ...]) -> None:
     assert held_back(ranks) == by
 
 
@@ -44,7 +44,7 @@ class Clocked:
     def __init__(self) -> None:
         self.by: tuple[str, ...] = ()
         self.found: list[HeldBack] = []
-        self.watch = PaceWatch(lambda: self.by, self.found.append, grace=10)
+        self.watch = HeldBackWatch(lambda: self.by, self.found.append, grace=10)
 
 
 def on_virtual_time(test: Callable[[Clocked], Coroutine[Any, Any, None]]) -> list[HeldBack]:

@@ -27,7 +27,7 @@ read at one pace."""
 
 
 @dataclass(frozen=True, slots=True)
-class FifoPace:
+class FifoProgress:
     """What a FIFO of a shared stream is at."""
 
     name: str
@@ -46,7 +46,7 @@ class HeldBack:
     """How long the stream waited for them, at the least."""
 
 
-def held_back(ranks: Iterable[Sequence[FifoPace]]) -> tuple[str, ...]:
+def held_back(ranks: Iterable[Sequence[FifoProgress]]) -> tuple[str, ...]:
     """Return the FIFOs that hold back another rank; none if no rank is held back.
 
     FIFOs of one rank are copies, which cannot be separated.
@@ -60,7 +60,7 @@ def held_back(ranks: Iterable[Sequence[FifoPace]]) -> tuple[str, ...]:
     return tuple(by) if waiting else ()
 
 
-class PaceWatch:
+class HeldBackWatch:
     """Calls `on_held_back` once, when a rank has held back others for `grace` seconds."""
 
     def __init__(
