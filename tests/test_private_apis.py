@@ -334,6 +334,13 @@ def tensorflow_functions() -> None:
     assert number.numpy() == 7
 
 
+def tensorflow_strings() -> None:
+    """The functions make a right tensor of the reader's memory, and clear the strings after it."""
+    from streamer.readers.tensorflow.foreign import tensor_functions
+
+    assert tensor_functions() is not None
+
+
 def tensorflow_callers() -> None:
     """The Python functions that TensorFlow calls are in the files in which the reader looks for them."""
     import tensorflow as tf
@@ -375,6 +382,7 @@ CHECKS: dict[str, tuple[str, Callable[[], None]]] = {
     "tensorflow.python.eager.context": ("tensorflow", tensorflow_functions),
     "tensorflow.python.framework.ops": ("tensorflow", tensorflow_functions),
     "tensorflow.python.ops.gen_script_ops": ("tensorflow", tensorflow_functions),
+    "tensorflow.python._pywrap_tfe": ("tensorflow", tensorflow_strings),
     "tensorflow.python.eager.core": ("tensorflow", tensorflow_callers),
     "tensorflow.python.eager.executor": ("tensorflow", tensorflow_callers),
     "tensorflow.python.framework.tensor_shape": ("tensorflow", tensorflow_callers),

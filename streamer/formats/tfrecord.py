@@ -35,7 +35,7 @@ FRAME_BYTES = HEADER.size + _CRC.size
 LONGEST_DATA = 1 << 40
 """Maximum bytes of data; above it, `frame_size` concludes that the bytes are of another format."""
 DATA_FAULT = "CRC check on data failed"
-_KNOWN_LENGTHS = 1 << 16
+KNOWN_LENGTHS = 1 << 16
 """Maximum number of lengths whose CRC is cached."""
 REMEMBERED = 10_000
 """Maximum number of skipped records whose position is kept; the last ones are."""
@@ -136,7 +136,7 @@ class TFRecordReader(RecordReader):
             return True
         if masked_crc32c(_LENGTH.pack(length)) != stored:
             return False
-        if len(self._known) >= _KNOWN_LENGTHS:
+        if len(self._known) >= KNOWN_LENGTHS:
             self._known.clear()
         self._known[length] = stored
         return True

@@ -162,12 +162,16 @@ class RecordReader(ABC):
 
     def go_on(self, rest: bytes, offset: int) -> None:
         """Continue the stream with the bytes and the offset that another reader's `hand_over` returned."""
+        self.begin_with(rest, offset)
+        self._cut()
+
+    def begin_with(self, rest: bytes, offset: int) -> None:
+        """Begin at `offset` of the stream, with bytes that have arrived; they may contain whole records."""
         if len(self._buffer) < 2 * len(rest):
             self._resize(2 * len(rest), 0)
         self._view[: len(rest)] = rest
         self._start, self._end, self._base = 0, len(rest), offset
         self._forget()
-        self._cut()
 
     def _forget(self) -> None:  # noqa: B027 - most formats have nothing to forget
         """Drop a format's state about the bytes in the window."""

@@ -20,7 +20,7 @@ from tests.readers.feeder import Feeder
 if LATE:
     import tensorflow as tf
 
-    from streamer.readers.tensorflow import PipeModeDataset, batches
+    from streamer.readers.tensorflow import PipeModeDataset, batches, in_place
     from streamer.readers.tensorflow.batches import (
         LARGE_BYTES,
         ROW_BYTES,
@@ -36,10 +36,11 @@ MIXED = SMALL + LARGE + SMALL + LARGE[:77] + [b"", b"last\0"]
 """Batches of 48 and more are large among the large records, and one row each among the small ones."""
 
 
-@pytest.fixture(params=["several rows", "whole"])
+@pytest.fixture(params=["several rows", "whole", "in place"])
 def small_rows(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """Batches of 1 MiB have several rows, or are steps of their own, so that a test needs little data."""
     monkeypatch.setattr(batches, "FEW", 2)
+    monkeypatch.setattr(in_place, "LEAST_BYTES", MIB if request.param == "in place" else 1 << 62)
     if request.param == "whole":
         monkeypatch.setattr(batches, "WHOLE_BYTES", MIB)
     else:

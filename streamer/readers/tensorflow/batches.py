@@ -3,6 +3,7 @@
     blocks of records -> rows of a matrix -> prefetch, unbatch -> elements                        (one row)
                     |                                    '--> batch, reshape -> elements      (several rows)
                     '--> a batch -> prefetch, filter -> elements                                     (whole)
+    batches in place (`streamer.readers.tensorflow.in_place`) ---^
 
 A batch of less than `WHOLE_BYTES`, or of at most `FEW` records, is one row, so that many batches share the
 cost of a step. A larger batch is a step of its own. TensorFlow takes it as it is, and `filter` drops the
@@ -27,7 +28,7 @@ from __future__ import annotations
 import functools
 import math
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -42,9 +43,12 @@ from streamer.units import MIB
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from streamer.readers.tensorflow.in_place import InPlaceReader
     from streamer.readers.tensorflow.keys import KeyColumns
     from streamer.readers.tensorflow.positions import EpochCursor
     from streamer.readers.tensorflow.steps import Step, Steps
+
+T = TypeVar("T")
 
 AHEAD = 2
 """Steps of rows that may wait between the reader and the consumer."""
@@ -60,6 +64,11 @@ WIDER = 4
 """Factor by which records must change before a row becomes wider, or a limit is crossed back."""
 _ONE_ROW, _SEVERAL, _WHOLE = range(3)
 """Layouts of a dataset with `batch_size`: one row a batch, several rows a batch, one step a batch."""
+
+
+def has_layouts(batch_size: int) -> bool:
+    """Return whether a batch of so many records may be another thing than a row of a matrix."""
+    return batch_size > FEW
 
 
 def elements(
@@ -118,7 +127,7 @@ def _flat_elements(
         # Outside of the layouts, because each dataset around `unbatch` costs time for every element.
         return ahead(stepped(make, [Layout(signature([None]), lambda steps, _: steps)]))
     matrix = signature([None, full])
-    if batch_size <= FEW:
+    if not has_layouts(batch_size):
         return ahead(stepped(make, [Layout(matrix, lambda steps, _: steps)]))
     return stepped(
         make,
@@ -174,6 +183,24 @@ def batch_steps(
         started = time.monotonic()
     if not drop_remainder and (kept or rows.due):
         yield rows.last_step(kept)
+
+
+def placed_steps(batches: Iterator[list[Any] | None], reader: InPlaceReader) -> Steps:
+    """Yield the batches of `reader`, each as a step, and then the layout of `batch_steps` for its rest.
+
+    `batches`: those of the reader, perhaps after some empty lists.
+    """
+    begun = False
+    for batch in _uninterrupted(batches):
+        if batch and not begun:
+            begun = True
+            yield NewLayout(_WHOLE, 1)
+        if batch:
+            yield (batch.pop(),)  # this generator does not keep it
+        else:
+            yield (_vector([]) if begun else _vector([]).reshape(0, reader.batch_size),)
+    if begun and reader.rest[0]:
+        yield NewLayout(_ONE_ROW, 1)
 
 
 class _Rows:
@@ -297,7 +324,7 @@ def _divisors(number: int) -> list[int]:
     return sorted({*low, *(number // divisor for divisor in low)})
 
 
-def _uninterrupted(blocks: Iterator[list[bytes]]) -> Iterator[list[bytes]]:
+def _uninterrupted(blocks: Iterator[T]) -> Iterator[T]:
     """Yield `blocks`; raise Interrupted if SIGINT came and no records come."""
     first_moment = now()
     for block in blocks:

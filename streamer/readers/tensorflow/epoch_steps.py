@@ -13,8 +13,16 @@ from streamer.errors import ChannelError
 from streamer.formats.tfrecord import Skipped
 from streamer.readers.core.keys_and_skips import KeysAndSkips
 from streamer.readers.core.plain import record_reader
-from streamer.readers.tensorflow.batches import batch_steps, elements, record_steps
+from streamer.readers.tensorflow.batches import (
+    batch_steps,
+    elements,
+    has_layouts,
+    placed_steps,
+    record_steps,
+)
 from streamer.readers.tensorflow.bulk import BulkTFRecordReader
+from streamer.readers.tensorflow.foreign import tensor_functions
+from streamer.readers.tensorflow.in_place import InPlaceReader
 from streamer.readers.tensorflow.keys import KeyColumns
 from streamer.readers.tensorflow.meter import Meter
 from streamer.readers.tensorflow.positions import EpochCursor
@@ -80,12 +88,20 @@ class EpochSteps:
         with contextlib.ExitStack() as stack:
             stream = stack.enter_context(self._streams())
             blocks: Iterator[list[bytes]]
-            if cursor is None:
-                blocks = self._reader(stream).batches()
-            else:
+            checks = _check_records(stream, self._records[0]) if self._records else iter(())
+            if cursor is not None:
                 blocks = stack.enter_context(contextlib.closing(cursor.batches(stream, self._reader)))
-            if self._records:
-                blocks = itertools.chain(_check_records(stream, self._records[0]), blocks)
+            else:
+                reader = self._reader(stream)
+                if self._in_place() and (functions := tensor_functions()):
+                    placed = InPlaceReader(
+                        stream, functions, spec.batch_size or 1, drop_remainder=spec.drop_remainder
+                    )
+                    batches = stack.enter_context(contextlib.closing(placed.batches()))
+                    yield from placed_steps(itertools.chain(checks, batches), placed)
+                    reader.begin_with(*placed.rest)
+                blocks = reader.batches()
+            blocks = itertools.chain(checks, blocks)
             if spec.benchmark or spec.benchmark_records_interval:
                 meter = Meter(benchmark=spec.benchmark, interval=spec.benchmark_records_interval)
                 blocks = meter.measure(blocks)
@@ -112,6 +128,12 @@ class EpochSteps:
         return EpochCursor(
             self._channel, self._starts, columns, skipping=self._skipping, shuffle=spec.shuffle
         )
+
+    def _in_place(self) -> bool:
+        """Whether batches may stay where the FIFO is read into, if they are large."""
+        spec = self._spec
+        measured = spec.benchmark or spec.benchmark_records_interval
+        return spec.record_format == "TFRecord" and has_layouts(spec.batch_size or 1) and not measured
 
     def _reader(self, stream: PipeStream) -> RecordReader:
         spec = self._spec

@@ -27,7 +27,7 @@ class OwnedCall(script_ops.EagerFunc):  # type: ignore[misc] # tensorflow publis
     """A Python function that operations of a graph call, as long as this object exists.
 
     `function` takes tensors and returns NumPy arrays as `specs` describes them; arrays of strings have
-    elements of type bytes.
+    elements of type bytes. An array may be a tensor.
     """
 
     def __init__(self, function: Callable[..., Sequence[Any]], specs: Sequence[tf.TensorSpec]) -> None:
@@ -42,10 +42,7 @@ class OwnedCall(script_ops.EagerFunc):  # type: ignore[misc] # tensorflow publis
         del device, token
         arrays = self._function(*arguments)
         with context.eager_mode():  # the calling thread may be one that builds a graph
-            return [
-                ops.EagerTensor(_values(array), None, kind)
-                for array, kind in zip(arrays, self._types, strict=True)
-            ]
+            return [_tensor(array, kind) for array, kind in zip(arrays, self._types, strict=True)]
 
     def tensors(self, *arguments: Any) -> list[Any]:
         """Put a call into the graph being built; return its results."""
@@ -59,6 +56,10 @@ class OwnedCall(script_ops.EagerFunc):  # type: ignore[misc] # tensorflow publis
         for tensor, spec in zip(tensors, self._specs, strict=True):
             tensor.set_shape(spec.shape)
         return list(tensors)
+
+
+def _tensor(array: Any, kind: int) -> Any:
+    return array if isinstance(array, ops.EagerTensor) else ops.EagerTensor(_values(array), None, kind)
 
 
 def _values(array: Any) -> Any:
