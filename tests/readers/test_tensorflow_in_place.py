@@ -51,7 +51,8 @@ def random_records(seed: int, lengths: list[int]) -> list[bytes]:
 
 @pytest.mark.parametrize("drop_remainder", [False, True])
 @pytest.mark.parametrize(
-    "lengths", [[4000], [0, 1, 14, 15, 22, 23, 9000], [3000, 3001], [0, 50_000, 70_000], [5000, 900_000]]
+    "lengths",
+    [[4000], [0, 1, 14, 15, 22, 23, 9000], [3000, 3001], [0, 50_000, 70_000], [*[5000] * 9, 900_000]],
 )
 def test_any_lengths(feeder: Feeder, pool: SlotPool, lengths: list[int], drop_remainder: bool) -> None:
     """Batches are compared after all of them have come, when their slots could have been used again."""
@@ -109,7 +110,7 @@ def test_records_that_become_small(feeder: Feeder) -> None:
 
 
 @pytest.mark.usefixtures("pool")
-@pytest.mark.parametrize("at", [0, 3, 2 * SIZE, 2 * SIZE + 3, 3 * SIZE - 1])
+@pytest.mark.parametrize("at", [0, 2 * SIZE, 2 * SIZE + 3, 3 * SIZE - 1])
 @pytest.mark.parametrize("damage", ["data", "length", "cut"])
 def test_damage(feeder: Feeder, at: int, damage: str) -> None:
     """The whole batches before it come first; its error states its place. Corrupt data can be skipped."""
