@@ -185,10 +185,10 @@ class FilesOutlet:
         """Let a thread run `call`, and call `ended` then."""
         running = self._loop.run_in_executor(None, call, *arguments)
         self._writing.add(running)
+        running.add_done_callback(self._writing.discard)
         running.add_done_callback(ended)
 
     def _ended(self, pipe: Pipe, batch: Batch, writing: asyncio.Future[None]) -> None:
-        self._writing.discard(writing)
         if not writing.cancelled() and writing.exception() is None:
             pipe.count = 0
             self._free.append(pipe)
@@ -200,7 +200,6 @@ class FilesOutlet:
 
     def _report(self, ended: asyncio.Future[None]) -> None:
         """Keep the error of a thread's task, if it is the first, and wake `_news`."""
-        self._writing.discard(ended)
         if ended.cancelled():
             return
         error = ended.exception()
