@@ -16,13 +16,11 @@ business. Pure.
 
 from __future__ import annotations
 
-import struct
 from abc import ABC, abstractmethod
 from array import array
 from typing import TYPE_CHECKING
 
 from streamer.formats import recordio, tfrecord
-from streamer.formats.crc import masked_crc32c
 from streamer.units import counted
 
 if TYPE_CHECKING:
@@ -30,9 +28,6 @@ if TYPE_CHECKING:
 
 STRIDE = 256
 """Default number of records from one indexed record to the next."""
-_LENGTH = struct.Struct("<Q")
-_KNOWN_LENGTHS = 1 << 16
-"""Maximum number of TFRecord lengths whose CRC is cached."""
 
 
 class BadRecord(ValueError):
@@ -137,8 +132,7 @@ class TFRecordScanner(HeaderScanner):
     def __init__(self, *, stride: int = STRIDE) -> None:
         super().__init__(stride=stride)
         self._wanted = tfrecord.HEADER_BYTES
-        self._known: dict[int, int] = {}
-        """Masked CRC by length, of the lengths seen so far."""
+        self._known = tfrecord.KnownLengths()
         self._last = 0
         """Offset of the last header."""
 
@@ -149,21 +143,14 @@ class TFRecordScanner(HeaderScanner):
         while position <= last:
             here = position
             length, stored = unpack(data, here)
-            if known.get(length) != stored:
-                self._note_length(length, stored, base + here)
+            if known.get(length) != stored and not known.holds(length, stored):
+                raise BadRecord("no TFRecord begins here: the CRC of its length is wrong", base + here)
             if not records % stride:
                 self.offsets.append(base + here)
             records += 1
             position += length + frame
         if here >= 0:
             self.records, self._next, self._last = records, base + position, base + here
-
-    def _note_length(self, length: int, stored: int, offset: int) -> None:
-        if masked_crc32c(_LENGTH.pack(length)) != stored:
-            raise BadRecord("no TFRecord begins here: the CRC of its length is wrong", offset)
-        if len(self._known) >= _KNOWN_LENGTHS:
-            self._known.clear()
-        self._known[length] = stored
 
     def _border(self) -> int:
         return self._last if self._next > self.fed else self._next

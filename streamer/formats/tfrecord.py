@@ -35,7 +35,7 @@ FRAME_BYTES = HEADER.size + _CRC.size
 LONGEST_DATA = 1 << 40
 """Maximum bytes of data; above it, `frame_size` concludes that the bytes are of another format."""
 DATA_FAULT = "CRC check on data failed"
-KNOWN_LENGTHS = 1 << 16
+_KNOWN_LENGTHS = 1 << 16
 """Maximum number of lengths whose CRC is cached."""
 REMEMBERED = 10_000
 """Maximum number of skipped records whose position is kept; the last ones are."""
@@ -49,6 +49,21 @@ class Skipped:
     """Number of skipped records."""
     positions: deque[tuple[str, int]] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     """Name of the stream and byte offset of the frame, for the last `REMEMBERED` skipped records."""
+
+
+class KnownLengths(dict[int, int]):
+    """Masked CRC by length, of the lengths seen so far: most streams have few different lengths."""
+
+    def holds(self, length: int, stored: int) -> bool:
+        """Return whether `stored` is the masked CRC of `length`; if so, the length is known."""
+        if self.get(length) == stored:
+            return True
+        if masked_crc32c(_LENGTH.pack(length)) != stored:
+            return False
+        if len(self) >= _KNOWN_LENGTHS:
+            self.clear()
+        self[length] = stored
+        return True
 
 
 def encode(payload: bytes) -> bytes:
@@ -87,8 +102,7 @@ class TFRecordReader(RecordReader):
         super().__init__(source, block_bytes=block_bytes)
         self.skipped = Skipped() if skipped is None else skipped
         self._name = str(getattr(source, "name", ""))
-        self._known: dict[int, int] = {}
-        """Masked CRC by length, of the lengths seen so far: most streams have few different lengths."""
+        self._known = KnownLengths()
         self._limit = max_corrupted_records_to_skip
         self._run = 0
         self._crc32c = crc32c()
@@ -106,7 +120,7 @@ class TFRecordReader(RecordReader):
         self._wanted = HEADER_BYTES
         while end - start >= HEADER_BYTES:
             length, stored = unpack_header(view, start)
-            if known.get(length) != stored and not self._length_holds(length, stored):
+            if known.get(length) != stored and not known.holds(length, stored):
                 self._fault = self._corrupt(self._base + start, "CRC check on header failed")
                 break
             if end - start < length + FRAME_BYTES:
@@ -129,17 +143,6 @@ class TFRecordReader(RecordReader):
             start = stop + _CRC.size
         self._start = start
         return batch
-
-    def _length_holds(self, length: int, stored: int) -> bool:
-        """Return whether `stored` is the masked CRC of `length`."""
-        if self._known.get(length) == stored:
-            return True
-        if masked_crc32c(_LENGTH.pack(length)) != stored:
-            return False
-        if len(self._known) >= KNOWN_LENGTHS:
-            self._known.clear()
-        self._known[length] = stored
-        return True
 
     def _may_skip(self, start: int, length: int) -> bool:
         offset = self._base + start

@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from streamer.formats.crc import MASK_DELTA
 from streamer.formats.tfrecord import FRAME_BYTES, HEADER, HEADER_BYTES, TFRecordReader
-from streamer.readers.tensorflow.checksums import frames_crc
+from streamer.readers.tensorflow.checksums import frames_crc, leading_run, masked
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -62,18 +61,13 @@ class BulkTFRecordReader(TFRecordReader):
             return []
         length, stored = HEADER.unpack_from(self._view, start)
         count = (self._end - start) // (length + FRAME_BYTES)
-        if count < RUN or not length or not self._length_holds(length, stored):
+        if count < RUN or not length or not self._known.holds(length, stored):
             return []
-        layout = np.dtype([("length", "<u8"), ("check", "<u4"), ("data", f"V{length}"), ("crc", "<u4")])
-        frames = np.frombuffer(self._buffer, layout, count, start)
-        same = (frames["length"] == length) & (frames["check"] == stored)
-        if not same.all():
-            count = int(same.argmin())
-            if count < RUN:
-                return []
-            frames = frames[:count]
+        frames = leading_run(self._view, start, count, length, stored)
+        if (count := len(frames)) < RUN:
+            return []
         records: list[bytes] = frames["data"].tolist()
-        starts = range(start, start + count * layout.itemsize, layout.itemsize)
+        starts = range(start, start + frames.nbytes, frames.itemsize)
         same_length, self._last_length = length == self._last_length, length
         if same_length and count >= TOGETHER and self._all_agree(frames["crc"], length, starts):
             self._run, self._start = 0, starts.stop
@@ -97,7 +91,7 @@ class BulkTFRecordReader(TFRecordReader):
         position = start
         while end - position >= HEADER_BYTES:
             length, stored = head(view, position)
-            if known.get(length) != stored and not self._length_holds(length, stored):
+            if known.get(length) != stored and not known.holds(length, stored):
                 fault = self._corrupt(self._base + position, "CRC check on header failed")
                 break
             if end - position < length + FRAME_BYTES:
@@ -122,9 +116,8 @@ class BulkTFRecordReader(TFRecordReader):
     ) -> list[bytes]:
         """Return `records`, whose frames begin at `starts` and end at `stop`, without the corrupt ones."""
         crcs: Words = np.fromiter(map(self._crc32c, records), np.uint32, len(records))
-        masked = (crcs >> np.uint32(15) | crcs << np.uint32(17)) + np.uint32(MASK_DELTA)
         self._start = stop
-        bad: list[int] = np.flatnonzero(masked != stored).tolist()
+        bad: list[int] = np.flatnonzero(masked(crcs) != stored).tolist()
         if not bad:
             self._run = 0
             self._note(starts)

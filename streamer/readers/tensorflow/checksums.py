@@ -33,6 +33,22 @@ _TABLES = 32
 """Cached tables, of half a MiB each: one for every doubling of a block's frames."""
 
 
+def leading_run(memory: memoryview, start: int, count: int, length: int, stored: int) -> NDArray[np.void]:
+    """Return the first of `count` TFRecord frames that have one header, as rows with `data` and `crc`.
+
+    `start`: index of the first one in `memory`. `length`, `stored`: the header.
+    """
+    layout = np.dtype([("length", "<u8"), ("check", "<u4"), ("data", f"V{length}"), ("crc", "<u4")])
+    frames: NDArray[np.void] = np.frombuffer(memory, layout, count, start)
+    same = (frames["length"] == length) & (frames["check"] == stored)
+    return frames if same.all() else frames[: int(same.argmin())]
+
+
+def masked(crcs: Words) -> Words:
+    """Return CRCs as TFRecord frames store them, as `streamer.formats.crc.mask` does for one."""
+    return (crcs >> np.uint32(15) | crcs << np.uint32(17)) + np.uint32(MASK_DELTA)
+
+
 def frames_crc(stored: Words, length: int, head_crc: int) -> int:
     """Return the CRC of successive TFRecord frames whose stored data CRCs are all right.
 

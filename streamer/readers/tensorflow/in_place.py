@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from streamer.formats.crc import MASK_DELTA, crc32c, masked_crc32c
-from streamer.formats.tfrecord import FRAME_BYTES, HEADER, HEADER_BYTES, KNOWN_LENGTHS
+from streamer.formats.crc import crc32c, mask
+from streamer.formats.tfrecord import FRAME_BYTES, HEADER, HEADER_BYTES, KnownLengths
 from streamer.formats.window import BLOCK_BYTES
+from streamer.readers.tensorflow.checksums import leading_run, masked
 from streamer.readers.tensorflow.slots import POOL
 from streamer.units import KIB, MIB
 
@@ -37,7 +38,6 @@ SHRUNK = 4
 RUN = 8
 """Least number of frames of one length that are verified together."""
 _LEAST_READ = 64 * KIB
-_WORD = 0xFFFFFFFF
 
 
 class InPlaceReader:
@@ -73,8 +73,7 @@ class InPlaceReader:
         """Bytes of a frame, of this batch or the last one; 0 before the first record."""
         self._least = LEAST_BYTES
         self._one_length = True
-        self._known: set[tuple[int, int]] = set()
-        """The lengths so far with their CRC."""
+        self._known = KnownLengths()
         self._crc32c = crc32c()
 
     def batches(self) -> Generator[list[Any] | None, None, None]:
@@ -133,7 +132,7 @@ class InPlaceReader:
         right, self._wanted = True, HEADER_BYTES
         while count < size and end - start >= HEADER_BYTES:
             length, stored = unpack(view, start)
-            if (length, stored) not in known and not self._learn(length, stored):
+            if known.get(length) != stored and not self._learn(length, stored):
                 right = False
                 break
             frame = length + FRAME_BYTES
@@ -147,9 +146,8 @@ class InPlaceReader:
                 many = 1
                 self._offsets[count] = data = start + HEADER_BYTES
                 self._lengths[count] = length
-                found = crc(view[data : data + length])
-                masked = ((found >> 15 | found << 17) + MASK_DELTA) & _WORD
-                if int.from_bytes(view[data + length : start + frame], "little") != masked:
+                found = mask(crc(view[data : data + length]))
+                if int.from_bytes(view[data + length : start + frame], "little") != found:
                     many = 0
             if not many:
                 right = False
@@ -161,26 +159,20 @@ class InPlaceReader:
 
     def _learn(self, length: int, stored: int) -> bool:
         """Return whether `stored` is the CRC of the length of a frame."""
-        if masked_crc32c(length.to_bytes(8, "little")) != stored:
+        first = not self._known
+        if not self._known.holds(length, stored):
             return False
-        self._one_length = not self._known
-        if len(self._known) >= KNOWN_LENGTHS:
-            self._known.clear()
-        self._known.add((length, stored))
+        self._one_length = first
         return True
 
     def _cut_run(self, start: int, length: int, stored: int, many: int) -> int:
         """Cut the next frames of one length, `many` at most; return how many, 0 if one has a wrong CRC."""
-        layout = np.dtype([("length", "<u8"), ("check", "<u4"), ("data", f"V{length}"), ("crc", "<u4")])
-        frames = np.frombuffer(self._slot.view, layout, many, start)
-        same = (frames["length"] == length) & (frames["check"] == stored)
-        if not same.all():
-            many = int(same.argmin())
         view, crc, data = self._slot.view, self._crc32c, start + HEADER_BYTES
-        offsets = range(data, data + many * layout.itemsize, layout.itemsize)
+        frames = leading_run(view, start, many, length, stored)
+        many = len(frames)
+        offsets = range(data, data + frames.nbytes, frames.itemsize)
         crcs = np.array([crc(view[offset : offset + length]) for offset in offsets], np.uint32)
-        masked = (crcs >> np.uint32(15) | crcs << np.uint32(17)) + np.uint32(MASK_DELTA)
-        if (masked != frames["crc"][:many]).any():
+        if (masked(crcs) != frames["crc"]).any():
             return 0
         self._offsets[self._count : self._count + many] = offsets
         self._lengths[self._count : self._count + many] = length
