@@ -15,8 +15,7 @@ from sidecar.job.unequal_steps import unequal_steps
 from sidecar.observe.state import JobState
 from sidecar.process.progress import progress_line
 from streamer.aio import in_thread
-from streamer.plan.part_count import number_of_parts
-from streamer.plan.rank_parts import count_parts
+from streamer.plan.part_count import count_parts, number_of_parts
 from streamer.plan.record_plan import RecordPlan
 from streamer.units import decimal_bytes
 
@@ -107,7 +106,7 @@ class _Parts:
         """Return the parts of `plan`: the whole one, or that of a rank."""
         whole, counted = self._whole, self._of_ranks
         if counted is None or not isinstance(plan, RecordPlan) or not isinstance(whole, RecordPlan):
-            return number_of_parts(plan, 0, self._part_size)
+            return number_of_parts(plan, self._part_size)
         if plan is whole:
             return counted.together
         return counted.by_rank[plan.deal.first - whole.deal.first]

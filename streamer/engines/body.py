@@ -18,7 +18,7 @@ from streamer.engines.wire import unpack_error, unpack_report
 from streamer.errors import ErrorContext, SourceError, Transient
 from streamer.linux import PIPE_SIZE, SPLICE_FLAGS, bytes_unread, set_pipe_size
 from streamer.s3.fallback import LeftToAiobotocore
-from streamer.s3.ranges import OneCall
+from streamer.s3.http.body import OneCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -27,10 +27,10 @@ from streamer.step_state import with_changes
 from streamer.units import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from streamer.plan.entries import Entries
-    from streamer.plan.order_sums import PieceObserver
+    from streamer.plan.order_sums import OnPiece
     from streamer.plan.record_order import Deal, Order, Run, WalkPosition
     from streamer.plan.record_table import RecordTable
 
@@ -142,12 +142,10 @@ class HostRanks:
                 raise
             return True
 
-    def sum_up(
-        self, order: Order, epoch: int, deal: Deal, observers: Sequence[PieceObserver] = ()
-    ) -> OrderSums:
-        """Compute the sums of some of these ranks in the epoch. `observers`: of its pieces."""
+    def sum_up(self, order: Order, epoch: int, deal: Deal, on_piece: OnPiece | None = None) -> OrderSums:
+        """Compute the sums of some of these ranks in the epoch."""
         every, found = self._positions_every, None
-        if not observers:
+        if on_piece is None:
             found = sum_columns(order, epoch, table=self.table, deal=deal, positions_every=every)
         return found or sum_order(
             order,
@@ -156,7 +154,7 @@ class HostRanks:
             table=self.table,
             deal=deal,
             positions_every=every,
-            observers=observers,
+            on_piece=on_piece,
         )
 
     @property

@@ -11,18 +11,21 @@ from __future__ import annotations
 
 from array import array
 from itertools import chain, repeat
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from streamer.cancellation import Cancelled, cancelled
 from streamer.plan.record_order import WalkPosition
 from streamer.plan.record_table import misplaced
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from streamer.plan.entries import Entries
     from streamer.plan.record_order import Deal, Order, Run
     from streamer.plan.record_table import RecordTable
+
+    OnPiece = Callable[[int, int, int, int], None]
+    """Called with each piece of an epoch, in order: rank (0: this host's first), object, start, stop."""
 
 AT_ONCE = 1 << 16
 """Records whose offsets are in memory at once: a run may be an object of many millions."""
@@ -50,38 +53,8 @@ class OrderSums(NamedTuple):
     """Steps at which the walk of a resume may start."""
 
 
-class PieceObserver(Protocol):
-    """Sees every piece of an epoch, in its order."""
-
-    def add(self, rank: int, entry: int, start: int, stop: int) -> None:
-        """Note the bytes from `start` up to `stop` of an object. `rank`: 0 is the first one of this host."""
-        ...
-
-
-class PartCounter:
-    """Counts the parts of a stream, which comes as pieces of objects; a `PieceObserver`."""
-
-    def __init__(self, part_size: int) -> None:
-        self._parts = 0
-        self._part_size = part_size
-        self._entry = self._start = self._stop = 0
-        """Bytes that were added last, and those before that they go on from."""
-
-    def add(self, rank: int, entry: int, start: int, stop: int) -> None:  # noqa: ARG002 - of one stream
-        """See `PieceObserver.add`."""
-        if start != self._stop or entry != self._entry:
-            self._parts += -(-(self._stop - self._start) // self._part_size)
-            self._entry, self._start = entry, start
-        self._stop = stop
-
-    @property
-    def parts(self) -> int:
-        """Number of parts."""
-        return self._parts + -(-(self._stop - self._start) // self._part_size)
-
-
 class _RunMarks:
-    """Adds the end mark of each run of adjacent bytes to the sums; a `PieceObserver`."""
+    """Adds the end mark of each run of adjacent bytes to the sums."""
 
     def __init__(self, size: int, totals: list[int], positions: list[StepPosition]) -> None:
         self._size, self._totals, self._positions = size, totals, positions
@@ -93,7 +66,7 @@ class _RunMarks:
         """Number of positions."""
 
     def add(self, rank: int, entry: int, start: int, stop: int) -> None:
-        """See `PieceObserver.add`."""
+        """Add a piece, as `OnPiece`."""
         if len(self._positions) > self._seen:
             self._seen = len(self._positions)
             self._unseen.update(self._last)
@@ -113,7 +86,7 @@ def sum_order(
     table: RecordTable,
     deal: Deal,
     positions_every: int,
-    observers: Sequence[PieceObserver] = (),
+    on_piece: OnPiece | None = None,
 ) -> OrderSums:
     """Return the sums of the ranks of `deal`. `positions_every`: runs and slices between two positions.
 
@@ -122,8 +95,9 @@ def sum_order(
     """
     size, ranks, steps, records = deal.slice, deal.end - deal.first, deal.steps(order.records), order.records
     totals, together, positions = [0] * ranks, 0, list[StepPosition]()
+    observers = [] if on_piece is None else [on_piece]
     if table.end_marks.run:
-        observers = [*observers, _RunMarks(len(table.end_marks.run), totals, positions)]
+        observers.append(_RunMarks(len(table.end_marks.run), totals, positions).add)
     others = deal.global_batch - ranks * size
     """Records of other hosts between two steps of this one; theirs is the rank after this host's last one."""
     step, rank, left = (-1, ranks, deal.first * size) if deal.first else (0, 0, size)
@@ -144,7 +118,7 @@ def sum_order(
                 totals[rank] += stop - start
                 together += stop - start
                 for each in observers:
-                    each.add(rank, entry, start, stop)
+                    each(rank, entry, start, stop)
             left -= until - done
             done, start = until, stop
             if left:

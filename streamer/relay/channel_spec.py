@@ -7,7 +7,7 @@ stages, write ends, observer) as further arguments.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from streamer.plan import START, Position
 from streamer.relay.deliver.failure_policy import HOLD, FailurePolicy
@@ -65,8 +65,11 @@ class ChannelSpec:
     """Whether each epoch has a key list (`streamer.key_list`)."""
 
 
-class ChannelEvents(Protocol):
-    """Observer of one channel. Its methods are called on the event loop and must return at once."""
+class ChannelEvents:
+    """Observer of one channel, which ignores each event that a subclass does not override.
+
+    Its methods are called on the event loop and must return at once.
+    """
 
     def epoch_ended(self, trailer: Trailer) -> None:
         """Note that an epoch has ended with this trailer."""
@@ -90,26 +93,4 @@ class ChannelEvents(Protocol):
         """
 
 
-class NoEvents(ChannelEvents):
-    """An observer that does nothing."""
-
-    def epoch_ended(self, trailer: Trailer) -> None:
-        """Do nothing."""
-
-    def object_changed(self, change: Change) -> None:
-        """Do nothing."""
-
-    def unverifiable(self, ref: ObjectRef) -> None:
-        """Do nothing."""
-
-    def shortage(self, error: SinkError) -> None:
-        """Do nothing."""
-
-    def fifo_replaced(self, path: str) -> None:
-        """Do nothing."""
-
-    def end_believed(self, epoch: int, offset: int) -> None:
-        """Do nothing."""
-
-
-NO_EVENTS = NoEvents()
+NO_EVENTS = ChannelEvents()

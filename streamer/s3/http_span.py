@@ -19,7 +19,7 @@ import os
 from typing import TYPE_CHECKING
 
 from streamer.errors import SourceError
-from streamer.s3.ranges import OneCall
+from streamer.s3.http.body import OneCall
 from streamer.s3.span_requests import SpanRequests
 
 if TYPE_CHECKING:

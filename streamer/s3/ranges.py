@@ -104,21 +104,6 @@ class RangeRequest:
         return ErrorContext(ref.bucket, ref.key, offset, self.attempt)
 
 
-class OneCall:
-    """Keeps the callback of a body (`Body.notify`), which is called once."""
-
-    _call: Callable[[], None] | None = None
-
-    def _fire(self) -> None:
-        call, self._call = self._call, None
-        if call is not None:
-            call()
-
-    def hush(self) -> None:
-        """As `Body.hush`."""
-        self._call = None
-
-
 class Body(Protocol):
     """The rest of one response: bytes of a part, in order. Closed once, by the task that opened it."""
 

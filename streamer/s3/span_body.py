@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from streamer.errors import SourceError
-from streamer.s3.ranges import OneCall
+from streamer.s3.http.body import OneCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable

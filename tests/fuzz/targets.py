@@ -52,7 +52,7 @@ from streamer.readers import protobuf
 from streamer.readers.core.config import channels_in, check_channel
 from streamer.readers.core.position import ReaderPosition
 from streamer.readers.core.state import EpochState
-from streamer.relay.deliver.object_errors import damaged
+from streamer.relay.deliver.object_errors import not_inflatable
 from streamer.relay.staging.buffers import BufferPool, BufferStage
 from streamer.relay.statistics import ChannelCounters
 from streamer.retry import RetryPolicy
@@ -199,7 +199,7 @@ def arrow() -> tuple[bytes]:
 
 
 def inflated(data: bytes) -> None:
-    inflater = Inflater(functools.partial(damaged, REF))
+    inflater = Inflater(functools.partial(not_inflatable, REF))
     for piece in pieces(data):
         inflater.feed(piece)
         for _ in range(64):  # what inflates to more is not looked at to its end

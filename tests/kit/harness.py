@@ -17,7 +17,7 @@ from streamer.errors import SinkError, SourceError
 from streamer.linux import PIPE_SIZE
 from streamer.plan import START, Arrangement, Part, Plan, Position, ResumePoint, S3Uri
 from streamer.relay.channel import Channel
-from streamer.relay.channel_spec import ChannelSpec, NoEvents, StartPosition
+from streamer.relay.channel_spec import ChannelEvents, ChannelSpec, StartPosition
 from streamer.relay.deliver.failure_policy import FailurePolicy
 from streamer.relay.deliver.frame_aligner import Framing, WhenFailed
 from streamer.relay.deliver.object_changes import ChangePolicy, WhenChanged
@@ -154,7 +154,7 @@ RunChannel = Callable[..., AbstractAsyncContextManager[Running]]
 """`running_channel`, some of whose arguments are given."""
 
 
-class _Report(NoEvents):
+class _Report(ChannelEvents):
     """Keeps the trailers of ended epochs."""
 
     def __init__(

@@ -13,7 +13,7 @@ from pathlib import Path
 from streamer.errors import BadAnswer
 from streamer.plan import Plan
 from streamer.relay.channel import Channel
-from streamer.relay.channel_spec import ChannelSpec, NoEvents
+from streamer.relay.channel_spec import ChannelEvents, ChannelSpec
 from streamer.relay.deliver.object_changes import ChangePolicy
 from streamer.relay.transport import Transport, TransportSpec, open_transport, why_read
 from streamer.s3.catalog.object_info import AiobotocoreHeadClient
@@ -29,7 +29,7 @@ LONGEST_RUN = 100.0
 """Seconds without progress after which a run counts as hung."""
 
 
-class _Count(NoEvents):
+class _Count(ChannelEvents):
     """Counts ended epochs by state."""
 
     def __init__(self, epochs: Counter[str]) -> None:

@@ -23,7 +23,7 @@ from streamer.linux import PIPE_SIZE
 from streamer.plan import Arrangement, Growth, ObjectRef, Plan
 from streamer.readers.core.stream import PipeStream
 from streamer.relay.channel import Channel
-from streamer.relay.channel_spec import ChannelSpec, NoEvents
+from streamer.relay.channel_spec import ChannelEvents, ChannelSpec
 from streamer.relay.deliver import inflation, taking
 from streamer.relay.deliver.failure_policy import FailurePolicy
 from streamer.relay.deliver.frame_aligner import Framing
@@ -58,7 +58,7 @@ LONGEST = 2000.0
 SHARED_MEMORY = "/dev/shm"
 
 
-class _Report(NoEvents):
+class _Report(ChannelEvents):
     """Passes the trailers of ended epochs on."""
 
     def __init__(self, epoch_ended: Callable[[Trailer], None]) -> None:

@@ -96,13 +96,13 @@ async def test_without_a_further_thread_calls_run_in_the_pool_once_each(
 
 
 class Started:
-    """Sets an event of the loop with the first piece of an epoch; a `PieceObserver`."""
+    """Sets an event of the loop with the first piece of an epoch; an `OnPiece`."""
 
     def __init__(self) -> None:
         self.event = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
 
-    def add(self, *_: int) -> None:
+    def __call__(self, *_: int) -> None:
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self.event.set)
             self._loop = None
@@ -117,7 +117,7 @@ async def test_sums_that_would_take_years_end_when_their_task_is_cancelled(seed:
     order = RecordOrder(table.counts, entries.sizes, seed=seed, block=1 << 16)
     ranks = HostRanks(entries, table, order, Deal(1 << 16, 1, 0, 1))
     started = Started()
-    task = asyncio.create_task(in_thread(ranks.sum_up, order, 0, ranks.deal, [started]))
+    task = asyncio.create_task(in_thread(ranks.sum_up, order, 0, ranks.deal, started))
     await started.event.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

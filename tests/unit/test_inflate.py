@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from streamer.errors import CorruptObject
 from streamer.inflate import LONGEST_HEADER, OUTPUT, Inflater
 from streamer.plan import ObjectRef
-from streamer.relay.deliver.object_errors import damaged
+from streamer.relay.deliver.object_errors import not_inflatable
 
 REF = ObjectRef("b", "data/part.gz", 1, "e")
 CONTENT = random.Random(3).randbytes(50) + b"abc" * 1000
@@ -53,7 +53,7 @@ def skippable(content: bytes) -> bytes:
 
 def inflate(data: bytes, cuts: Any = (), *, most: int = 1 << 20) -> bytes:
     """The content of `data`, fed in pieces and taken in pieces."""
-    inflater, found = Inflater(partial(damaged, REF)), []
+    inflater, found = Inflater(partial(not_inflatable, REF)), []
     places = [0, *sorted(cuts), len(data)]
     for start, end in itertools.pairwise(places):
         inflater.feed(data[start:end])
@@ -156,7 +156,7 @@ def test_a_bomb_takes_no_more_memory_than_is_asked_for(compress: Callable[..., b
     """A few kilobytes that stand for 64 MiB come in pieces; the first costs what any piece does."""
     bomb = compress(bytes(64 << 20))
     assert len(bomb) < 100_000
-    inflater, total = Inflater(partial(damaged, REF)), 0
+    inflater, total = Inflater(partial(not_inflatable, REF)), 0
     inflater.feed(bomb)
     while pieces := inflater.pieces(1 << 20):
         size = sum(map(len, pieces))
@@ -182,7 +182,7 @@ def test_a_header_without_end_is_refused() -> None:
 
 
 def test_input_is_fed_only_when_the_last_is_used_up() -> None:
-    inflater = Inflater(partial(damaged, REF))
+    inflater = Inflater(partial(not_inflatable, REF))
     inflater.feed(gzip.compress(CONTENT))
     assert inflater.pieces(10)
     with pytest.raises(ValueError, match="take all pieces"):

@@ -17,7 +17,7 @@ from streamer.inflate import Inflater
 from streamer.plan import ObjectRef
 from streamer.relay.deliver.byte_queue import ByteQueue
 from streamer.relay.deliver.inflation import MOST_QUEUED, Inflation
-from streamer.relay.deliver.object_errors import damaged
+from streamer.relay.deliver.object_errors import not_inflatable
 from streamer.relay.statistics import StateTimer
 from streamer.units import KIB
 
@@ -58,7 +58,7 @@ def sink() -> Sink:
 @pytest.fixture
 async def inflation(sink: Sink) -> AsyncIterator[Inflation]:
     thread = WorkerThread("inflate")
-    make = partial(Inflater, partial(damaged, REF))
+    make = partial(Inflater, partial(not_inflatable, REF))
     yield Inflation(
         REF,
         make,

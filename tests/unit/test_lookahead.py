@@ -24,7 +24,7 @@ from streamer.relay.deliver import inflation as module
 from streamer.relay.deliver.byte_queue import ByteQueue
 from streamer.relay.deliver.inflation import Inflation
 from streamer.relay.deliver.lookahead import STEP, Lookahead
-from streamer.relay.deliver.object_errors import damaged
+from streamer.relay.deliver.object_errors import not_inflatable
 from streamer.relay.statistics import StateTimer
 from streamer.units import MIB
 
@@ -71,7 +71,7 @@ def compressed(draw: st.DrawFn) -> bytes:
 
 def in_order(ref: ObjectRef, data: bytes) -> tuple[bytes, str]:
     """The content before the object's end or damage, and the text of the error."""
-    inflater, found = Inflater(partial(damaged, ref)), b""
+    inflater, found = Inflater(partial(not_inflatable, ref)), b""
     try:
         inflater.feed(data)
         while pieces := inflater.pieces(MIB):
@@ -112,7 +112,7 @@ class Objects:
     def begin(self, ref: ObjectRef) -> Inflation:
         inflation = Inflation(
             ref,
-            partial(Inflater, partial(damaged, ref)),
+            partial(Inflater, partial(not_inflatable, ref)),
             thread=self.threads[0],
             emit=ByteQueue,
             write=self.write,

@@ -81,7 +81,7 @@ def test_parts_are_counted_as_they_are_cut(
     refs = [ref(f"{number}", size, etag) for number, (size, etag) in enumerate(found)]
     plan = Plan.of(refs, arrangement)
     parts = [1 for _ in cut(plan.segments(0), part_size=lambda: part_size, epoch=0)]
-    assert number_of_parts(plan, 0, part_size) == len(parts)
+    assert number_of_parts(plan, part_size) == len(parts)
 
 
 @given(objects, st.integers(1, 700), st.integers(0, 3))

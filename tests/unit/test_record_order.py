@@ -18,7 +18,7 @@ from streamer.plan import Entries, Literal, ObjectRef, Part, Position, S3Uri, Se
 from streamer.plan.host_ranks import HostRanks
 from streamer.plan.mix import Mix, MixBy, Until
 from streamer.plan.mixed_order import MixedOrder
-from streamer.plan.rank_parts import count_parts
+from streamer.plan.part_count import count_parts
 from streamer.plan.record_order import Deal, RecordOrder, Remainder, Run, Walk, joined
 from streamer.plan.record_plan import RecordPlan
 from streamer.plan.record_selection import RecordLimit, RecordSelection, select_records, taken_blocks

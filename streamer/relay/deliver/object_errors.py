@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from streamer.plan import ObjectRef
 
 
-def damaged(ref: ObjectRef, what: str, offset: int) -> CorruptObject:
+def not_inflatable(ref: ObjectRef, what: str, offset: int) -> CorruptObject:
     """Return the error of an object that cannot be inflated. `offset`: byte of the object."""
     return CorruptObject(f"the object {what}", ErrorContext(ref.bucket, ref.key, offset))
 

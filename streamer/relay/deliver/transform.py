@@ -37,7 +37,7 @@ from streamer.plan import LONGEST_RECORD
 from streamer.relay.deliver.byte_queue import ByteQueue
 from streamer.relay.deliver.inflation import MOST_QUEUED, Inflation
 from streamer.relay.deliver.lookahead import SHORTEST_RUN, Lookahead
-from streamer.relay.deliver.object_errors import damaged, too_long
+from streamer.relay.deliver.object_errors import not_inflatable, too_long
 from streamer.relay.deliver.spool import Spool
 from streamer.units import MIB
 
@@ -203,7 +203,7 @@ class BodyTransformer:
     def _new_inflation(self, ref: ObjectRef) -> Inflation:
         return Inflation(
             ref,
-            partial(Inflater, partial(damaged, ref)),
+            partial(Inflater, partial(not_inflatable, ref)),
             thread=self._thread,
             emit=partial(self._emit, ref),
             write=self.writer.drain,

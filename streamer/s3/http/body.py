@@ -33,7 +33,22 @@ CLOCK_RESOLUTION = 0.001
 """Resolution of uvloop's clock, in seconds."""
 
 
-class HttpBody:
+class OneCall:
+    """Keeps the callback of a body (`Body.notify`), and calls it once."""
+
+    _call: Callable[[], None] | None = None
+
+    def _fire(self) -> None:
+        call, self._call = self._call, None
+        if call is not None:
+            call()
+
+    def hush(self) -> None:
+        """As `Body.hush`."""
+        self._call = None
+
+
+class HttpBody(OneCall):
     """A `Body` of the next `length` bytes of `connection`."""
 
     def __init__(
@@ -60,7 +75,6 @@ class HttpBody:
         self._give_back = give_back
         self._loop = asyncio.get_running_loop()
         self._began = self._loop.time()
-        self._call: Callable[[], None] | None = None
         self._parked = self._closed = False
         self._failure: SourceError | None = None
         self._taken: asyncio.Future[None] | None = None
@@ -147,7 +161,7 @@ class HttpBody:
     def _wait(self, call: Callable[[], None], *, parked: bool) -> None:
         self._call, self._parked = call, parked
         if self._failure is not None:
-            self._loop.call_soon(self._report_failure)
+            self._loop.call_soon(self._fire)
             return
         connection = self._connection
         try:
@@ -159,17 +173,12 @@ class HttpBody:
         except OSError as error:  # the kernel has no memory for another watched socket
             self._fail(broken(error, self._context))
             self._call = call
-            self._loop.call_soon(self._report_failure)
+            self._loop.call_soon(self._fire)
             return
         if connection.pending and not parked:
             self._loop.call_soon(self._on_readable)  # epoll does not report decrypted bytes
         if self._timer is None:
             self._timer = self._loop.call_later(PATIENCE, self._tick, self._length - self.left, 0.0)
-
-    def _report_failure(self) -> None:
-        call, self._call = self._call, None
-        if call is not None:
-            call()
 
     def _gather(self) -> None:
         """Set the low-water mark to the bytes of `GATHER_FOR` seconds at the rate so far."""
@@ -179,10 +188,6 @@ class HttpBody:
 
     def _is_open(self) -> bool:
         return self.left > 0 and self._failure is None
-
-    def hush(self) -> None:
-        """As `Body.hush`."""
-        self._call = None
 
     def _on_readable(self) -> None:
         if self._closed:
