@@ -212,9 +212,9 @@ def test_the_status_document_has_the_fields_shown() -> None:
     assert channel.keys() == (fields | {"bottleneck"}) - {"first_byte", "part", "head_wait"}
 
 
-def logged() -> set[str]:
-    """Every event that the sidecar logs under a name of its own."""
-    found: set[str] = set()
+def logged() -> dict[str, set[str]]:
+    """Every event that the sidecar logs under a name of its own, with the fields named where it is logged."""
+    found: dict[str, set[str]] = {}
     for path in ROOT.glob("sidecar/**/*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Call) or not node.args:
@@ -224,23 +224,28 @@ def logged() -> set[str]:
             name = node.args[0]
             if isinstance(name, ast.JoinedStr):
                 assert ast.unparse(name) == "f'epoch {trailer.state}'"
-                found |= {f"epoch {state}" for state in TRAILER_STATES}
+                found |= {f"epoch {state}": set() for state in TRAILER_STATES}
             for choice in (name.body, name.orelse) if isinstance(name, ast.IfExp) else (name,):
                 if isinstance(choice, ast.Constant) and isinstance(choice.value, str):
-                    found.add(choice.value)
+                    found.setdefault(choice.value, set()).update(
+                        each.arg for each in node.keywords if each.arg is not None
+                    )
     return found
 
 
 def test_every_log_event_is_described() -> None:
-    """Of a long one the page has the beginning, and `…`."""
-    rows = table(DOCS / "reference/log-events.md", "Event", "Fields")
-    reported = [bare(event).removesuffix("…") for event, _ in rows]
+    """With its fields. Of a long one the page has the beginning, and `…`."""
+    events, fields = logged(), {}
+    for event, text in table(DOCS / "reference/log-events.md", "Event", "Fields"):
+        fields[bare(event).removesuffix("…")] = names(text)
     shown = {
-        name: [row for row in reported if name == row or (row[-1] == " " and name.startswith(row))]
-        for name in logged()
+        name: [row for row in fields if name == row or (row[-1] == " " and name.startswith(row))]
+        for name in events
     }
     assert {name: rows for name, rows in shown.items() if len(rows) != 1} == {}
-    assert sorted(reported) == sorted(row for rows in shown.values() for row in rows)
+    assert sorted(fields) == sorted(row for rows in shown.values() for row in rows)
+    unnamed = {name: events[name] - set(fields[row]) for name, (row,) in shown.items()}
+    assert {name: left for name, left in unnamed.items() if left} == {}
 
 
 def test_promql_is_promql_and_asks_for_metrics_that_exist(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sidecar.process.exits import Exit
 from sidecar.process.memory import freeze_gc, memory_limit
 from sidecar.process.progress import progress_line, transferred
+from sidecar.process.wait_log import WaitLog
 from streamer.errors import ConfigError, ReaderGone
 from streamer.linux import descriptor_path
 from streamer.plan import Arrangement
@@ -143,7 +144,7 @@ async def _stream(
                         policy=policy,
                         counters=progress.counters,
                         open_outlet=partial(_standard_output, give_up_after=options.give_up_after),
-                        listing=open_plan.list(policy),
+                        listing=open_plan.list(policy, on_wait=WaitLog().waiting),
                     )
             except ReaderGone:
                 return None

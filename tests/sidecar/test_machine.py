@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import subprocess
@@ -286,6 +287,22 @@ def test_names_that_do_not_resolve_for_a_while(
                 got += data
         assert got == truth
         assert running.end() == 0
+
+
+def test_cat_says_that_it_waits_for_storage(stub: S3Stub, proxy: TcpProxy) -> None:
+    truth = fill(stub, [1000], prefix="b/train/")
+    proxy.refuse()
+    url = f"http://127.0.0.1:{proxy.port}"
+    command = [*PENSTOCK, "cat", "s3://b/train/", "--endpoint-url", url, "--path-style"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as cat:
+        assert cat.stdout
+        assert cat.stderr
+        event = json.loads(cat.stderr.readline())
+        proxy.accept()
+        assert cat.stdout.read() == truth
+    assert event["event"] == "waiting for storage"
+    assert url.removeprefix("http://") in event["error"]
+    assert cat.returncode == 0
 
 
 def test_an_endpoint_that_is_down_at_the_start_is_waited_for(
