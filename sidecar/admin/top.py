@@ -217,11 +217,13 @@ def _panel(channel: dict[str, Any], width: int) -> Panel:
         if channel["shares"].get(state, 0) >= 0.005
     ]
     lines.add_row("time", _flow(shares, inner))
-    used = (
-        f"requests {channel['requests_in_flight']}/{channel['requests_in_flight_limit']}",
-        f"memory {human_bytes(channel['reserved'])} of {human_bytes(channel['quota'])}",
-        f"FIFO {human_bytes(channel['fifo'])} unread",
-    )
+    used = [f"FIFO {human_bytes(channel['fifo'])} unread"]
+    if channel["requests_in_flight_limit"] or not together:  # else the first rank has those of all
+        used = [
+            f"requests {channel['requests_in_flight']}/{channel['requests_in_flight_limit']}",
+            f"memory {human_bytes(channel['reserved'])} of {human_bytes(channel['quota'])}",
+            *used,
+        ]
     lines.add_row("in use", _flow([(text, "") for text in used], inner))
     for error in channel["errors"][:SHOWN_ERRORS]:
         lines.add_row("error", Text(error["text"], style="red", overflow="fold"))

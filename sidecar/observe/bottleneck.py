@@ -73,6 +73,8 @@ class Sample:
     starved: Mapping[str, float]
     held_back_by: tuple[str, ...]
     """FIFOs of a shared stream that this one waits for now."""
+    fetched_together: bool
+    """Whether the FIFO is one of a shared stream now."""
     ok: int
     failures: int
     """Requests that ended in one of `FAILURES`."""
@@ -84,7 +86,8 @@ class Sample:
         return cls(
             at=at, state="waiting", connected=False, error=None, epoch=0, total=0, consumed=0,
             ever_consumed=0, written=0, seconds=dict.fromkeys(STATES, 0.0),
-            starved=dict.fromkeys(CAUSES, 0.0), held_back_by=(), ok=0, failures=0, throttled=0,
+            starved=dict.fromkeys(CAUSES, 0.0), held_back_by=(), fetched_together=False, ok=0, failures=0,
+            throttled=0,
         )  # fmt: skip
 
     @classmethod
@@ -103,6 +106,7 @@ class Sample:
             seconds=statistics.seconds,
             starved=statistics.starved,
             held_back_by=statistics.held_back_by,
+            fetched_together=statistics.fetched_together,
             ok=statistics.requests.get("ok", 0),
             failures=sum(statistics.requests.get(kind, 0) for kind in FAILURES),
             throttled=statistics.requests.get("throttled", 0),
@@ -159,12 +163,7 @@ def diagnose(before: Sample, after: Sample, *, when: str | None = None) -> Bottl
     blocked, starved, limited = (spent[state] / connected for state in ("blocked", "starved", "limited"))
     held_back = spent["held_back"] / connected
     if held_back >= max(MATTERS, blocked, starved, limited):
-        by = ", ".join(after.held_back_by) or "another FIFO of the channel"
-        return Bottleneck(
-            "held_back",
-            f"held back {held_back:.0%} of {when} by {by}, whose FIFO is full or has no reader",
-            f"Look at the process that reads {by}: the FIFOs of the channel are filled in turn.",
-        )
+        return _held_back(after, held_back, when)
     failures, ended = after.failures - before.failures, after.ok - before.ok
     failing = failures / max(failures + ended, 1)
     faulty = failing > FAULTY
@@ -201,6 +200,21 @@ def _idle(now: Sample) -> Bottleneck:
     if now.state == "stopped":
         return Bottleneck("idle", "stopped")
     return Bottleneck("idle", f"no reader: nothing has opened the FIFO of epoch {now.epoch}")
+
+
+def _held_back(now: Sample, held_back: float, when: str) -> Bottleneck:
+    text = f"held back {held_back:.0%} of {when} by "
+    if by := ", ".join(now.held_back_by):
+        return Bottleneck(
+            "held_back",
+            f"{text}{by}, which {'is' if len(now.held_back_by) == 1 else 'are'} full or without a reader",
+            f"Look at the process that reads {by}: the FIFOs of the channel are filled in turn.",
+        )
+    return Bottleneck(
+        "held_back",
+        f"{text}another FIFO of the channel",
+        "" if now.fetched_together else "The ranks are fetched separately now, and none waits for another.",
+    )
 
 
 def _faults(before: Sample, after: Sample, starved: float, failing: float, when: str) -> Bottleneck:

@@ -351,6 +351,12 @@ def test_many_channels_have_a_table_and_the_worst_have_cards(
             page.get_by_role("button", name="shard-13").click()
             cards = page.locator("h2[data-name]")
             assert cards.count() == 5
+            times = page.evaluate(
+                "() => { channels(); "
+                "return [...document.querySelectorAll('time')].map((time) => time.textContent); }"
+            )
+            assert times
+            assert all(times), "a click draws the times too"
             assert cards.last.text_content() == "shard-13"
             page.evaluate(EVENTS, 2)
             assert cards.count() == 5

@@ -154,3 +154,12 @@ def test_a_failed_channel_comes_first_and_every_kind_of_bottleneck_has_a_frame()
     assert "Access denied" in lines_of(document, 60, 20)[1]
     for kind in ("failed", "idle", "trainer", "storage", "faults", "mixed", "limit", "even", "held_back"):
         lines_of(event(1, bottleneck={"kind": kind, "text": "so", "remedy": ""}), 80, 24)
+
+
+def test_a_rank_whose_requests_another_one_has_shows_none() -> None:
+    own = "\n".join(lines_of(event(1), 80, 24))
+    assert "requests 3/64" in own
+    another = {"requests_in_flight": 0, "requests_in_flight_limit": 0, "reserved": 0, "quota": 0}
+    shared = "\n".join(lines_of(event(1, **another), 80, 24))
+    assert "requests 0/0" not in shared
+    assert "FIFO 1000 B unread" in shared
