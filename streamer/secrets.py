@@ -15,7 +15,6 @@ from __future__ import annotations
 import base64
 import os
 import re
-from collections.abc import Mapping
 from urllib.parse import quote, unquote, urlsplit
 
 from streamer.escaping import escape_control
@@ -80,19 +79,19 @@ def remember(*values: str | bytes | None) -> None:
     _values = re.compile("|".join(map(re.escape, longest_first)))
 
 
-def remember_environment(environment: Mapping[str, str] = os.environ) -> None:
+def remember_environment() -> None:
     """`remember` the secrets in the variables of AWS clients and proxies, and in files that these name."""
-    values: list[str] = [environment.get(name, "") for name in _VARIABLES]
+    values: list[str] = [os.environ.get(name, "") for name in _VARIABLES]
     for name in _FILES:
         try:
-            with open(environment.get(name, ""), encoding="utf-8") as file:
+            with open(os.environ.get(name, ""), encoding="utf-8") as file:
                 values.append(file.read(_LONGEST_FILE).strip())
         except (OSError, ValueError):
             continue  # AWS clients cannot read, and so cannot send, this file's secret either
     for name in _PROXIES:
         for variable in (name, name.upper()):
             try:
-                password = urlsplit(environment.get(variable, "")).password or ""
+                password = urlsplit(os.environ.get(variable, "")).password or ""
             except ValueError:
                 continue
             values += [password, unquote(password)]

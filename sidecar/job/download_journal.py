@@ -88,7 +88,6 @@ class DownloadJournal:
             self._lines.append(proof(file.note, end))
 
     def take(self) -> bytes:
-        """As `Journal.take`."""
         if not self._lines:
             return b""
         text = b"".join(self._lines)
@@ -96,7 +95,6 @@ class DownloadJournal:
         return text
 
     def append(self, text: bytes) -> None:
-        """As `Journal.append`."""
         if not text:
             return
         try:

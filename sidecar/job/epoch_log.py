@@ -38,7 +38,7 @@ def log_separated(channel: str, held_back: HeldBack) -> None:
 class EpochLog(ChannelEvents):
     """The observer of one channel, which writes the log lines of its FIFO `name`."""
 
-    def __init__(self, state: JobState, name: str, learner: Learner | None = None) -> None:
+    def __init__(self, state: JobState, name: str, learner: Learner | None) -> None:
         """`learner`: learns the record index of the FIFO's channel."""
         self._state = state
         self._name = name

@@ -145,11 +145,7 @@ class IndexBuild:
     """The build of one channel's index: `prepare`, then `run`, once."""
 
     def __init__(
-        self,
-        file: IndexFile,
-        objects: ChannelObjects,
-        findings: Findings,
-        upload: IndexUpload | None = None,
+        self, file: IndexFile, objects: ChannelObjects, findings: Findings, upload: IndexUpload | None
     ) -> None:
         """`findings`: gets each object that is not of the index's format. `upload`: stores the file in S3."""
         self.scanned = 0

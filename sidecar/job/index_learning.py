@@ -61,7 +61,10 @@ ROW_NUMBERS = 40
 
 
 class IndexLearner:
-    """The index of one channel, and the rows that are not in its file yet. Its owner runs and closes it."""
+    """The index of one channel, and the rows that are not in its file yet; the `Rows` of its FIFOs' learners.
+
+    Its owner runs and closes it.
+    """
 
     def __init__(
         self, channel: str, file: IndexFile, name: str, plan: Plan, upload: IndexUpload | None
@@ -90,7 +93,6 @@ class IndexLearner:
 
     @property
     def index(self) -> RecordIndex:
-        """As `Rows`."""
         return self._file.index
 
     def observer(self) -> ObjectLearner:
@@ -98,11 +100,9 @@ class IndexLearner:
         return ObjectLearner(self)
 
     def lacks(self, name: int, version: int) -> bool:
-        """As `Rows`."""
         return not (self._stopped or version in self._settled or self._file.index.has(name, version))
 
     def add(self, row: IndexedObject) -> None:
-        """As `Rows`."""
         self._pending.append(row)
         self._settled.add(row.version)
         self._numbers += ROW_NUMBERS + len(row.offsets)
@@ -111,7 +111,6 @@ class IndexLearner:
             self._full.set()
 
     def refuse(self, ref: ObjectRef, version: int, why: str) -> None:
-        """As `Rows`."""
         self._settled.add(version)
         self._refused += 1
         if self._refused <= MOST_LOGGED:

@@ -66,7 +66,7 @@ class Learner(Protocol):
 
 
 class ObjectLearner:
-    """The observer of one FIFO's bytes (`streamer.relay.staging.observed`)."""
+    """The `Observer` of one FIFO's bytes (`streamer.relay.staging.observed`)."""
 
     def __init__(self, rows: Rows) -> None:
         self.outcomes: Counter[str] = Counter()
@@ -82,7 +82,6 @@ class ObjectLearner:
         """The last object that was asked for, its name and its version."""
 
     def wants(self, part: Part) -> bool:
-        """As `Observer`."""
         ref = part.object
         # Without an ETag a row would hold for any version of the object.
         return not is_modified(ref.etag) and self._rows.lacks(*self._hashes(ref))
@@ -94,7 +93,6 @@ class ObjectLearner:
         return self._hashed[1:]
 
     def see(self, part: Part, data: memoryview) -> None:
-        """As `Observer`."""
         if part is not self._part:
             self._begin(part)
         if (scanner := self._scanner) is None:

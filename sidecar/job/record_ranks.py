@@ -80,7 +80,7 @@ async def set_up(
 
 
 async def plan_by_record(
-    plan: Plan, setup: RankSetup, *, job: Job, clients: Clients, memory: PlanMemory, epoch: int = 0
+    plan: Plan, setup: RankSetup, *, job: Job, clients: Clients, memory: PlanMemory, epoch: int
 ) -> RecordPlan:
     """Return the plan of this host's ranks. `plan`: of the channel. `memory`: counts a split's blocks.
 

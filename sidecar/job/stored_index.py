@@ -76,7 +76,6 @@ class StoredIndex:
         return data
 
     def changed(self) -> SinkError:
-        """See `IndexSource.changed`."""
         return SinkError(
             f"the record index {self.path} was overwritten while the job reads it; put a new index in its "
             "place by a rename, or let `penstock index build` write it, and start the job again"
@@ -122,7 +121,7 @@ def unreadable(path: str, error: Damaged) -> SinkError:
     )
 
 
-def kind_of_index(path: str, name: str | None = None) -> tuple[RecordFormat, int] | None:
+def kind_of_index(path: str, name: str) -> tuple[RecordFormat, int] | None:
     """Return record format and stride of the index at `path`; None if there is none. Raises SinkError.
 
     `name`: as for `open_index`.
@@ -133,7 +132,7 @@ def kind_of_index(path: str, name: str | None = None) -> tuple[RecordFormat, int
     try:
         index, _ = RecordIndex.read(data)
     except Damaged as error:
-        raise unreadable(name or path, error) from None
+        raise unreadable(name, error) from None
     return index.format, index.stride
 
 

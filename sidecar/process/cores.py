@@ -11,16 +11,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def granted_cores(root: str = "/") -> int:
+def granted_cores() -> int:
     """Return the least of this process's affinity and the limits of its cgroups, at least 1.
 
-    `root`: the directory with `proc` and `sys`. Source: Control Group v2, "CPU"; in v1 `cpu.cfs_quota_us`.
+    Source: Control Group v2, "CPU"; in v1 `cpu.cfs_quota_us`.
     """
-    return max(1, int(min(len(os.sched_getaffinity(0)), *_quotas(root), float("inf"))))
+    return max(1, int(min(len(os.sched_getaffinity(0)), *_quotas(), float("inf"))))
 
 
-def _quotas(root: str) -> Iterator[float]:
-    for path in cgroup_files("cpu.max", ("cpu", "cpu.cfs_quota_us"), root):
+def _quotas() -> Iterator[float]:
+    for path in cgroup_files("cpu.max", ("cpu", "cpu.cfs_quota_us"), "/"):
         try:
             with open(path, encoding="ascii") as file:
                 fields = file.read().split()

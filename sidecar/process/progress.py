@@ -34,7 +34,7 @@ ERASE = "\r\x1b[K"
 
 
 @contextlib.contextmanager
-def progress_line(describe: Callable[[], str], *, quiet: bool = False) -> Iterator[None]:
+def progress_line(describe: Callable[[], str], *, quiet: bool) -> Iterator[None]:
     """Show the line while the block runs, which must be in a coroutine. `describe` returns its text.
 
     `quiet`: show nothing.

@@ -183,17 +183,14 @@ class EngineBody(OneCall):
         return pipe[0], count
 
     def splice_into(self, pipe_fd: int, most: int) -> int:
-        """As `Body.splice_into`."""
         fd, count = self._take(most)
         return self._moved(os.splice(fd, pipe_fd, count, flags=SPLICE_FLAGS))
 
     def read_into(self, memory: memoryview) -> int:
-        """As `Body.read_into`."""
         fd, count = self._take(len(memory))
         return self._moved(os.readv(fd, [memory[:count]]))
 
     def probe(self) -> None:
-        """As `Body.probe`."""
         fd, _ = self._take(1)
         if not bytes_unread(fd):
             raise BlockingIOError
@@ -223,7 +220,6 @@ class EngineBody(OneCall):
         return self._pipe
 
     def notify(self, call: Callable[[], None]) -> None:
-        """As `Body.notify`."""
         self._call, self._parked = call, None
         if self._failure is not None:
             self._loop.call_soon(self._fire)
@@ -252,7 +248,6 @@ class EngineBody(OneCall):
             self._poller.remove(self._pipe[0])
 
     def park(self, call: Callable[[], None]) -> None:
-        """As `Body.park`."""
         if self._failure is not None:
             self.notify(call)
             return
@@ -260,11 +255,9 @@ class EngineBody(OneCall):
         self._grant(needed=False)
 
     def hush(self) -> None:
-        """As `Body.hush`."""
         self._call = self._parked = None
 
     async def taken(self) -> None:
-        """As `Body.taken`."""
         if self._failure is not None and self._limit == self._length - self.left:
             raise self._failure
         if self.left:
@@ -272,7 +265,6 @@ class EngineBody(OneCall):
             await self._taken
 
     def close(self) -> None:
-        """As `Body.close`."""
         if self._closed:
             return
         self._closed = True

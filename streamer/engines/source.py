@@ -64,7 +64,6 @@ class EngineSource:
         self._poller.close()
 
     async def open(self, request: RangeRequest) -> Body:
-        """As `RangeSource.open`."""
         parts = request.part.rest(request.first)
         credentials, sent_at = self._signer.credentials, time.monotonic()
 

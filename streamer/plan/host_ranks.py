@@ -201,7 +201,6 @@ class _StreamWalk(Walk):
         self._host_ranks = host_ranks
 
     def cut(self, start: int, size: int, ranks: range) -> Iterator[tuple[int, Run]]:
-        """See `Walk.cut`."""
         order = self._host_ranks.come_to(self.epoch, start // self._host_ranks.deal.global_batch)
         if order is not self.order:
             self.follow(order)

@@ -155,7 +155,7 @@ Phases = tuple[tuple[int, tuple[int, ...]], ...]
 
 
 class MixedOrder:
-    """The order of all records of a channel, for every epoch; as `RecordOrder`."""
+    """The `Order` of the records of several sources."""
 
     def __init__(
         self,
@@ -218,7 +218,6 @@ class MixedOrder:
 
     @property
     def arranged(self) -> dict[str, Any]:
-        """See `RecordOrder.arranged`."""
         lines = [sum(1 for _ in source.order.lines()) for source in self.sources]
         mix = self.mix
         mixed = {"objects": lines, "weights": list(mix.weights), "until": mix.until, "by": mix.by}
@@ -226,7 +225,6 @@ class MixedOrder:
         return seeded | {"block": self._block} | self.sources[0].order.arranged | {"mix": mixed}
 
     def lines(self) -> Iterable[bytes]:
-        """See `RecordOrder.lines`."""
         for source in self.sources:
             yield from source.order.lines()
 
@@ -261,15 +259,12 @@ class MixedOrder:
 
     @property
     def varies(self) -> bool:
-        """See `Order.varies`."""
         return self.seed is not None or bool(self.changes)
 
     def key(self, epoch: int) -> Hashable:
-        """See `Order.key`."""
         return None if self.seed is None else epoch, self._phases(epoch)
 
     def runs(self, epoch: int, first: int = 0) -> Iterator[Run]:
-        """See `RecordOrder.runs`."""
         states = self._states.get(self.key(epoch)) or []
         after = bisect_right(states, first, key=lambda state: state.runs)
         every = len(self.sources)

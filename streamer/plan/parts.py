@@ -112,25 +112,21 @@ class Span(Part):
 
     @property
     def pieces(self) -> tuple[Part, ...]:
-        """See `Part.pieces`."""
         return self.parts
 
     def ends(self) -> Iterator[tuple[int, int]]:
-        """See `Part.ends`."""
         end = self.offset + self.end
         for part in self.parts:
             if part.ends_object:
                 yield end - part.offset - len(part) + len(part.trailing), part.object.size
 
     def at(self, first: int) -> tuple[ObjectRef, int]:
-        """See `Part.at`."""
         byte = self.offset + first
         part = next((part for part in self.parts if byte < part.offset + len(part)), self.parts[-1])
         place = byte - part.offset - len(part.leading)
         return part.object, part.start + min(max(place, 0), part.body)
 
     def rest(self, first: int) -> list[Part]:
-        """See `Part.rest`."""
         found = []
         for part in self.parts:
             skip = self.offset + first - part.offset

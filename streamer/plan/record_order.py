@@ -104,7 +104,7 @@ class BlockLayout(NamedTuple):
 
 
 class RecordOrder:
-    """The order of all records of some objects, for every epoch."""
+    """The `Order` of all records of some objects."""
 
     def __init__(
         self,
@@ -160,21 +160,17 @@ class RecordOrder:
 
     @property
     def varies(self) -> bool:
-        """See `Order.varies`."""
         return self.seed is not None
 
     def key(self, epoch: int) -> Hashable:
-        """See `Order.key`."""
         return None if self.seed is None else epoch
 
     @property
     def arranged(self) -> dict[str, Any]:
-        """See `Order.arranged`."""
         arranged = {} if self.seed is None else {"seed": self.seed, "block": self.block}
         return arranged if self._selected is None else arranged | self._selected.arranged
 
     def lines(self) -> Iterable[bytes]:
-        """See `Order.lines`."""
         if self._selected is not None:
             return self._selected.lines()
         return (b"%d\n" % records for records in self._counts if records)
@@ -190,7 +186,6 @@ class RecordOrder:
             yield Run(entry, first, min(end, bound))
 
     def runs(self, epoch: int, first: int = 0) -> Iterator[Run]:
-        """See `Order.runs`."""
         if not self._cut:
             whole = (Run(entry, 0, records) for entry, records in enumerate(self._bounds) if records)
             return islice(whole, first, None)

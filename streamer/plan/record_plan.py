@@ -65,7 +65,6 @@ class RecordPlan(Plan):
 
     @property
     def one_archive(self) -> bool:
-        """See `Plan.one_archive`."""
         return bool(self.host_ranks.table.end_marks.epoch)
 
     @property
@@ -75,7 +74,6 @@ class RecordPlan(Plan):
 
     @property
     def may_change(self) -> bool:
-        """See `Plan.may_change`."""
         return self.host_ranks.may_change
 
     @property

@@ -61,7 +61,7 @@ class RecordTable(Protocol):
 
 
 class FixedRecords:
-    """Records of one size: their offsets need no index."""
+    """A `RecordTable` of records of one size: their offsets need no index."""
 
     def __init__(self, entries: Entries, size: int) -> None:
         """Raises ConfigError for an object that is no multiple of `size` bytes."""
@@ -77,11 +77,9 @@ class FixedRecords:
                 )
 
     def border(self, entry: int, record: int) -> int:  # noqa: ARG002 - all objects are alike
-        """See `RecordTable.border`."""
         return record * self._size
 
     def borders(self, entry: int, first: int, end: int) -> Sequence[int]:  # noqa: ARG002 - likewise
-        """See `RecordTable.borders`."""
         return range(first * self._size, (end + 1) * self._size, self._size)
 
 
@@ -97,7 +95,7 @@ class OffsetColumns(NamedTuple):
 
 
 class IndexedRecords:
-    """Records whose offsets an index has."""
+    """A `RecordTable` of records whose offsets an index has."""
 
     def __init__(
         self, index: RecordIndex, entries: Entries, names: Sequence[int], *, join: bool = False
@@ -131,13 +129,11 @@ class IndexedRecords:
         return OffsetColumns(self._offsets, self._first, self.counts, self._ends)
 
     def border(self, entry: int, record: int) -> int:
-        """See `RecordTable.border`."""
         if record == self.counts[entry]:
             return self._ends[entry]
         return self._offsets[self._first[entry] + record]
 
     def borders(self, entry: int, first: int, end: int) -> Sequence[int]:
-        """See `RecordTable.borders`."""
         if end - first == 1:  # a page in memory may have both
             return self.border(entry, first), self.border(entry, end)
         base = self._first[entry]

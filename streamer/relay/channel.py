@@ -42,7 +42,7 @@ from streamer.relay.channel_report import ChannelReport
 from streamer.relay.channel_spec import NO_EVENTS
 from streamer.relay.channel_state import ChannelState, snapshot
 from streamer.relay.deliver.delivery import Delivery
-from streamer.relay.deliver.key_list import RetriedKeyList
+from streamer.relay.deliver.key_list import KeyList
 from streamer.relay.epoch_runner import EpochRunner
 from streamer.relay.epoch_trailers import EpochTrailers
 from streamer.relay.fetch.prefetcher import Prefetcher, StreamSpec
@@ -58,7 +58,6 @@ if TYPE_CHECKING:
     from streamer.relay.channel_spec import ChannelEvents, ChannelSpec
     from streamer.relay.channel_state import ChannelFailure
     from streamer.relay.deliver.epoch_delivery import EpochDelivery
-    from streamer.relay.deliver.key_list import KeyList
     from streamer.relay.deliver.shared_fifo import SharedFifo
     from streamer.relay.staging.stage import Stages
     from streamer.relay.statistics import ChannelStatistics
@@ -282,7 +281,7 @@ class Channel:
             for writer in made:
                 writer.close()
             raise
-        return RetriedKeyList(made[0], self.spec.retry, self._report.shortage)
+        return KeyList(made[0], self.spec.retry, self._report.shortage)
 
     async def _run_epochs(self, delivery: EpochDelivery) -> None:
         if self.spec.start.refused is not None:

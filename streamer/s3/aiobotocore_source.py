@@ -40,14 +40,13 @@ class AiobotocoreSource:
     name = "aiobotocore"
     span_size = 0
 
-    def __init__(self, client: S3Client, credentials: RenewableCredentials | None = None) -> None:
+    def __init__(self, client: S3Client, credentials: RenewableCredentials | None) -> None:
         """`credentials`: the client's credentials, renewed if S3 refuses them."""
         self._client = client
         self._credentials = credentials
         self._stall_timeout = client.stall_timeout
 
     async def open(self, request: RangeRequest) -> AiobotocoreBody:
-        """As `RangeSource.open`."""
         part, context = request.part, request.context
         ref = part.object
         sends_if_match = self._client.sends_if_match and not is_modified(ref.etag)
@@ -118,7 +117,6 @@ class AiobotocoreBody:
         raise NotImplementedError("not spliceable")
 
     def read_into(self, memory: memoryview) -> int:
-        """As `Body.read_into`."""
         self.probe()
         count = 0
         while self._chunks and count < len(memory):
@@ -136,18 +134,15 @@ class AiobotocoreBody:
         return count
 
     def probe(self) -> None:
-        """As `Body.probe`."""
         if not self._chunks:
             if self._failure is not None:
                 raise self._failure
             raise BlockingIOError
 
     def notify(self, call: Callable[[], None]) -> None:
-        """As `Body.notify`."""
         self._wait(call, parked=False)
 
     def park(self, call: Callable[[], None]) -> None:
-        """As `Body.park`."""
         self._wait(call, parked=True)
 
     def _wait(self, call: Callable[[], None], *, parked: bool) -> None:
@@ -166,7 +161,6 @@ class AiobotocoreBody:
             call()
 
     def hush(self) -> None:
-        """As `Body.hush`."""
         self._call = None
 
     async def taken(self) -> None:
@@ -205,7 +199,6 @@ class AiobotocoreBody:
         self._wake()
 
     def close(self) -> None:
-        """As `Body.close`."""
         self._call = None
         self._chunks.clear()
         self._stream.close()

@@ -165,7 +165,6 @@ class ChecksummingSource:
         return 0  # whole objects are compared
 
     async def open(self, request: RangeRequest) -> Body:
-        """See `RangeSource.open`."""
         await self._checksums.of(request.part.object, attempt=request.attempt)
         return await self._source.open(request)
 

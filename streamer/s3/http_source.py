@@ -137,7 +137,6 @@ class HttpSource:
         self._client.close()
 
     async def open(self, request: RangeRequest) -> Body:
-        """As `RangeSource.open`."""
         try:
             if isinstance(request.part, Span):
                 return await self._open_span(request)

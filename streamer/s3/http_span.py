@@ -70,13 +70,11 @@ class HttpSpan(OneCall):
             raise self._requests.left or error
 
     async def taken(self) -> None:
-        """As `Body.taken`."""
         await self._requests.owner.make_until(lambda: not self.left or self._failure is not None)
         if self._failure is not None:
             raise self._failure
 
     def close(self) -> None:
-        """As `Body.close`."""
         self._call = None
         self._requests.close()
 
@@ -99,7 +97,6 @@ class HttpSpan(OneCall):
     # The stage (`streamer.s3.ranges.Body`).
 
     def splice_into(self, pipe_fd: int, most: int) -> int:
-        """As `Body.splice_into`."""
         count = 0
         try:
             while count < most and self.left:
@@ -118,7 +115,6 @@ class HttpSpan(OneCall):
         return count
 
     def read_into(self, memory: memoryview) -> int:
-        """As `Body.read_into`."""
         count = 0
         try:
             while count < len(memory) and self.left:
@@ -138,7 +134,6 @@ class HttpSpan(OneCall):
         return count
 
     def probe(self) -> None:
-        """As `Body.probe`."""
         if not self._literal:
             try:
                 self._requests.body(self._at).probe()
@@ -146,7 +141,6 @@ class HttpSpan(OneCall):
                 self._note_error(error, taken=0)
 
     def notify(self, call: Callable[[], None]) -> None:
-        """As `Body.notify`."""
         self._call, self._parked = call, False
         if self._literal or self._at in self._requests.errors:
             self._loop.call_soon(self._fire)

@@ -79,7 +79,6 @@ class SpanBody(OneCall):
         raise NotImplementedError
 
     def read_into(self, memory: memoryview) -> int:
-        """As `Body.read_into`."""
         if self._failure is not None and not self._data:
             if not self._taken.done():
                 self._taken.set_exception(self._failure)
@@ -93,7 +92,6 @@ class SpanBody(OneCall):
         return count
 
     def probe(self) -> None:
-        """As `Body.probe`."""
         if self._failure is not None and not self._data:
             raise self._failure
 
@@ -105,11 +103,9 @@ class SpanBody(OneCall):
     park = notify
 
     async def taken(self) -> None:
-        """As `Body.taken`."""
         await self._taken
 
     def close(self) -> None:
-        """As `Body.close`."""
         self._call = None
         self._taken.cancel()
 

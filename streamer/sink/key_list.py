@@ -29,6 +29,7 @@ from streamer.key_list import (
     parse_first_line,
     parsed,
 )
+from streamer.sink.fifo_names import remove
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -74,7 +75,7 @@ class KeyListWriter:
         self._unwritten = b""
         """Text of whole lines, the first perhaps begun, that the machine has refused to write."""
         if not held:
-            _remove(path)
+            remove(path)
         flags = os.O_RDWR if held else os.O_WRONLY | os.O_CREAT | os.O_EXCL
         self._fd = os.open(path, flags | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         try:
@@ -199,10 +200,3 @@ def _last_line(fd: int, run: str | None = None) -> tuple[int, KeyListLine | None
     if begin > start and not last:
         raise ValueError(f"its last {BLOCK} bytes have no whole line")
     return begin + size, parsed(block[last:size]) if size else None
-
-
-def _remove(path: str) -> None:
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        return

@@ -105,7 +105,7 @@ class Opener:
 
 
 class LocalWriteEnds:
-    """Write ends that close when this process ends."""
+    """`WriteEnds` that close when this process ends."""
 
     lasting = False
 
@@ -125,7 +125,6 @@ class LocalWriteEnds:
             ) from error
 
     async def open(self, position: Position, path_fd: int, *, on_gone: Callable[[], None]) -> PipeOutlet:
-        """As `WriteEnds`."""
         del position
         # Made before the open: if no descriptor were left afterwards, the reader would see an end.
         epoll = select.epoll()
@@ -191,7 +190,6 @@ class LocalWriteEnds:
             keeper.adopt(self._channel, position, outlet.detach(), digest=digest)
 
     def close(self) -> None:
-        """As `WriteEnds`."""
         self._opener.close()
         if self._fd >= 0:
             os.close(self._fd)
@@ -199,7 +197,7 @@ class LocalWriteEnds:
 
 
 class KeeperWriteEnds:
-    """Write ends that a keeper holds."""
+    """`WriteEnds` that a keeper holds."""
 
     def __init__(self, keeper: KeeperClient, channel: str, *, digest: Callable[[], str]) -> None:
         """`digest` returns the present digest of the plan, which may grow."""
@@ -213,7 +211,6 @@ class KeeperWriteEnds:
         return self._keeper.lives
 
     async def open(self, position: Position, path_fd: int, *, on_gone: Callable[[], None]) -> PipeOutlet:
-        """As `WriteEnds`."""
         epoll = select.epoll()
         try:
             fd = await self._keeper.open(self._channel, position, path_fd, digest=self._digest())
@@ -228,18 +225,15 @@ class KeeperWriteEnds:
             raise
 
     async def settle(self) -> int | None:
-        """As `WriteEnds`."""
         held = await self._keeper.settle(self._channel)
         if held.state == "gone":
             raise ReaderGone("the reader closed the pipe")
         return held.accepted
 
     def mark(self, mark: ResumePoint) -> None:
-        """As `WriteEnds`."""
         self._keeper.mark(self._channel, mark)
 
     def done(self) -> None:
-        """As `WriteEnds`."""
         with contextlib.suppress(SinkError):  # a dead keeper holds nothing open
             self._keeper.done(self._channel)
 
@@ -250,6 +244,5 @@ class KeeperWriteEnds:
             outlet.close()
 
     def close(self) -> None:
-        """As `WriteEnds`."""
         with contextlib.suppress(SinkError):
             self._keeper.forget(self._channel)

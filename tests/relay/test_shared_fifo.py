@@ -18,7 +18,7 @@ from streamer.plan.object_starts import object_starts
 from streamer.plan.record_table import END_MARK
 from streamer.relay.deliver.byte_queue import ByteQueue
 from streamer.relay.deliver.dealt_outlet import DealtOutlet
-from streamer.relay.deliver.key_list import RetriedKeyList
+from streamer.relay.deliver.key_list import KeyList
 from streamer.relay.deliver.shared_fifo import SharedFifo, SharedGroup
 from streamer.sink.key_list import AHEAD, KeyListWriter
 from streamer.sink.outlet import PipeOutlet
@@ -159,10 +159,10 @@ async def test_a_key_list_on_a_full_disk_is_waited_for(tmp_path: Path) -> None:
     fifo = SharedFifo("train-0", plan, START, group)
     group.ranks = [[fifo]]
 
-    async def key_list(epoch: int, consumed: int) -> RetriedKeyList:
+    async def key_list(epoch: int, consumed: int) -> KeyList:
         starts = partial(object_starts, plan, epoch)
         writer = KeyListWriter(str(path), "r", starts, first=0, consumed=consumed, ahead=True, held=False)
-        return RetriedKeyList(writer, EAGER, lambda _: refused.set())
+        return KeyList(writer, EAGER, lambda _: refused.set())
 
     fifo.key_lists = key_list
     for leaves in (False, True):

@@ -23,7 +23,6 @@ class ByteQueue:
         return bool(self._left)
 
     def drain_into(self, fd: int, most: int = ALL) -> int:
-        """As `streamer.sink.outlet.Drainable`."""
         vectors: list[memoryview] = []
         size = 0
         for piece in islice(self._left, _MAX_VECTORS):

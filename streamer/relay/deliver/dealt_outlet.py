@@ -204,7 +204,7 @@ class DealtOutlet:
 
 
 class SoleOutlet:
-    """The outlet of a stream of one FIFO, which has no other taker: its bytes go into that FIFO."""
+    """As `DealtOutlet`, an `Outlet` of one FIFO, which has no other taker: its bytes go into that FIFO."""
 
     holding = False
 
@@ -222,21 +222,17 @@ class SoleOutlet:
             raise RuntimeError(f"{self._fifo} gets a stream that begins at byte {dealt.offset}")
 
     def end(self) -> None:
-        """As `DealtOutlet`."""
         if not self.reader_gone:
             raise RuntimeError(f"the stream of epoch {self._group.epoch} has ended early: {self!r}")
 
     @property
     def reader_gone(self) -> bool:
-        """As `DealtOutlet`."""
         return not self._fifo.takes(self._group.epoch)
 
     def push(self, source: Drainable) -> int:
-        """As `Outlet`."""
         return self._fifo.take(source, ALL)
 
     async def writable(self) -> None:
-        """As `Outlet`."""
         self._group.timer.block([self._fifo])
         await self._fifo.writable()
 

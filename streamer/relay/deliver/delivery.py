@@ -19,7 +19,6 @@ from streamer.errors import ReaderGone, SourceError
 from streamer.plan import Position, ResumePoint
 from streamer.relay.deliver.amendments import Amendments
 from streamer.relay.deliver.failure_policy import HOLD, FailurePolicy
-from streamer.relay.deliver.key_list import KeyList, KeyLists
 from streamer.relay.deliver.object_changes import Changes
 from streamer.relay.deliver.object_ends import ObjectEnds
 from streamer.relay.deliver.resume_points import ResumePoints
@@ -31,6 +30,7 @@ from streamer.relay.staging.stage import LEAST, TURN
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from streamer.relay.deliver.key_list import KeyList, KeyLists
     from streamer.relay.fetch.part_fetch import PartFetch
     from streamer.relay.fetch.prefetcher import Prefetcher
     from streamer.sink.outlet import Outlet
@@ -94,23 +94,18 @@ class Delivery:
         return self._amendments.consumed
 
     def allow(self, epoch: int) -> None:
-        """As `EpochDelivery`."""
         self.prefetcher.allow(epoch)
 
     def activate(self, *, active: bool) -> None:
-        """As `EpochDelivery`."""
         self.prefetcher.activate(active=active)
 
     def wake(self) -> None:
-        """As `EpochDelivery`."""
         self.prefetcher.wake()
 
     def plan_grew(self) -> None:
-        """As `EpochDelivery`."""
         self.prefetcher.plan_grew()
 
     def close(self) -> None:
-        """As `EpochDelivery`."""
         self.prefetcher.close()
 
     def begin(self, epoch: int) -> None:

@@ -7,21 +7,32 @@ the FIFO never has a byte whose line the file lacks.
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from streamer.errors import ReaderGone, Shortage
 from streamer.retry import retry_while_refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from streamer.retry import RetryPolicy
     from streamer.sink.key_list import KeyListWriter
     from streamer.sink.outlet import Outlet
 
+    KeyLists = Callable[[int, int], Awaitable["KeyList"]]
+    """Returns the key list of an epoch whose delivery begins at this byte of its plan. Raises SinkError."""
 
-class KeyList(Protocol):
+
+class KeyList:
     """Says which object the bytes of one epoch are of. Its owner closes it once."""
+
+    def __init__(
+        self, writer: KeyListWriter, policy: RetryPolicy, on_shortage: Callable[[Shortage], None]
+    ) -> None:
+        """`policy`: of waits while this machine refuses lines. `on_shortage` is called when one begins."""
+        self._writer = writer
+        self._policy = policy
+        self._on_shortage = on_shortage
 
     def reach(self, consumed: int, count: int, delivered: int) -> None:
         """List the objects that begin in `count` bytes of the plan from `consumed` on.
@@ -29,47 +40,16 @@ class KeyList(Protocol):
         `delivered`: offset of the first of them in the stream. Raises BlockingIOError if this machine refuses
         a line; the caller waits in `writable`, and repeats the call.
         """
-
-    async def writable(self, outlet: Outlet) -> None:
-        """Wait until the lines that this machine has refused are written.
-
-        Raises Shortage if the machine refuses them for too long, ReaderGone if the reader of `outlet` closes.
-        """
-
-    def close(self) -> None:
-        """Close the list."""
-
-
-class KeyLists(Protocol):
-    """Begins the key lists of one FIFO's epochs."""
-
-    async def __call__(self, epoch: int, consumed: int) -> KeyList:
-        """Return the key list of an epoch whose delivery begins at byte `consumed` of its plan.
-
-        A thread walks over the objects before that byte. Raises SinkError.
-        """
-
-
-class RetriedKeyList:
-    """A `KeyList` that waits while this machine refuses lines, for as long as `policy` allows."""
-
-    def __init__(
-        self, writer: KeyListWriter, policy: RetryPolicy, on_shortage: Callable[[Shortage], None]
-    ) -> None:
-        """`writer`: closed by `close`. `on_shortage` is called when a wait begins."""
-        self._writer = writer
-        self._policy = policy
-        self._on_shortage = on_shortage
-
-    def reach(self, consumed: int, count: int, delivered: int) -> None:
-        """As `KeyList`."""
         try:
             self._writer.reach(consumed, count, delivered)
         except Shortage as error:
             raise BlockingIOError(errno.EAGAIN, "the key list takes nothing now") from error
 
     async def writable(self, outlet: Outlet) -> None:
-        """As `KeyList`."""
+        """Wait until the lines that this machine has refused are written.
+
+        Raises Shortage if the machine refuses them for too long, ReaderGone if the reader of `outlet` closes.
+        """
 
         async def flush() -> None:
             if outlet.reader_gone:
@@ -79,5 +59,5 @@ class RetriedKeyList:
         await retry_while_refused(flush, self._policy, self._on_shortage)
 
     def close(self) -> None:
-        """As `KeyList`."""
+        """Close the list."""
         self._writer.close()

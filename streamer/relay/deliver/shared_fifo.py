@@ -121,7 +121,6 @@ class SharedFifo:
 
     @property
     def consumed(self) -> int:
-        """As `EpochDelivery.consumed`."""
         return self.delivered
 
     @property
@@ -186,7 +185,6 @@ class SharedFifo:
         """As `EpochDelivery`: the stream itself decides."""
 
     def begin(self, epoch: int) -> None:
-        """As `EpochDelivery`."""
         self.epoch = self._begun = epoch
         self.delivered = self.start.offset if epoch == self.start.epoch else 0
         self.group.changed.set()
@@ -264,7 +262,6 @@ class SharedFifo:
             self._end.set_exception(error)
 
     def wake(self) -> None:
-        """As `EpochDelivery`."""
         if self._outlet is not None and self._outlet.reader_gone:
             self.leave(ReaderGone("the reader closed the pipe"))
         self.group.changed.set()
@@ -273,12 +270,10 @@ class SharedFifo:
         """As `EpochDelivery`: such a plan does not grow."""
 
     def abandon(self, epoch: int) -> None:
-        """As `EpochDelivery`."""
         self.epoch = max(self.epoch, epoch + 1)
         self.group.changed.set()
 
     def close(self) -> None:
-        """As `EpochDelivery`."""
         self.closed = True
         self.group.changed.set()
 
@@ -303,14 +298,12 @@ class SharedTimer(StateTimer):
                     timer.enter(state)
 
     def starve(self, cause: Cause) -> None:
-        """As `StateTimer`."""
         super().starve(cause)
         self._go_on()
         for timer in self._group.timers():
             timer.starve(cause)
 
     def because(self, cause: Cause) -> None:
-        """As `StateTimer`."""
         super().because(cause)
         for timer in self._group.timers():
             timer.because(cause)

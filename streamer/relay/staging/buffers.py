@@ -256,7 +256,7 @@ class BufferStage(Stage):
 
 
 class BufferStages:
-    """One channel's stages in user memory."""
+    """One channel's `Stages` in user memory."""
 
     def __init__(self, quota: ChannelQuota, pool: BufferPool) -> None:
         self.quota = quota
@@ -267,7 +267,6 @@ class BufferStages:
         return quota.concurrency.part_size(min(quota.floor, bytes_per_request(quota)))
 
     def reserved_bytes(self, part: Part) -> int:
-        """As `Stages.reserved_bytes`."""
         held = sum(map(held_in_buffers, part.pieces))
         return at_most_the_floor(held, buffer_bytes(part.body), self.quota)
 

@@ -122,7 +122,7 @@ class PipePool:
 
 
 class PipeStages:
-    """One channel's stages in the kernel: a pipe for each part, further pipes for parts that fill theirs."""
+    """One channel's `Stages` in the kernel: a pipe for each part, and further ones if it is full."""
 
     def __init__(self, quota: ChannelQuota, pool: PipePool, *, engines: bool = False) -> None:
         """`engines`: whether bodies come from engine processes."""
@@ -137,7 +137,6 @@ class PipeStages:
         return quota.concurrency.part_size(min(quota.floor, quota.byte_limit // 4, bytes_per_request(quota)))
 
     def reserved_bytes(self, part: Part) -> int:
-        """As `Stages.reserved_bytes`."""
         held = self._held(part)
         if self.quota.budget > self._pool.budget and part.body:
             held = max(held, self._cost(self.pipe_size(part)))

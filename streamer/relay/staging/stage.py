@@ -88,7 +88,7 @@ class Chunk:
 
 
 class Stage(ABC):
-    """Bytes of one part between arrival and delivery. Subclasses decide where to keep them."""
+    """Bytes of one part between arrival and delivery, a `Drainable`. Subclasses decide where to keep them."""
 
     def __init__(self, part: Part, *, on_change: Callable[[], None], counters: ChannelCounters) -> None:
         self.part = part
@@ -189,7 +189,6 @@ class Stage(ABC):
         """
 
     def drain_into(self, fd: int, most: int = ALL) -> int:
-        """As `streamer.sink.outlet.Drainable`."""
         count = 0
         if self._before:
             count = os.write(fd, self._before[:most])

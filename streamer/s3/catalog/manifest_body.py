@@ -38,9 +38,9 @@ PATIENCE = 10.0
 async def read_manifest(
     clients: Any,
     uri: S3Uri,
-    policy: RetryPolicy | None = None,
+    policy: RetryPolicy | None,
     *,
-    on_wait: Callable[[SourceError], None] | None = None,
+    on_wait: Callable[[SourceError], None] | None,
     what: str = "the manifest",
 ) -> AsyncGenerator[bytes, None]:
     """Yield one version of an object in pieces; resume after a failure. Raises SourceError.

@@ -57,7 +57,6 @@ class AiobotocoreHeadClient:
         self._turns = asyncio.Semaphore(AIOBOTOCORE_HEADS)
 
     async def stat(self, bucket: str, key: str, version: str | None = None) -> ObjectRef:
-        """See `ObjectInspector.stat`."""
         context = ErrorContext(bucket, key)
         params = {"VersionId": version} if version else {}
         async with self._turns:

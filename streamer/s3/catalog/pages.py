@@ -76,7 +76,6 @@ class AiobotocorePages:
     async def page(
         self, bucket: str, prefix: str, *, token: str | None = None, start_after: str = ""
     ) -> Page:
-        """See `PageSource`."""
         params = {"StartAfter": start_after} if start_after else {}
         if token is not None:
             params["ContinuationToken"] = token
@@ -84,7 +83,6 @@ class AiobotocorePages:
         return await retry(attempt, Attempts(self._policy, (InvalidResponse,), what="a page"))
 
     async def stat(self, bucket: str, key: str) -> ObjectRef:
-        """See `PageSource`."""
         return await self._heads.stat(bucket, key)
 
     async def _request_page(self, context: ErrorContext, params: dict[str, str]) -> Page:
@@ -114,7 +112,6 @@ class HttpPages:
     async def page(
         self, bucket: str, prefix: str, *, token: str | None = None, start_after: str = ""
     ) -> Page:
-        """See `PageSource`."""
         parameters = {"encoding-type": "url", "prefix": prefix}
         if token is not None:
             parameters["continuation-token"] = token
@@ -129,7 +126,6 @@ class HttpPages:
         return page
 
     async def stat(self, bucket: str, key: str) -> ObjectRef:
-        """See `PageSource`."""
         with _raising_the_last():
             return await self._heads.stat(bucket, key)
 

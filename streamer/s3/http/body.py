@@ -44,7 +44,6 @@ class OneCall:
             call()
 
     def hush(self) -> None:
-        """As `Body.hush`."""
         self._call = None
 
 
@@ -90,7 +89,6 @@ class HttpBody(OneCall):
         return replace(self._at, request_id=escaped_id(self._request_id))
 
     def splice_into(self, pipe_fd: int, most: int) -> int:
-        """As `Body.splice_into`."""
         if self._failure is not None:
             raise self._failure
         try:
@@ -102,7 +100,6 @@ class HttpBody(OneCall):
         return self._moved(count)
 
     def read_into(self, memory: memoryview) -> int:
-        """As `Body.read_into`."""
         if self._failure is not None:
             raise self._failure
         try:
@@ -114,7 +111,6 @@ class HttpBody(OneCall):
         return self._moved(count)
 
     def probe(self) -> None:
-        """As `Body.probe`."""
         if self._failure is not None:
             raise self._failure
         try:
@@ -151,11 +147,9 @@ class HttpBody(OneCall):
             self._timer = None
 
     def notify(self, call: Callable[[], None]) -> None:
-        """As `Body.notify`."""
         self._wait(call, parked=False)
 
     def park(self, call: Callable[[], None]) -> None:
-        """As `Body.park`."""
         self._wait(call, parked=self._connection.window > 0)
 
     def _wait(self, call: Callable[[], None], *, parked: bool) -> None:
@@ -239,7 +233,6 @@ class HttpBody(OneCall):
             self._on_readable()
 
     async def taken(self) -> None:
-        """As `Body.taken`."""
         if self._failure is not None:
             raise self._failure
         if self.left:
@@ -247,7 +240,6 @@ class HttpBody(OneCall):
             await self._taken
 
     def close(self) -> None:
-        """As `Body.close`."""
         self._closed = True
         self._end()
         if self.left or self._give_back is None:

@@ -183,7 +183,6 @@ class RangeSigner(RequestBuilder):
         return cls(client, clients.credentials, anonymous=clients.anonymous, reading=clients.reading)
 
     async def endpoint(self, bucket: str) -> BucketEndpoint:
-        """As `RequestBuilder.endpoint`."""
         endpoint = self._endpoints.get(bucket)
         if endpoint is None:
             settings, computed = self._client.settings, None
