@@ -10,8 +10,7 @@ from sidecar.job.layout import DEFAULT_BASE, Flags, Layout, resolve_host
 from sidecar.job.listings import open_listings
 from sidecar.job.planned import figures_by_record
 from sidecar.job.planning import plan_job
-from sidecar.job.small_requests import small_requests
-from sidecar.job.unequal_steps import unequal_steps
+from sidecar.job.rank_advice import small_requests, unequal_steps
 from sidecar.observe.state import JobState
 from sidecar.process.progress import progress_line
 from streamer.aio import in_thread
@@ -64,7 +63,7 @@ def _channels(
     """Return the part of the document for the channels; takes seconds for a million objects."""
     configured = {channel.channel_name: channel for channel in job.input_data_config}
     unequal = {
-        channel.channel_name: {"why": found.why, "do": found.do}
+        channel.channel_name: found._asdict()
         for channel in job.channels("Pipe")
         if (found := unequal_steps(channel, hosts=hosts)) is not None
     }
@@ -118,7 +117,7 @@ class _Parts:
         separately, together = sum(self._of_ranks.by_rank), self._of_ranks.together
         total = self._whole.total_bytes(0)
         found = small_requests(channel, bytes_total=total, separately=separately, together=together)
-        return {} if found is None else {"small_requests": {"why": found.why, "do": found.do}}
+        return {} if found is None else {"small_requests": found._asdict()}
 
 
 def _summary(plan: Plan, fetched: Plan | None, part_size: int, parts: _Parts) -> dict[str, Any]:

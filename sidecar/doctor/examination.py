@@ -16,7 +16,7 @@ from sidecar.doctor.remedies import failed
 from sidecar.doctor.storage import storage
 from sidecar.job.channels import job_clients
 from sidecar.job.layout import DEFAULT_BASE, Layout, resolve_host
-from sidecar.job.listings import job_inspector, job_pages
+from sidecar.job.listings import open_listings
 from sidecar.job.planning import plan_channel
 from sidecar.process.exits import Exit
 from sidecar.process.memory import memory_limit
@@ -71,19 +71,11 @@ async def _plans(job: Job, clients: Clients, hosts: Hosts, channels: list[Channe
     """Plan these channels completely, as `run` does. Raises PenstockError."""
     plans = {}
     memory = PlanMemory(memory_limit() // 2)
-    with job_pages(job, clients) as pages:
-        async with job_inspector(job, clients) as inspector:
-            for channel in channels:
-                plans[channel.channel_name] = await plan_channel(
-                    clients,
-                    job,
-                    channel,
-                    hosts,
-                    pages=pages,
-                    inspector=inspector,
-                    progress=lambda _: None,
-                    memory=memory,
-                )
+    async with open_listings(job, clients) as listings:
+        for channel in channels:
+            plans[channel.channel_name] = await plan_channel(
+                clients, job, channel, hosts, listings=listings, progress=lambda _: None, memory=memory
+            )
     return plans
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from sidecar.job import rehearsal
-from sidecar.job.unequal_steps import unequal_steps
+from sidecar.job.rank_advice import unequal_steps
 from sidecar.process.exits import exit_code
 from sidecar.process.memory import memory_limit
 from streamer.errors import PenstockError, SinkError

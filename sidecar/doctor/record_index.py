@@ -9,8 +9,8 @@ from sidecar.config.index_place import index_uri
 from sidecar.doctor.machine import Finding, refused
 from sidecar.job.index_object import open_channel_index
 from sidecar.job.index_objects import Access
+from sidecar.job.rank_advice import expected_small_requests
 from sidecar.job.record_ranks import deal_of, load_index
-from sidecar.job.small_requests import expected_small_requests
 from sidecar.job.stored_index import check_kind
 from sidecar.process.memory import memory_limit
 from streamer.aio import in_thread

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from sidecar.observe.state import JobState
     from streamer.errors import SourceError
     from streamer.plan import Plan
-    from streamer.s3.catalog.object_info import ObjectInspector
-    from streamer.s3.catalog.pages import PageSource
     from streamer.s3.client.session import Clients
 
 
@@ -121,8 +119,7 @@ class _JobPlanner:
             self._state.job,
             channel,
             arrangement,
-            pages=self._listings.pages,
-            inspector=self._listings.inspector,
+            listings=self._listings,
             progress=notes.progress,
             memory=self._memory,
         )
@@ -163,8 +160,7 @@ class _JobPlanner:
                 job,
                 channel,
                 self._state.hosts,
-                pages=self._listings.pages,
-                inspector=self._listings.inspector,
+                listings=self._listings,
                 progress=note,
                 memory=self._memory,
             )
@@ -230,8 +226,7 @@ async def plan_channel(
     channel: ChannelConfig,
     hosts: Hosts,
     *,
-    pages: PageSource,
-    inspector: ObjectInspector,
+    listings: Listings,
     progress: Callable[[int], None],
     memory: PlanMemory,
 ) -> Plan:
@@ -244,8 +239,7 @@ async def plan_channel(
         job,
         channel,
         _entry_arrangement(job, channel, hosts),
-        pages=pages,
-        inspector=inspector,
+        listings=listings,
         progress=progress,
         memory=memory,
     )
@@ -258,15 +252,16 @@ def _source(
     channel: ChannelConfig,
     arrangement: Arrangement,
     *,
-    pages: PageSource,
-    inspector: ObjectInspector,
+    listings: Listings,
     progress: Callable[[int], None],
     memory: PlanMemory,
 ) -> Sources | Manifest:
     """Return the prefixes or the manifest of a channel. `progress`, `memory`: as for `plan_channel`."""
     kind, selection = channel.source.s3_data_type, job.selection(channel)
     if kind == "S3Prefix":
-        return Sources(pages, channel.sources, arrangement, selection, progress=progress, memory=memory)
+        return Sources(
+            listings.pages, channel.sources, arrangement, selection, progress=progress, memory=memory
+        )
 
     def note(bucket: str, error: SourceError) -> None:
         log.warning(
@@ -280,7 +275,7 @@ def _source(
         arrangement,
         channel.source.attribute_names if kind == "AugmentedManifestFile" else None,
         selection=selection,
-        object_clients=ObjectClients(inspector, pages, note),
+        object_clients=ObjectClients(listings.inspector, listings.pages, note),
         progress=progress,
         memory=memory,
     )

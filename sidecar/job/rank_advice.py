@@ -1,6 +1,7 @@
-"""Says where ranks that are fetched separately send many small requests, and what sends fewer.
+"""Advice about the ranks of a channel: unequal numbers of steps, and many small requests.
 
-A request costs as much CPU time as some hundreds of kilobytes (docs/how-to/several-ranks.md). `penstock plan`
+Ranks that end an epoch at different steps make a trainer hang that waits for all of them, as DDP does. A
+request costs as much CPU time as some hundreds of kilobytes (docs/how-to/several-ranks.md). `penstock plan`
 counts the requests of an epoch; `penstock doctor`, which lists few objects, reckons with their mean size.
 """
 
@@ -22,16 +23,36 @@ MANY = 3
 """Times the requests of `Fetch: together`, from which on these are many."""
 
 
-class SmallRequests(NamedTuple):
-    """Why the requests are small, and what to do."""
+class Advice(NamedTuple):
+    """Why the ranks are not as they should be, and what to do."""
 
     why: str
     do: str
 
 
+def unequal_steps(channel: ChannelConfig, *, hosts: int) -> Advice | None:
+    """Return what is to be said of a Pipe channel's ranks; None if there is one, or they share records."""
+    ranks = channel.penstock.ranks
+    count = 1 if ranks is None else ranks.count
+    divided = channel.source.sharded and hosts > 1
+    if channel.penstock.by_record is not None or (count == 1 and not divided):
+        return None
+    who = "rank" if count > 1 else "host"
+    name, framing = channel.channel_name, channel.penstock.framing or "FORMAT"
+    why = f"each {who} has whole objects, so their numbers of steps differ and are not known beforehand"
+    if (obstacle := channel.not_by_record) is not None:
+        return Advice(why, f"Ranks can have no batch, which would make them equal: {obstacle}")
+    return Advice(
+        why,
+        f"for equal steps build a record index (penstock index build -c JOB --to index --channel {name} "
+        f"--every 1 --format {framing}), or let a job learn it (LearnIndex: {{To: index, Format: {framing}, "
+        f"Every: 1}}), and set Ranks: {{Count: {count}, Batch: RECORDS, Index: index}}",
+    )
+
+
 def small_requests(
     channel: ChannelConfig, *, bytes_total: int, separately: int, together: int
-) -> SmallRequests | None:
+) -> Advice | None:
     """Return what is to be said of a channel whose ranks share it by record; None if there is nothing.
 
     `separately`, `together`: requests with either value of `Fetch`.
@@ -40,15 +61,13 @@ def small_requests(
         return None
     if (size := bytes_total // separately) >= SMALL:
         return None
-    return SmallRequests(
+    return Advice(
         f"each rank is fetched on its own, by {separately} requests of {human_bytes(size)} on average",
         _remedy(channel, f"for {together} "),
     )
 
 
-def expected_small_requests(
-    channel: ChannelConfig, deal: Deal, *, record_bytes: float
-) -> SmallRequests | None:
+def expected_small_requests(channel: ChannelConfig, deal: Deal, *, record_bytes: float) -> Advice | None:
     """Return the same by the mean size of a record, for a deal of this host's ranks."""
     ranks = channel.penstock.by_record
     if ranks is None or not _separate(channel):
@@ -60,7 +79,7 @@ def expected_small_requests(
     together = most if share == deal.global_batch else min(most, share * record_bytes)
     if separately >= SMALL or together < MANY * separately:
         return None
-    return SmallRequests(
+    return Advice(
         f"each rank is fetched on its own, by requests of about {human_bytes(int(separately))}",
         _remedy(channel, f"for requests of about {human_bytes(int(together))} "),
     )
