@@ -50,9 +50,7 @@ _VARIABLES = (
     "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_SECURITY_TOKEN",
     "AWS_CONTAINER_AUTHORIZATION_TOKEN",
 )  # fmt: skip
-_FILES = ("AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE")
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
-_LONGEST_FILE = 64 * 1024
 
 _forms: dict[str, None] = {}
 _values: re.Pattern[str] | None = None
@@ -80,14 +78,11 @@ def remember(*values: str | bytes | None) -> None:
 
 
 def remember_environment() -> None:
-    """`remember` the secrets in the variables of AWS clients and proxies, and in files that these name."""
+    """`remember` the secrets in the variables of AWS clients and proxies.
+
+    Those in files are remembered where the files are read (`streamer.s3.client.aws_files`).
+    """
     values: list[str] = [os.environ.get(name, "") for name in _VARIABLES]
-    for name in _FILES:
-        try:
-            with open(os.environ.get(name, ""), encoding="utf-8") as file:
-                values.append(file.read(_LONGEST_FILE).strip())
-        except (OSError, ValueError):
-            continue  # AWS clients cannot read, and so cannot send, this file's secret either
     for name in _PROXIES:
         for variable in (name, name.upper()):
             try:

@@ -35,6 +35,7 @@ MAY_IMPORT = {
     "streamer.trailer": set(),
     "streamer.key_list": set(),
     "streamer.secrets": set(),
+    "streamer.file_reads": set(),
     "streamer.aio": set(),
     "streamer.linux": set(),
     "streamer.inflate": set(),
@@ -47,7 +48,9 @@ MAY_IMPORT = {
     "streamer.sink": {
         "streamer.helpers", "streamer.key_list", "streamer.linux", "streamer.plan", "streamer.trailer",
     },
-    "streamer.s3.client": {"streamer.linux", "streamer.retry", "streamer.secrets"},
+    "streamer.s3.client": {
+        "streamer.file_reads", "streamer.linux", "streamer.retry", "streamer.secrets",
+    },
     "streamer.s3.signing": {"streamer.plan", "streamer.s3.client"},
     "streamer.s3.http": {"streamer.linux", "streamer.s3.client", "streamer.s3.signing"},
     "streamer.s3": {
@@ -108,8 +111,8 @@ MAY_IMPORT = {
 }  # fmt: skip
 """By room, the rooms that it may import."""
 ENGINE = {
-    "streamer.aio", "streamer.engines", "streamer.formats", "streamer.helpers", "streamer.linux",
-    "streamer.plan", "streamer.relay", "streamer.relay.deliver", "streamer.relay.fetch",
+    "streamer.aio", "streamer.engines", "streamer.file_reads", "streamer.formats", "streamer.helpers",
+    "streamer.linux", "streamer.plan", "streamer.relay", "streamer.relay.deliver", "streamer.relay.fetch",
     "streamer.relay.staging", "streamer.relay.statistics", "streamer.retry", "streamer.s3",
     "streamer.s3.catalog",
     "streamer.s3.client", "streamer.schedule", "streamer.secrets", "streamer.sink", "streamer.trailer",

@@ -70,7 +70,7 @@ async def open_admin(state: JobState, *, host: str, port: int) -> AsyncIterator[
 
     Raises SinkError if the port cannot be had, ConfigError if the token file does not contain a token.
     """
-    token = state.job.penstock.admin.token()
+    token = await in_thread(state.job.penstock.admin.token)
     async with listening(host, port) as sockets, task_group() as tasks:
         admin = AdminPort(state, token, sockets)
         serving = tasks.create_task(admin.run(), name="admin server")

@@ -33,6 +33,7 @@ from sidecar.process.memory import memory_limit
 from sidecar.process.progress import progress_line
 from sidecar.process.wait_log import WaitLog
 from streamer.errors import ConfigError, SinkError
+from streamer.file_reads import read_file
 from streamer.plan import S3Uri, parse_object_uri, parse_s3_uri
 from streamer.retry import RetryPolicy, retry_while_unavailable
 from streamer.s3.catalog.pages import open_pages
@@ -217,8 +218,7 @@ def _ids(labels: Labelled, path: str | None) -> tuple[Ids, bool]:
     if path is None:
         return {}, False
     try:
-        with open(path, "rb") as file:
-            text = file.read()
+        text = read_file(path, again=True)
     except FileNotFoundError:
         return number_labels(labels), True
     except OSError as error:

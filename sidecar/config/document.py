@@ -19,6 +19,7 @@ import yaml
 from yaml.constructor import ConstructorError
 
 from streamer.errors import ConfigError
+from streamer.file_reads import read_file
 from streamer.units import counted
 
 if TYPE_CHECKING:
@@ -85,8 +86,7 @@ class Mistake:
 def read_document(path: str) -> Document:
     """Read the file, JSON if it begins with a bracket, else YAML. Raises ConfigError."""
     try:
-        with open(path, "rb") as file:
-            data = file.read(MOST_BYTES + 1)
+        data = read_file(path, MOST_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}{_similar_file(path)}") from error
     try:

@@ -12,6 +12,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from streamer.errors import ConfigError
+from streamer.file_reads import read_file
 from streamer.s3.client.endpoint import Endpoint, RequestOptions, check_endpoint
 
 if TYPE_CHECKING:
@@ -86,8 +87,7 @@ def _option(name: str) -> str:
 def read_customer_key(path: str) -> bytes:
     """Read the SSE-C key in a file. Raises ConfigError, whose text does not contain the key."""
     try:
-        with open(path, "rb") as file:
-            key = file.read(128)
+        key = read_file(path, 128)
     except OSError as error:
         raise ConfigError(f"cannot read the SSE-C key in {path}: {error.strerror}") from error
     if len(key) == CUSTOMER_KEY_BYTES:

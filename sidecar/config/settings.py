@@ -21,6 +21,7 @@ from sidecar.config.byte_size import Size
 from sidecar.config.endpoint import BARE_URL, REGION, check_together, check_url, resolved
 from sidecar.config.model import Model
 from streamer.errors import ConfigError
+from streamer.file_reads import read_file
 from streamer.s3.client.endpoint import STALL_TIMEOUT, Endpoint, IfMatch
 from streamer.secrets import remember
 from streamer.units import KIB, MIB
@@ -115,8 +116,7 @@ class AdminConfig(Model):
 def read_token(path: str) -> str:
     """Read the admin token in a file: one line of at least 16 characters. Raises ConfigError."""
     try:
-        with open(path, encoding="ascii") as file:
-            token = file.read(1024).strip()
+        token = read_file(path, 1024, again=True).decode("ascii").strip()
     except OSError as error:
         raise ConfigError(
             f"cannot read the admin token in {path}: {error.strerror}; correct the path, or make the file "

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from sidecar.config.document import check_texts
 from sidecar.config.hosts import HOMOGENEOUS, identify, local_job
 from streamer.errors import ConfigError, SinkError
+from streamer.file_reads import read_file
 from streamer.trailer import SIDECAR_LOCK, parse_trailer_name, read_trailer, replace_file
 
 if TYPE_CHECKING:
@@ -252,16 +253,17 @@ def platform_resource_config(layout: Layout) -> dict[str, Any] | None:
     """Return the platform's resourceconfig.json; None if there is none, or if a sidecar wrote it.
 
     A sidecar writes a copy beside its own file, by which the next run recognises that file. Raises
-    ConfigError if the file is not a JSON object.
+    ConfigError if the file is not a JSON object, or is not read in time.
     """
     path = os.path.join(layout.config, RESOURCES)
     try:
-        with open(path, "rb") as file:
-            data = file.read()
+        data = read_file(path, again=True)
+    except TimeoutError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     except OSError:
         return None
-    with contextlib.suppress(OSError), open(_copy(path), "rb") as file:
-        if file.read() == data:
+    with contextlib.suppress(OSError):
+        if read_file(_copy(path), again=True) == data:
             return None
     try:
         document = json.loads(data)

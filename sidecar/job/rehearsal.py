@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from sidecar.admin.listener import listening
 from sidecar.job.download_directory import DownloadDirectory
 from sidecar.process.memory import memory_limit
+from streamer.aio import in_thread
 from streamer.errors import SinkError
 from streamer.linux import write_remedy
 from streamer.relay.transport import open_files
@@ -122,7 +123,7 @@ def _write(path: str) -> None:
 async def port(job: Job) -> str:
     """Listen once on the admin address and return it. Raises SinkError; ConfigError for the token."""
     admin = job.penstock.admin
-    admin.token()
+    await in_thread(admin.token)
     number = ADMIN_PORT if admin.port is None else admin.port
     async with listening(admin.host, number):
         return f"{admin.host}:{number}" if number else f"{admin.host}, any free port"

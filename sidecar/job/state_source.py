@@ -15,8 +15,8 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from sidecar.process.logs import log
-from streamer.aio import in_thread
 from streamer.errors import ConfigError, ObjectMissing
+from streamer.file_reads import outside
 from streamer.plan import S3Uri, parse_s3_uri
 from streamer.retry import RetryPolicy
 from streamer.s3.catalog.manifest_body import read_manifest
@@ -41,7 +41,10 @@ async def read_states(value: str, clients: Any, *, give_up_after: float) -> str 
     if value.startswith("s3://"):
         where, raw = await _object(value, clients, RetryPolicy(give_up_after=give_up_after))
     else:
-        where, raw = await in_thread(_file, value)
+        try:
+            where, raw = await outside(_file, value)
+        except TimeoutError as error:
+            raise ConfigError(f"cannot read --resume {value}: {error.strerror}") from error
     if raw is None:
         log.info("no state yet, beginning at epoch 0", resume=where)
         return None

@@ -30,7 +30,9 @@ from streamer.relay.statistics import ChannelCounters
 from streamer.retry import RetryPolicy
 from streamer.s3.catalog.pages import AiobotocorePages
 from streamer.s3.client.credentials import RenewableCredentials, renewed
+from streamer.s3.client.endpoint import Endpoint
 from streamer.s3.client.faults import error_from_response
+from streamer.s3.client.session import open_clients
 from streamer.s3.ranges import Body, RangeRequest
 from streamer.schedule.budget import MemoryBudget
 from streamer.schedule.concurrency import ConcurrencyController
@@ -422,6 +424,76 @@ async def test_a_renewal_that_hangs_is_named_with_its_source() -> None:
     assert after.startswith("the credentials cannot be renewed (their source did not respond in ")
     assert "which is shared-credentials-file; no byte for the last 1 s" in after
     assert exit_code(caught.value) == Exit.DENIED
+
+
+@pytest.mark.usefixtures("no_leaks", "bare")
+@pytest.mark.parametrize(
+    ("script", "limit", "reason"),
+    [
+        ("echo $$ > {pid}; exec sleep 3600", 1, "did not respond in 1 s"),
+        ("echo $$ > {pid}; exec yes", 60, "wrote more than 1048576 bytes"),
+    ],
+)
+async def test_a_credential_process_that_does_not_end_is_killed(
+    script: str, limit: float, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid, program = tmp_path / "pid", tmp_path / "program"
+    program.write_text(f"#!/bin/sh\n{script.format(pid=pid)}\n")
+    program.chmod(0o700)
+    config = tmp_path / "config"
+    config.write_text(f"[default]\ncredential_process = {program}\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    with pytest.raises(SourceError, match=reason):
+        async with open_clients(Endpoint(url="http://127.0.0.1:1"), connections=1, stall_timeout=limit):
+            pass
+    await eventually(lambda: not _runs(pid))
+
+
+def _runs(pid: Path) -> bool:
+    try:
+        return Path(f"/proc/{pid.read_text().strip()}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+class Renewable:
+    """Credentials that end after so many seconds; each renewal is counted."""
+
+    method = "assume-role-with-web-identity"
+
+    def __init__(self, left: float) -> None:
+        self.left = left
+        self.renewed = 0
+
+    def refresh_needed(self, within: float = 900) -> bool:
+        return self.left < within
+
+    async def get_frozen_credentials(self) -> ReadOnlyCredentials:
+        if self.refresh_needed():
+            self.renewed, self.left = self.renewed + 1, 3600
+        return ReadOnlyCredentials(f"key-{self.renewed}", "not-a-secret", None)
+
+
+async def test_a_file_that_cannot_be_read_counts_when_the_credentials_end() -> None:
+    """A renewal reads the file in the event loop, so none begins."""
+    readable = True
+
+    async def check() -> None:
+        if not readable:
+            raise Denied("cannot read /mount/token")
+
+    async def load() -> None:
+        raise AssertionError("the chain is resolved after a refusal alone")
+
+    source = Renewable(0)
+    lasting = RenewableCredentials(source, load, limit=60, check=check)
+    assert (await lasting.get_frozen_credentials()).access_key == "key-1"
+    readable, source.left = False, 600
+    assert (await lasting.get_frozen_credentials()).access_key == "key-1"
+    source.left = 30
+    with pytest.raises(Expired, match="the credentials cannot be renewed: cannot read /mount/token"):
+        await lasting.get_frozen_credentials()
+    assert source.renewed == 1
 
 
 async def test_many_that_wait_for_a_chain_that_fails_ask_it_once() -> None:

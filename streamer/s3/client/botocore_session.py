@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import os
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -27,9 +28,12 @@ from botocore.utils import parse_timestamp
 from streamer import __version__
 from streamer.errors import ConfigError, Denied, ErrorContext, PenstockError, SourceError, Transient
 from streamer.retry import note_failure
+from streamer.s3.client.aws_files import AwsFiles, token_files
 from streamer.s3.client.bounded import BoundedSession
+from streamer.s3.client.credential_process import limit_credential_processes
 from streamer.s3.client.credentials import FixedProvider, RenewableCredentials
 from streamer.s3.client.endpoint import Endpoint, RequestOptions, check_endpoint
+from streamer.s3.client.environment import configuration_files
 from streamer.s3.client.faults import error_text, map_errors, mapped
 from streamer.s3.client.metadata import refuse_redirects
 from streamer.s3.client.xml_parser import StrictParserFactory
@@ -37,7 +41,7 @@ from streamer.secrets import quoted
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import AsyncIterator, Iterable, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 
     from streamer.s3.client.environment import Keys
 
@@ -102,9 +106,12 @@ class BotocoreSession:
     async def resolve_credentials(self) -> None:
         """Resolve the credentials by botocore's chain. Raises ConfigError, Denied, Transient."""
         if not self._endpoint.anonymous:
+            tokens = token_files(self._session, os.environ)
+            files = AwsFiles(configuration_files(os.environ), tokens, seconds=self._stall_timeout)
             with _mapped_errors():
+                await files.check()
                 self.credentials = await _renewable(
-                    self._session, self._endpoint.profile, self._stall_timeout
+                    self._session, self._endpoint.profile, self._stall_timeout, files.check
                 )
 
     @contextlib.asynccontextmanager
@@ -206,6 +213,7 @@ def _session(profile: str | None) -> Any:
     Its requests to metadata services follow no redirect either.
     """
     refuse_redirects()
+    limit_credential_processes()
     session = AioSession(profile=profile)
     session.set_default_client_config(AioConfig(http_session_cls=BoundedSession))
     return session
@@ -229,8 +237,13 @@ async def _first_credentials(providers: Iterable[Any]) -> Any:
     return None
 
 
-async def _renewable(session: Any, profile: str | None, limit: float) -> RenewableCredentials | None:
-    """Return renewable credentials and give them to the session's clients; None if the session has none."""
+async def _renewable(
+    session: Any, profile: str | None, limit: float, check: Callable[[], Awaitable[None]]
+) -> RenewableCredentials | None:
+    """Return renewable credentials and give them to the session's clients; None if the session has none.
+
+    `limit`, `check`: see `RenewableCredentials`.
+    """
 
     async def load() -> Any:
         return await _session(profile).get_credentials()
@@ -245,6 +258,6 @@ async def _renewable(session: Any, profile: str | None, limit: float) -> Renewab
         ) from error
     if credentials is None:
         return None
-    lasting = RenewableCredentials(credentials, load, limit=limit)
+    lasting = RenewableCredentials(credentials, load, limit=limit, check=check)
     session.register_component("credential_provider", FixedProvider(lasting))
     return lasting

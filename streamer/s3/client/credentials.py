@@ -24,21 +24,37 @@ from streamer.secrets import quoted, remember
 
 PAUSE = 1.0
 """Least seconds between two resolutions of the chain."""
+MANDATORY = 60.0
+"""Seconds before credentials expire at which they must be renewed; before that a renewal may fail. Also the
+seconds between two attempts to read files that could not be read."""
 
 
 class RenewableCredentials:
     """A proxy for the session's credentials that renews them; it passes other attributes through."""
 
-    def __init__(self, initial: Any, load: Callable[[], Awaitable[Any]], *, limit: float) -> None:
-        """`initial`: aiobotocore's credentials. `load`: resolves the chain. `limit`: seconds per renewal."""
+    def __init__(
+        self,
+        initial: Any,
+        load: Callable[[], Awaitable[Any]],
+        *,
+        limit: float,
+        check: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """`initial`: aiobotocore's credentials. `load`: resolves the chain. `limit`: seconds per renewal.
+
+        `check`: reads the files that a renewal reads; a renewal fails with its error.
+        """
         self._limit = limit
+        self._check = check
         self._current = initial
         self._load = load
         self._lock = asyncio.Lock()
         self._stale = False
-        self._loaded_at = self._failed_at = float("-inf")
+        self._loaded_at = self._failed_at = self._checked_at = float("-inf")
         self._failure = ""
         self._remembered: tuple[str | None, ...] = ()
+        self._last: Any = None
+        """Key, secret and token of the last request."""
         self._static: Any = None
         """Key, secret and token, once they are known, of a source that does not refresh them."""
 
@@ -69,6 +85,8 @@ class RenewableCredentials:
         if time.monotonic() < self._failed_at + PAUSE:
             raise Expired(self._failure)
         begun = time.monotonic()
+        if self._check is not None and not await self._files_readable(self._check):
+            return self._last
         try:
             if self._stale or hasattr(self._current, "refresh_needed"):
                 async with asyncio.timeout(self._limit):
@@ -103,8 +121,31 @@ class RenewableCredentials:
                     f"key has; correct their source, which is {self._current.method}"
                 )
             self._remembered = secrets
+        self._last = frozen
         self._static = None if hasattr(self._current, "refresh_needed") else frozen
         return frozen
+
+    async def _files_readable(self, check: Callable[[], Awaitable[None]]) -> bool:
+        """Return False if a renewal cannot read its files, but the credentials are still valid.
+
+        Raises Expired if they are not.
+        """
+        refreshable = hasattr(self._current, "refresh_needed")
+        if not (self._stale or (refreshable and self._current.refresh_needed())):
+            return True
+        valid = not self._stale and self._last is not None and not self._current.refresh_needed(MANDATORY)
+        if valid and time.monotonic() < self._checked_at + MANDATORY:
+            return False
+        try:
+            await check()
+        except Denied as error:
+            if valid:
+                self._checked_at = time.monotonic()
+                return False
+            self._failed_at = time.monotonic()
+            self._failure = f"the credentials cannot be renewed: {error.message}"
+            raise Expired(self._failure) from error
+        return True
 
     def _not_renewed(self, reason: str) -> str:
         return f"the credentials cannot be renewed ({reason}); check their source, which is {self.method}"

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -138,17 +139,23 @@ def _keys(values: Mapping[str, str]) -> Keys | None:
 
 def _has_files(environment: Mapping[str, str]) -> bool:
     """Return whether AWS's configuration files or service models exist, or may exist."""
-    paths = [
-        environment.get("AWS_CONFIG_FILE", "~/.aws/config"),
-        environment.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"),
-        "~/.aws/models",
-    ]
-    return any(_may_exist(os.path.expanduser(os.path.expandvars(path))) for path in paths)
+    paths = [*configuration_files(environment).values(), os.path.expanduser("~/.aws/models")]
+    return any(map(_may_exist, paths))
+
+
+def configuration_files(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the paths of the files of profiles, by the variable that may name them."""
+    paths = {
+        "AWS_CONFIG_FILE": environment.get("AWS_CONFIG_FILE", "~/.aws/config"),
+        "AWS_SHARED_CREDENTIALS_FILE": environment.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"),
+    }
+    return {name: os.path.expanduser(os.path.expandvars(path)) for name, path in paths.items()}
 
 
 def _may_exist(path: str) -> bool:
     try:
-        return os.stat(path).st_size > 0
+        status = os.stat(path)
+        return status.st_size > 0 or stat.S_ISFIFO(status.st_mode)
     except (FileNotFoundError, NotADirectoryError):
         return False
     except (OSError, ValueError):

@@ -13,18 +13,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import md5
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from streamer.errors import ConfigError
+from streamer.file_reads import outside, read_here
+from streamer.s3.client.aws_files import AwsFiles
 from streamer.s3.client.credentials import RenewableCredentials
 from streamer.s3.client.endpoint import STALL_TIMEOUT, Endpoint, RequestOptions
-from streamer.s3.client.environment import Keys, Settings, ca_bundle_of, settings_of
+from streamer.s3.client.environment import Keys, Settings, ca_bundle_of, configuration_files, settings_of
 from streamer.secrets import remember, remember_environment
 
 if TYPE_CHECKING:
@@ -133,8 +137,7 @@ async def open_clients(
     remember_environment()
     if (key := endpoint.reading.sse_customer_key) is not None:
         remember(key, md5(key, usedforsecurity=False).digest())
-    if endpoint.ca_bundle and not os.access(endpoint.ca_bundle, os.R_OK):
-        raise ConfigError(f"cannot read {endpoint.ca_bundle}; Endpoint.CaBundle must name a PEM file")
+    await _check_certificates(endpoint, stall_timeout)
     settings = settings_of(endpoint, os.environ)
     async with contextlib.AsyncExitStack() as stack:
         opener = _Opener(endpoint, settings, stack, connections=connections, stall_timeout=stall_timeout)
@@ -173,6 +176,22 @@ async def open_clients(
         )
 
 
+async def _check_certificates(endpoint: Endpoint, limit: float) -> None:
+    """Read the file of certificates, because OpenSSL reads it in the event loop. Raises ConfigError."""
+    bundle, name = endpoint.ca_bundle, "Endpoint.CaBundle"
+    if not bundle:
+        bundle, name = ca_bundle_of(os.environ), "AWS_CA_BUNDLE"
+    try:
+        if bundle:
+            await outside(partial(read_here, bundle, again=True), seconds=limit)
+    except OSError as error:
+        # Without TLS nothing reads the environment's file, so it may be missing.
+        if endpoint.ca_bundle or error.errno in (errno.ESPIPE, errno.ETIMEDOUT):
+            raise ConfigError(
+                f"cannot read {bundle}: {error.strerror}; {name} must name a PEM file"
+            ) from error
+
+
 def _unchanging(keys: Keys, limit: float) -> RenewableCredentials:
     async def load() -> Keys:
         return keys
@@ -206,6 +225,8 @@ class _Opener:
         """Return botocore's session with its credentials."""
         async with self._opening:
             if self._session is None:
+                files = AwsFiles(configuration_files(os.environ), {}, seconds=self._stall_timeout)
+                await files.check()
                 session = await asyncio.to_thread(self._load)
                 if self._settings is None:
                     await session.resolve_credentials()
