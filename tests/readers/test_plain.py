@@ -232,6 +232,11 @@ def test_config_errors_in_the_incumbents_words(feeder: Feeder) -> None:
             make("plain")
     feeder.configure({"train": "pIPE"})
     PipeReader("train")
+    feeder.configure({"eval": "Pipe", "train-0": "Pipe", "train-1": "Pipe"})
+    with pytest.raises(
+        PipeModeDatasetException, match=r"; its rank FIFOs are the channels train-0 to train-1$"
+    ):
+        PipeReader("train")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"train": 1}', "\udcff"])

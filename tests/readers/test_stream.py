@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import signal
 import socket
@@ -256,6 +257,36 @@ def test_says_what_is_there_instead(feeder: Feeder) -> None:
         f"train_7 did not appear in {feeder.pipe_dir} in 0 s; the directory has train_0, "
         "and the state of the trailer of train_7 is 'abandoned': have a look"
     )
+
+
+class MakesTheFifo(logging.Handler):
+    """Makes a FIFO when a warning comes."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(logging.WARNING)
+        self.path = path
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+        os.mkfifo(self.path)
+
+
+@pytest.mark.parametrize("wait", [None, 0.05])
+def test_warns_once_that_the_fifo_is_late(feeder: Feeder, wait: float | None) -> None:
+    feeder.feed(0, b"", channel="train")
+    maker, logger = MakesTheFifo(Path(feeder.path("train", 1))), logging.getLogger("penstock")
+    logger.addHandler(maker)
+    try:
+        with PipeStream(feeder.path("train", 1), timeout=1.2) as stream:
+            while not stream.open(wait):
+                pass
+    finally:
+        logger.removeHandler(maker)
+    assert maker.texts == [
+        f"train_1 has not appeared in {feeder.pipe_dir} yet, and the reader waits for it 1 s more; "
+        "the directory has train_0"
+    ]
 
 
 def test_says_that_there_is_nothing(feeder: Feeder, tmp_path: Path) -> None:

@@ -65,7 +65,13 @@ def check_channel(channel: str, config_dir: str) -> None:
     """
     channels = channels_in(config_dir)
     if channel not in channels:
-        raise PipeModeDatasetException(f"Channel {channel} not found in Training Job InputDataConfig")
+        ranks = sum(f"{channel}-{rank}" in channels for rank in range(len(channels)))
+        instead = (
+            f"; its rank FIFOs are the channels {channel}-0 to {channel}-{ranks - 1}" if ranks > 1 else ""
+        )
+        raise PipeModeDatasetException(
+            f"Channel {channel} not found in Training Job InputDataConfig{instead}"
+        )
     entry = channels[channel]
     if not isinstance(entry, dict) or str(entry.get("TrainingInputMode", "")).lower() != "pipe":
         raise PipeModeDatasetException(f"Channel {channel} is not a PipeMode channel")

@@ -1,6 +1,7 @@
 """Opens the FIFO of an epoch once it exists, and explains why it does not.
 
-    wait      until the FIFO's name appears (`streamer.readers.core.arrival`), at most `timeout` seconds
+    wait      until the FIFO's name appears (`streamer.readers.core.arrival`), at most `timeout` seconds; a
+              warning says so after a twelfth of them
     attach    open it for reading; its trailer is then the one that proves its end (`Proof`)
 
 The epoch counts as used as soon as the FIFO is open, since a writer may have seen the reader. Whoever has
@@ -10,6 +11,7 @@ chosen the epoch is told if it was not used (`unused`).
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import time
 from typing import TYPE_CHECKING
@@ -22,6 +24,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from streamer.readers.core.proof import Proof
+
+logger = logging.getLogger("penstock")
+WARNED_AT = 1 / 12
+"""Share of `timeout` after which the wait is logged: 10 s of the usual 120."""
+WARNED_BEFORE = 1.0
+"""Least seconds from the warning to the error."""
 
 
 class Opening:
@@ -38,6 +46,8 @@ class Opening:
         self._unused = unused
         self._arrival: Arrival | None = None
         self._deadline = 0.0
+        self._warned = False
+        """Whether the wait has been logged."""
         self._used = False
         """Whether a writer may have seen this reader, so that the epoch counts as read."""
 
@@ -46,8 +56,9 @@ class Opening:
 
     def wait(self) -> None:
         """Wait until the FIFO exists, without opening it. Raises ChannelError."""
+        self._deadline = time.monotonic() + self._timeout
         with contextlib.closing(Arrival(self._name)) as arrival:
-            if not arrival.wait(self._timeout):
+            if not self._appears(arrival, self._timeout):
                 raise self._absent()
 
     def open(self, wait: float | None) -> ReadEnd | None:
@@ -61,12 +72,30 @@ class Opening:
             self._deadline = time.monotonic() + self._timeout
         while True:
             left = max(0.0, self._deadline - time.monotonic())
-            if not self._arrival.wait(left if wait is None else min(left, wait)):
+            if not self._appears(self._arrival, left if wait is None else min(left, wait)):
                 if time.monotonic() < self._deadline:
                     return None
                 raise self._absent()
             with contextlib.suppress(FileNotFoundError):  # removed since `wait` returned: wait for another
                 return self._attach(self._name)
+
+    def _appears(self, arrival: Arrival, seconds: float) -> bool:
+        """Wait at most `seconds` for the FIFO, and log once that it is late; return whether it exists."""
+        rest = self._timeout * (1 - WARNED_AT)
+        silent = self._deadline - time.monotonic() - rest
+        if self._warned or seconds <= silent or rest < WARNED_BEFORE:
+            return arrival.wait(seconds)
+        if arrival.wait(max(0.0, silent)):
+            return True
+        self._warned = True
+        logger.warning(
+            "%s has not appeared in %s yet, and the reader waits for it %.0f s more; %s",
+            self._proof.base,
+            self._proof.directory,
+            rest,
+            self._offer(),
+        )
+        return arrival.wait(seconds - max(0.0, silent))
 
     def open_withdrawn(self) -> ReadEnd | None:
         """Open the FIFO that another process of this reader has opened; return None if its epoch has ended.
@@ -125,6 +154,13 @@ class Opening:
 
     def _absent(self) -> ChannelError:
         proof = self._proof
+        return ChannelError(
+            f"{proof.base} did not appear in {proof.directory} in {self._timeout:g} s; {self._offer()}"
+        )
+
+    def _offer(self) -> str:
+        """Return what the directory has instead, and what to do."""
+        proof = self._proof
         try:
             names = sorted(name for name in os.listdir(proof.directory) if name.startswith(proof.prefix))
             offer = f"the directory has {', '.join(names) or 'no FIFO of this channel'}"
@@ -135,7 +171,4 @@ class Opening:
                 offer += f", and the state of the trailer of {proof.base} is '{proof.trailer.state}'"
         if proof.withdrawn_path is not None and os.path.lexists(proof.withdrawn_path):
             offer += ", and another process has opened this FIFO already: a FIFO has one reader"
-        hint = f": {self._hint}" if self._hint else ""
-        return ChannelError(
-            f"{proof.base} did not appear in {proof.directory} in {self._timeout:g} s; {offer}{hint}"
-        )
+        return f"{offer}: {self._hint}" if self._hint else offer
