@@ -126,11 +126,14 @@ class Findings:
         self._channel = channel
         self._first: CorruptObject | None = None
         self._count = 0
+        self.at_start = 0
+        """Objects whose first bytes are not of the format."""
 
     def note(self, error: CorruptObject) -> None:
         """Log the error, and count it."""
         self._first = self._first or error
         self._count += 1
+        self.at_start += error.context.offset == 0
         if self._count <= MOST_LOGGED:
             log.warning("corrupt object", channel=self._channel, error=str(error))
 
@@ -193,9 +196,13 @@ class IndexBuild:
             await read_plan(plan, objects.buckets, scan, job=job, clients=clients, counters=counters)
         finally:
             self._append()
+        everything = len(self._to_read) + len(self._others) == len(objects)
+        wrong_format = everything and self._findings.at_start == len(self._to_read)
         self._findings.check(
             "more objects are refused",
-            f"the format of the index is {index.format}, and the rows of all other objects are kept: "
+            f"no object is of the format {index.format}: give --format that of the objects"
+            if wrong_format
+            else f"the format of the index is {index.format}, and the rows of all other objects are kept: "
             "repair the object, or leave it out by Exclude",
         )
         names = objects.names.tolist()

@@ -202,6 +202,16 @@ def test_faults_of_storage_are_survived(stub: S3Stub, tmp_path: Path) -> None:
     verify(path, folder, "--all")
 
 
+def test_a_wrong_format_is_told_from_corrupt_objects(stub: S3Stub, tmp_path: Path) -> None:
+    path, folder = setup(stub, tmp_path), tmp_path / "index"
+    done = build(path, folder, "--format", "RecordIO", code=8)
+    assert (
+        "; no object is of the format RecordIO: give --format that of the objects: s3://b/train/0"
+        in done.stderr
+    )
+    assert set(rows(folder)) == {object_name("b", "train/1")}, "an empty object fits every format"
+
+
 def test_an_object_of_another_format_is_named_and_the_others_are_kept(stub: S3Stub, tmp_path: Path) -> None:
     path, folder = setup(stub, tmp_path), tmp_path / "index"
     good = stub.objects["b/train/0"]
