@@ -67,6 +67,8 @@ async def execute(
             layout.note("trainer runs")
             environment = os.environ | trainer_environment(layout, job, hosts)
             code = await _run_trainer(supervisor.state, command, environment)
+            if code == Exit.OK:
+                _warn_of_unread(supervisor.state)
 
         return await _or_signal_code(supervisor.serve(until)) or code
 
@@ -126,6 +128,17 @@ async def _run_trainer(state: JobState, command: tuple[str, ...], environment: d
                 await _end_child(send, ended, fields, notice=notice)
     status = child.returncode or 0
     return 128 - status if status < 0 else status
+
+
+def _warn_of_unread(state: JobState) -> None:
+    """Log the channels whose FIFOs no process has opened, if there are any."""
+    unread = [name for name, each in state.statistics().items() if not each.readers_come]
+    if unread:
+        log.warning(
+            "the trainer has not read every channel",
+            channels=unread,
+            do="open their FIFOs, or leave the channels out of the job file",
+        )
 
 
 def _failure_fields(state: JobState) -> dict[str, object]:

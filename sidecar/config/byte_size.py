@@ -16,7 +16,8 @@ _FORM = re.compile(r"\s*(?:[0-9]+|[0-9]*\.[0-9]+)\s*[A-Za-z]*\s*")
 
 def _whole(value: Any) -> Any:
     if isinstance(value, str) and _FORM.fullmatch(value) is None:
-        raise PydanticCustomError("byte_size", "the text is not a size")
+        kind = "byte_rate" if _FORM.fullmatch(value.removesuffix("/s")) else "byte_size"
+        raise PydanticCustomError(kind, "the text is not a size")
     return value
 
 

@@ -115,6 +115,7 @@ _TEXTS = {
     "model_type": "must be a mapping of keys to values, and is {kind}",
     "dict_type": "must be a mapping of keys to values, and is {kind}",
     "tuple_type": "must be a list, and is {kind}; put '- ' before each item",
+    "byte_rate": "{shown} is not a size; leave out '/s'",
     "byte_size": "{shown} is not a size; write 512MiB or a number of bytes",
     "byte_size_unit": "{shown} is not a size; write 512MiB or a number of bytes",
     "int_type": "{shown} is not a whole number",

@@ -56,10 +56,18 @@ def test_exec_runs_the_trainer_beside_the_channels(stub: S3Stub, tmp_path: Path)
 
 
 def test_exec_in_a_given_directory_leaves_no_fifo_and_no_trailer(stub: S3Stub, tmp_path: Path) -> None:
+    """And it names the channel that the trainer has not read, if that ended well."""
     fill(stub, SIZES, prefix="b/train/")
-    path = write_job(tmp_path / "j.yaml", job(stub.url, tmp_path / "ml", "b/train/"))
-    assert run_exec(path, "sh", "-c", "cat $SM_CHANNEL_TRAIN''_0 | wc -c").stdout.strip() == "2570000"
-    assert leftovers(tmp_path / "ml") == []
+    fill(stub, [10], prefix="b/eval/")
+    path = write_job(tmp_path / "j.yaml", job(stub.url, tmp_path / "ml", "b/train/", "b/eval/"))
+    for code in (0, 3):
+        done = run_exec(path, "sh", "-c", f"cat $SM_CHANNEL_TRAIN''_0 | wc -c; exit {code}")
+        assert (done.stdout.strip(), done.returncode) == ("2570000", code)
+        assert leftovers(tmp_path / "ml") == []
+        unread = [
+            event["channels"] for event in map(json.loads, done.stderr.splitlines()) if "channels" in event
+        ]
+        assert unread == ([["eval"]] if code == 0 else [])
 
 
 def test_exec_forwards_signals_and_reports_a_killed_child(stub: S3Stub, tmp_path: Path) -> None:

@@ -126,6 +126,7 @@ def test_rules_between_keys_and_syntax_errors_have_a_line(tmp_path: Path, text: 
         ("InputDataConfig__0__CompressionType", "gzip", "did you mean 'Gzip'?"),
         ("Penstock__MemoryBudget", "512 megabytes", "is not a size; write 512MiB or a number of bytes"),
         ("Penstock__MemoryBudget", "1,5 GB", "'1,5 GB' is not a size"),
+        ("Penstock__Bandwidth", "100MB/s", "'100MB/s' is not a size; leave out '/s'"),
         ("Penstock__MemoryBudget", "512MB,", "'512MB,' is not a size"),
         ("Penstock__MemoryBudget", "\u0663GB", "is not a size"),
         ("Penstock__GiveUpAfter", "5m", "'5m' is not a number; write seconds, such as 300"),
