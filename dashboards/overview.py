@@ -136,10 +136,10 @@ _S3 = (
         about="Requests open now, and the most that are allowed. At the limit while starved: raise "
               "RequestsInFlight."),
     graph("Time to first byte", "s", *q.quantiles("penstock_first_byte_seconds"), width=12,
-        about="From the request to the head of its answer. It is latency, which more connections hide."),
+        about="From the request to the object's first byte. It is latency, which more connections hide."),
     graph("Time per part", "s", *q.quantiles("penstock_part_seconds"), width=12,
         about="From the request to its last byte. Far above time to first byte: bandwidth is short."),
-    graph("Second requests", "reqps", q.by("fate", q.HEDGES), width=12,
+    graph("Hedges", "reqps", q.by("fate", q.HEDGES), width=12,
         colors={"issued": BLUE, "won": GREEN, "lost": ORANGE},
         about="Parts asked for a second time per second, since the first request was late and delivery "
               "waited. won: the second brought the bytes; lost: the first did after all."),
