@@ -399,7 +399,7 @@ def test_cat_of_a_small_object_loads_what_it_uses(stub: S3Stub) -> None:
 
 
 def test_cat_loads_what_it_uses() -> None:
-    """`penstock cat` of a small object takes no longer than its imports: no server, no job file, no logs."""
+    """`penstock cat` of a small object takes no longer than its imports: no server, no job file."""
     code = "import sys, sidecar.cli, sidecar.commands.cat; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
@@ -421,7 +421,16 @@ def test_cat_loads_what_it_uses() -> None:
         ),
         *(
             f"sidecar.process{name}"
-            for name in ("", ".exits", ".local_errors", ".memory", ".progress", ".streams")
+            for name in (
+                "",
+                ".exits",
+                ".local_errors",
+                ".logs",
+                ".memory",
+                ".progress",
+                ".streams",
+                ".wait_log",
+            )
         ),
     }
     assert not loaded & {"pydantic", "rich", "yaml", "aiohttp.web", "tensorflow"}
