@@ -148,8 +148,10 @@ async def measure(url: str, *, by_aiobotocore: bool) -> dict[str, float]:
             turns.append(time.thread_time() - before)
             await asyncio.sleep(LOOK)
 
-    async with open_clients(Endpoint(url=url, path_style=True), connections=64) as clients:
-        with open_pages(clients, by_aiobotocore=by_aiobotocore) as pages:
+    async with open_clients(
+        Endpoint(url=url, path_style=True), connections=64, by_aiobotocore=by_aiobotocore
+    ) as clients:
+        with open_pages(clients) as pages:
             looking = asyncio.create_task(look())
             memory, cpu, began = peak_memory(), time.process_time(), time.monotonic()
             entries = await list_prefix(pages, S3Uri("bucket", "train/"))

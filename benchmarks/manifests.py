@@ -185,7 +185,7 @@ async def plan(port: int, order: str, way: str) -> dict[str, float]:
     first = 0.0
     async with (
         open_clients(Endpoint(url=f"http://127.0.0.1:{port}", path_style=True), connections=1) as clients,
-        open_inspector(clients, give_up_after=60, by_aiobotocore=False) as inspector,
+        open_inspector(clients, give_up_after=60) as inspector,
     ):
         with open_pages(clients) as pages:
             object_clients = ObjectClients(inspector, pages if way == "listings" else None)

@@ -109,9 +109,10 @@ async def _stream(
         endpoint,
         connections=options.requests_in_flight or MOST_REQUESTS,
         stall_timeout=min(STALL_TIMEOUT, options.give_up_after),
+        by_aiobotocore=options.transport == "aiobotocore",
     ) as clients:
         memory, arrangement = PlanMemory(memory_limit() // 2), Arrangement(join=options.join)
-        with open_pages(clients, by_aiobotocore=options.transport == "aiobotocore") as pages:
+        with open_pages(clients) as pages:
             sources = Sources(
                 pages,
                 uris,

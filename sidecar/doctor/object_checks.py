@@ -25,7 +25,6 @@ from streamer.s3.ranges import check_header
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from sidecar.config.job import Job
     from streamer.s3.catalog.object_get import ObjectResponse
     from streamer.s3.client.session import Clients
 
@@ -39,9 +38,8 @@ NO_SUCH_ETAG = '"00000000000000000000000000000000"'
 class _ByteProbe:
     """Sends GETs of one byte of an object, by the client that the job would use."""
 
-    def __init__(self, job: Job, clients: Clients, ref: ObjectRef) -> None:
-        by_aiobotocore = job.penstock.transport == "aiobotocore"
-        self._control = None if by_aiobotocore else ControlClient(clients)
+    def __init__(self, clients: Clients, ref: ObjectRef) -> None:
+        self._control = None if clients.by_aiobotocore else ControlClient(clients)
         self._clients = clients
         self._context = ErrorContext(ref.bucket, ref.key)
         # Some servers answer `bytes=0-0` with the whole object. A run sends it only for objects of one byte.
@@ -63,9 +61,9 @@ class _ByteProbe:
             return response, b""
 
 
-async def read_checks(job: Job, clients: Clients, name: str, ref: ObjectRef) -> AsyncIterator[Finding]:
+async def read_checks(clients: Clients, name: str, ref: ObjectRef) -> AsyncIterator[Finding]:
     """Read one byte of an object; check how the endpoint handles Range, If-Match and checksums."""
-    with contextlib.closing(_ByteProbe(job, clients, ref)) as probe:
+    with contextlib.closing(_ByteProbe(clients, ref)) as probe:
         try:
             response, data = await probe.send(x_amz_checksum_mode="ENABLED")
         except PenstockError as error:

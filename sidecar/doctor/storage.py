@@ -22,7 +22,6 @@ from sidecar.doctor.object_checks import etags_differ, read_checks
 from sidecar.doctor.remedies import failed
 from sidecar.job.channels import transport_spec
 from sidecar.job.endmarks import end_mark_advice, unjoined_keys
-from sidecar.job.listings import job_pages
 from sidecar.job.strays import channel_advice
 from sidecar.process.exits import Exit
 from streamer.errors import ErrorContext, PenstockError
@@ -36,7 +35,7 @@ from streamer.s3.catalog.listing import first_page, nothing_below
 from streamer.s3.catalog.manifests import Manifest
 from streamer.s3.catalog.object_finder import ObjectClients
 from streamer.s3.catalog.object_info import open_inspector
-from streamer.s3.catalog.pages import PAGE_PATIENCE
+from streamer.s3.catalog.pages import PAGE_PATIENCE, open_pages
 from streamer.s3.client.faults import map_errors
 from streamer.sink.outlet import PipeOutlet
 from streamer.units import counted
@@ -66,7 +65,7 @@ async def storage(job: Job, clients: Clients) -> AsyncIterator[Finding]:
     if finding.state == "failure":
         return
     samples: list[ObjectRef] = []
-    with job_pages(job, clients) as pages:
+    with open_pages(clients) as pages:
         for channel in job.input_data_config:
             try:
                 strays = channel.penstock.selection.strays(records=channel.record_wrapper_type != "None")
@@ -94,7 +93,7 @@ async def storage(job: Job, clients: Clients) -> AsyncIterator[Finding]:
                 if (warning := etags_differ(channel.channel_name, refs)) is not None:
                     yield warning
                 readable = True
-                async for finding in read_checks(job, clients, channel.channel_name, refs[0]):
+                async for finding in read_checks(clients, channel.channel_name, refs[0]):
                     readable = readable and finding.state != "failure"
                     yield finding
                 samples += refs if readable else []
@@ -158,11 +157,9 @@ async def _first_objects(
 
 async def _first_rows(job: Job, clients: Clients, channel: ChannelConfig) -> list[ObjectRef]:
     """Return the objects of the first selected rows of a manifest, found by HEADs."""
-    by_aiobotocore = job.penstock.transport == "aiobotocore"
-    opened = open_inspector(clients, give_up_after=PAGE_PATIENCE, by_aiobotocore=by_aiobotocore)
-    async with opened as inspector:
+    async with open_inspector(clients, give_up_after=PAGE_PATIENCE) as inspector:
         manifest = Manifest(
-            clients.control if by_aiobotocore else clients,
+            clients,
             channel.source.uri,
             Arrangement(),
             channel.source.attribute_names if channel.source.s3_data_type != "ManifestFile" else None,

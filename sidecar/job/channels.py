@@ -90,6 +90,7 @@ def job_clients(job: Job) -> contextlib.AbstractAsyncContextManager[Clients]:
         penstock.endpoint.resolved(),
         connections=penstock.requests_in_flight or MOST_REQUESTS,
         stall_timeout=penstock.longest_silence,
+        by_aiobotocore=penstock.transport == "aiobotocore",
     )
 
 

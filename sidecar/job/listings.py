@@ -64,7 +64,7 @@ class Listings:
 @contextlib.asynccontextmanager
 async def open_listings(job: Job, clients: Clients) -> AsyncIterator[Listings]:
     """Open the listings of a job; those that go on at the end of the block are cancelled."""
-    with job_pages(job, clients) as pages:
+    with open_pages(clients) as pages:
         async with job_inspector(job, clients) as inspector, task_group() as tasks:
             listings = Listings(pages, inspector, tasks)
             try:
@@ -75,11 +75,4 @@ async def open_listings(job: Job, clients: Clients) -> AsyncIterator[Listings]:
 
 def job_inspector(job: Job, clients: Clients) -> contextlib.AbstractAsyncContextManager[ObjectInspector]:
     """Open the client that finds size and ETag of single objects for this job."""
-    penstock = job.penstock
-    by_aiobotocore = penstock.transport == "aiobotocore"
-    return open_inspector(clients, give_up_after=penstock.give_up_after, by_aiobotocore=by_aiobotocore)
-
-
-def job_pages(job: Job, clients: Clients) -> contextlib.AbstractContextManager[PageSource]:
-    """Open the source of the pages of listings for this job."""
-    return open_pages(clients, by_aiobotocore=job.penstock.transport == "aiobotocore")
+    return open_inspector(clients, give_up_after=job.penstock.give_up_after)

@@ -268,9 +268,8 @@ def _source(
             "HEADs instead of a listing", channel=channel.channel_name, bucket=bucket, error=str(error)
         )
 
-    by_aiobotocore = job.penstock.transport == "aiobotocore"
     return Manifest(
-        clients.control if by_aiobotocore else clients,
+        clients,
         channel.source.uri,
         arrangement,
         channel.source.attribute_names if kind == "AugmentedManifestFile" else None,

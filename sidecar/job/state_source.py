@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sidecar.process.logs import log
 from streamer.errors import ConfigError, ObjectMissing
@@ -24,15 +24,16 @@ from streamer.step_state import FILE_NAME
 
 if TYPE_CHECKING:
     from streamer.errors import SourceError
+    from streamer.s3.client.session import Clients
 
 LONGEST = 16 << 20
 """Most bytes of a state. One of each of 10,000 FIFOs takes 3 MB."""
 
 
-async def read_states(value: str, clients: Any, *, give_up_after: float) -> str | None:
+async def read_states(value: str, clients: Clients, *, give_up_after: float) -> str | None:
     """Return the text of the states; None if there are none yet. Raises ConfigError, SourceError.
 
-    `clients`: as for `read_manifest`. `give_up_after`: seconds to wait while storage is unavailable.
+    `give_up_after`: seconds to wait while storage is unavailable.
     """
     if not value.strip():
         raise ConfigError("--resume is empty; name a file, a directory or an S3 URI")
@@ -70,7 +71,7 @@ def _file(path: str) -> tuple[str, bytes | None]:
         raise ConfigError(f"cannot read --resume {path}: {error}") from error
 
 
-async def _object(value: str, clients: Any, policy: RetryPolicy) -> tuple[str, bytes | None]:
+async def _object(value: str, clients: Clients, policy: RetryPolicy) -> tuple[str, bytes | None]:
     uri = parse_s3_uri(value)
     if not uri.key or uri.key.endswith("/"):
         uri = S3Uri(uri.bucket, uri.key + FILE_NAME)

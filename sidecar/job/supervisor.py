@@ -200,11 +200,9 @@ class Supervisor:
 
     async def _saved(self, clients: Clients) -> dict[str, Saved | StepState]:
         """Return the states of `--resume`. Raises ConfigError, SourceError."""
-        resume, penstock = self._spec.resume, self._spec.job.penstock
-        if resume is None:
+        if (resume := self._spec.resume) is None:
             return {}
-        sender = clients.control if penstock.transport == "aiobotocore" else clients
-        text = await read_states(resume, sender, give_up_after=penstock.give_up_after)
+        text = await read_states(resume, clients, give_up_after=self._spec.job.penstock.give_up_after)
         return {} if text is None else parse_saved(text)
 
     def _start_positions(

@@ -17,7 +17,7 @@ import os
 import threading
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 from streamer.errors import PenstockError
@@ -210,11 +210,10 @@ async def _transport(clients: Clients, cell: Cell) -> AsyncIterator[Transport]:
 
 async def _evil(clients: Clients, transport: Transport, cell: Cell, bucket: str) -> bytes:
     memory = PlanMemory(PLAN_MEMORY)
-    client = clients.control
     if cell.operation in ("body", "listing"):
         plan = await retry_while_unavailable(
             lambda progressed: plan_prefix(
-                AiobotocorePages(client),
+                AiobotocorePages(clients.control),
                 S3Uri(bucket, "data/"),
                 progress=lambda _: progressed(),
                 memory=memory,
@@ -222,13 +221,11 @@ async def _evil(clients: Clients, transport: Transport, cell: Cell, bucket: str)
             POLICY,
         )
     else:
-        by_aiobotocore = cell.transport == "aiobotocore"
-        async with open_inspector(
-            clients, give_up_after=GIVE_UP_AFTER, by_aiobotocore=by_aiobotocore
-        ) as inspector:
+        clients = replace(clients, by_aiobotocore=cell.transport == "aiobotocore")
+        async with open_inspector(clients, give_up_after=GIVE_UP_AFTER) as inspector:
             plan = await retry_while_unavailable(
                 lambda progressed: plan_manifest(
-                    client if by_aiobotocore else clients,
+                    clients,
                     S3Uri(bucket, MANIFEST),
                     object_clients=ObjectClients(inspector),
                     progress=lambda _: progressed(),

@@ -9,7 +9,7 @@ import os
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -37,7 +37,7 @@ from streamer.sink.name_watch import NameWatch
 from streamer.sink.write_ends import LocalWriteEnds
 from streamer.trailer import Trailer, withdrawn_path
 from tests.kit.pipes import eventually, off_loop
-from tests.kit.planning import plan_prefix
+from tests.kit.planning import alone, plan_prefix
 from tests.kit.stub import S3Stub
 
 MORE_THAN_A_FIFO = 40_000_000
@@ -69,11 +69,13 @@ class Server(Protocol):
 
 @contextlib.asynccontextmanager
 async def clients_of(
-    stub: Server, *, stall_timeout: float = STALL_TIMEOUT, **endpoint: Any
+    stub: Server, *, stall_timeout: float = STALL_TIMEOUT, by_aiobotocore: bool = False, **endpoint: Any
 ) -> AsyncIterator[Clients]:
-    """`stall_timeout`: as of `open_clients`. `endpoint`: fields of `Endpoint` besides the stub's own."""
+    """`endpoint`: fields of `Endpoint` besides the stub's own. The others are as of `open_clients`."""
     context = Endpoint(url=stub.url, path_style=True, **endpoint)
-    async with open_clients(context, connections=8, stall_timeout=stall_timeout) as clients:
+    async with open_clients(
+        context, connections=8, stall_timeout=stall_timeout, by_aiobotocore=by_aiobotocore
+    ) as clients:
         yield clients
 
 
@@ -190,7 +192,7 @@ async def running_channel(  # noqa: PLR0913 - a test names only what it is about
     policy: RetryPolicy = EAGER,
     transport: Wish = "aiobotocore",
     arrangement: Arrangement | None = None,
-    make_plan: Callable[[Any], Awaitable[Plan]] | None = None,
+    make_plan: Callable[[Clients], Awaitable[Plan]] | None = None,
     inflate: bool = False,
     ahead: int = 0,
     join: bool = False,
@@ -208,7 +210,7 @@ async def running_channel(  # noqa: PLR0913 - a test names only what it is about
     """List the prefix, prepare and run a channel `train`; cancel it at the end.
 
     `arrangement`: of the objects under the prefix.
-    `parts`: how many parts the budget has room for. `make_plan`: from a client, instead of the prefix.
+    `parts`: how many parts the budget has room for. `make_plan`: from clients, instead of the prefix.
     `inflate`, `join`: whether that plan does. `ahead`: bytes in which it inflates ahead of delivery.
     `hedge`: as of `open_transport`; none, as faults are scripted.
     `processes`: engine processes.
@@ -235,10 +237,10 @@ async def running_channel(  # noqa: PLR0913 - a test names only what it is about
     ):
         bucket, _, key = prefix.partition("/")
         if make_plan is None:
-            with open_pages(clients, by_aiobotocore=transport == "aiobotocore") as pages:
+            with open_pages(replace(clients, by_aiobotocore=transport == "aiobotocore")) as pages:
                 plan = await plan_prefix(pages, S3Uri(bucket, key), arrangement)
         else:
-            plan = await make_plan(clients.control)
+            plan = await make_plan(alone(clients))
         states: list[Trailer] = []
         chosen.memory_budget.ahead = ahead
         stages = KeptStages(chosen.stages(why))

@@ -129,7 +129,7 @@ async def run_killed(scene: Scene, directory: Path) -> None:
     """Raises Broken."""
     async with open_clients(scene.endpoint, connections=8) as clients:
         try:
-            plans = await scene.plans(clients.control)
+            plans = await scene.plans(clients)
         except BadAnswer:
             return
     for objects in (scene.stub.faults, scene.stub.head_faults):

@@ -26,8 +26,9 @@ from streamer.s3.catalog.open_plan import OpenPlan
 from streamer.s3.catalog.pages import AiobotocorePages, PageSource
 from streamer.s3.catalog.sources import Sources
 from streamer.s3.client.endpoint import Endpoint
+from streamer.s3.client.session import Clients
 from tests.kit.faults import PASSING, SPOILT, WRONG, Weather, redirects
-from tests.kit.planning import plan_augmented, plan_manifest, plan_prefix
+from tests.kit.planning import alone, plan_augmented, plan_manifest, plan_prefix
 from tests.kit.stub import Fault, S3Stub, cut_after, fails
 from tests.kit.trials import REDIRECTS, Trial
 from tests.kit.truth import BUCKET, REF, TEXT, Contents, Piece, compress
@@ -192,19 +193,19 @@ class Scene:
         trial = self.trial
         return Arrangement(wrap=trial.wrap, seed=trial.shuffle, shard=trial.shard, inflate=trial.inflate)
 
-    async def plans(self, client: Any) -> dict[str, Plan]:
+    async def plans(self, clients: Clients) -> dict[str, Plan]:
         """By channel, a rank being one. Raises BadAnswer for a listing that was bent, as it must be."""
         found: dict[str, Plan] = {}
         for number in range(len(self.trial.sizes)):
             uri, name = S3Uri(BUCKET, f"manifest{number}"), f"c{number}"
             try:
                 if self.trial.naming == "manifest":
-                    plan = await plan_manifest(client, uri, self.arrangement)
+                    plan = await plan_manifest(alone(clients), uri, self.arrangement)
                 elif self.trial.naming == "augmented":
-                    plan = await plan_augmented(client, uri, [REF, TEXT], self.arrangement)
+                    plan = await plan_augmented(alone(clients), uri, [REF, TEXT], self.arrangement)
                 else:
                     plan = await plan_prefix(
-                        AiobotocorePages(client), S3Uri(BUCKET, f"c{number}/"), self.arrangement
+                        AiobotocorePages(clients.control), S3Uri(BUCKET, f"c{number}/"), self.arrangement
                     )
             except BadAnswer:
                 if not self.stub.tokens:

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from streamer.plan import Arrangement, Plan, S3Uri
 from streamer.s3.catalog.manifests import Manifest
 from streamer.s3.catalog.pages import PageSource
 from streamer.s3.catalog.sources import Sources
+from streamer.s3.client.session import Clients
+
+
+def alone(clients: Clients) -> Clients:
+    """The same clients, of which aiobotocore's send all requests."""
+    return replace(clients, by_aiobotocore=True)
 
 
 async def plan_prefix(
@@ -19,18 +26,18 @@ async def plan_prefix(
 
 
 async def plan_manifest(
-    client: Any, uri: S3Uri, arrangement: Arrangement | None = None, **options: Any
+    clients: Clients, uri: S3Uri, arrangement: Arrangement | None = None, **options: Any
 ) -> Plan:
-    """Plan a `ManifestFile`. `client`, `options`: of `Manifest`."""
-    return await Manifest(client, uri, arrangement or Arrangement(), **options).plan()
+    """Plan a `ManifestFile`. `clients`, `options`: of `Manifest`."""
+    return await Manifest(clients, uri, arrangement or Arrangement(), **options).plan()
 
 
 async def plan_augmented(
-    client: Any,
+    clients: Clients,
     uri: S3Uri,
     attributes: Sequence[str],
     arrangement: Arrangement | None = None,
     **options: Any,
 ) -> Plan:
-    """Plan an `AugmentedManifestFile`. `client`, `options`: of `Manifest`."""
-    return await Manifest(client, uri, arrangement or Arrangement(), attributes, **options).plan()
+    """Plan an `AugmentedManifestFile`. `clients`, `options`: of `Manifest`."""
+    return await Manifest(clients, uri, arrangement or Arrangement(), attributes, **options).plan()

@@ -52,10 +52,15 @@ class Run:
         trial = self._trial
         async with contextlib.AsyncExitStack() as stack:
             clients = await stack.enter_async_context(
-                open_clients(self._scene.endpoint, connections=64, stall_timeout=1)
+                open_clients(
+                    self._scene.endpoint,
+                    connections=64,
+                    stall_timeout=1,
+                    by_aiobotocore=trial.transport == "aiobotocore",
+                )
             )
             try:
-                plans = await self._scene.plans(clients.control)
+                plans = await self._scene.plans(clients)
             except BadAnswer:
                 return
             transport = await stack.enter_async_context(
@@ -92,8 +97,7 @@ class Run:
         """The plans of the channels: those that judge them, or the same while they are listed."""
         if not self._trial.early:
             return plans
-        by_aiobotocore = self._trial.transport == "aiobotocore"
-        pages = stack.enter_context(open_pages(clients, by_aiobotocore=by_aiobotocore))
+        pages = stack.enter_context(open_pages(clients))
         listings: list[asyncio.Task[None]] = []
 
         async def end() -> None:

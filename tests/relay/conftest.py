@@ -56,8 +56,9 @@ def pages_from(request: pytest.FixtureRequest) -> PagesFrom:
 
     @contextlib.asynccontextmanager
     async def opened(server: Server, **options: Any) -> AsyncIterator[PageSource]:
-        async with clients_of(server, **options) as clients:
-            with open_pages(clients, by_aiobotocore=request.param == "aiobotocore") as pages:
+        by_aiobotocore = request.param == "aiobotocore"
+        async with clients_of(server, by_aiobotocore=by_aiobotocore, **options) as clients:
+            with open_pages(clients) as pages:
                 yield pages
 
     return opened

@@ -19,7 +19,7 @@ from streamer.s3.catalog.pages import AiobotocorePages
 from streamer.s3.client.session import Clients
 from tests.kit.harness import MORE_THAN_A_FIFO, RunChannel, clients_of, fill
 from tests.kit.pipes import eventually, off_loop, read_all
-from tests.kit.planning import plan_augmented, plan_manifest, plan_prefix
+from tests.kit.planning import alone, plan_augmented, plan_manifest, plan_prefix
 from tests.kit.raw import etag
 from tests.kit.stub import S3Stub, cut_after, fails, stalls
 from tests.kit.trailers import published_trailer
@@ -37,7 +37,7 @@ Reader = Callable[[Clients], Any]
 
 @pytest.fixture(params=["http", "aiobotocore"])
 def reader(request: pytest.FixtureRequest) -> Reader:
-    return (lambda clients: clients) if request.param == "http" else (lambda clients: clients.control)
+    return (lambda clients: clients) if request.param == "http" else alone
 
 
 def store(stub: S3Stub) -> dict[str, bytes]:
@@ -62,15 +62,15 @@ def write_manifest(
     stub.objects["b/manifest"] = pack(text.encode())
 
 
-def planner(kind: str, arrangement: Arrangement) -> Callable[[Any], Coroutine[Any, Any, Plan]]:
-    async def make(client: Any) -> Plan:
+def planner(kind: str, arrangement: Arrangement) -> Callable[[Clients], Coroutine[Any, Any, Plan]]:
+    async def make(clients: Clients) -> Plan:
         match kind:
             case "S3Prefix":
-                return await plan_prefix(AiobotocorePages(client), S3Uri("b", "data/"), arrangement)
+                return await plan_prefix(AiobotocorePages(clients.control), S3Uri("b", "data/"), arrangement)
             case "ManifestFile":
-                return await plan_manifest(client, MANIFEST, arrangement)
+                return await plan_manifest(clients, MANIFEST, arrangement)
             case _:
-                return await plan_augmented(client, MANIFEST, ATTRIBUTES, arrangement)
+                return await plan_augmented(clients, MANIFEST, ATTRIBUTES, arrangement)
 
     return make
 
@@ -111,8 +111,8 @@ async def test_literals_alone_need_no_request(run: RunChannel, stub: S3Stub, tmp
     labels = [f"{number:09}" for number in range(30_000)]
     stub.objects["b/manifest"] = "\n".join(json.dumps({"label": label}) for label in labels).encode()
 
-    async def make(client: Any) -> Plan:
-        return await plan_augmented(client, MANIFEST, ["label"])
+    async def make(clients: Clients) -> Plan:
+        return await plan_augmented(clients, MANIFEST, ["label"])
 
     async with run(stub, tmp_path, parts=2, make_plan=make) as running:
         stub.seen.clear()
@@ -163,7 +163,7 @@ async def test_sizes_and_versions_come_from_many_heads_at_once(stub: S3Stub) -> 
     stub.objects["b/manifest"] = json.dumps([{"prefix": "s3://b/data/"}, *names]).encode()
     stub.together = {f"head b/data/{name}" for name in names[: HEADS // 2]}
     async with clients_of(stub) as clients:
-        plan = await plan_manifest(clients.control, MANIFEST)
+        plan = await plan_manifest(alone(clients), MANIFEST)
     assert [ref.key for ref in plan.refs(0)] == [f"data/{name}" for name in names]
     assert HEADS // 2 <= stub.most_heads <= HEADS
     assert {ref.etag for ref in plan.refs(0)} <= {etag(data) for data in stub.objects.values()}
@@ -227,8 +227,8 @@ async def test_an_old_version_and_another_bucket_are_read(
     stub.versions["b/data/x?v+1é"] = b"as it was"
     stub.objects["b/manifest"] = "\n".join(map(json.dumps, rows)).encode()
 
-    async def make(client: Any) -> Plan:
-        return await plan_augmented(client, MANIFEST, ["a-ref"])
+    async def make(clients: Clients) -> Plan:
+        return await plan_augmented(clients, MANIFEST, ["a-ref"])
 
     async with run(stub, tmp_path, make_plan=make) as running:
         assert await off_loop(read_all, running.fifo(0)) == b"as it was" + b"elsewhere" + b"new"

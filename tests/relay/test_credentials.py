@@ -32,7 +32,7 @@ from streamer.s3.catalog.pages import AiobotocorePages
 from streamer.s3.client.credentials import RenewableCredentials, renewed
 from streamer.s3.client.endpoint import Endpoint
 from streamer.s3.client.faults import error_from_response
-from streamer.s3.client.session import open_clients
+from streamer.s3.client.session import Clients, open_clients
 from streamer.s3.ranges import Body, RangeRequest
 from streamer.schedule.budget import MemoryBudget
 from streamer.schedule.concurrency import ConcurrencyController
@@ -329,8 +329,8 @@ async def failing_after_the_listing(
 ) -> SourceError:
     """List with a key, have it refused from then on, and return why the channel fails."""
 
-    async def plan(control: Any) -> Plan:
-        found = await plan_prefix(AiobotocorePages(control), S3Uri("b", "data/"))
+    async def plan(clients: Clients) -> Plan:
+        found = await plan_prefix(AiobotocorePages(clients.control), S3Uri("b", "data/"))
         stub.refused_keys[key] = "ExpiredToken"
         return found
 

@@ -104,7 +104,7 @@ async def test_a_manifest_whose_objects_are_listed(stale: S3Stub) -> None:
     stale.objects["b/manifest"] = json.dumps([{"prefix": "s3://b/d/"}, *names]).encode()
     async with (
         clients_of(stale) as clients,
-        open_inspector(clients, give_up_after=30, by_aiobotocore=False) as inspector,
+        open_inspector(clients, give_up_after=30) as inspector,
     ):
         with open_pages(clients) as pages:
             found = ObjectClients(inspector, pages)

@@ -14,7 +14,7 @@ from streamer.s3.catalog import prefix_pages as subject
 from streamer.s3.catalog.object_info import open_inspector
 from streamer.s3.catalog.pages import open_pages
 from tests.kit.harness import PagesFrom, clients_of
-from tests.kit.planning import plan_manifest, plan_prefix
+from tests.kit.planning import alone, plan_manifest, plan_prefix
 from tests.kit.raw import Request, answer, listing, raw_server
 from tests.kit.stub import S3Stub
 
@@ -138,12 +138,12 @@ async def test_what_never_was_is_missing_and_not_gone() -> None:
     with raw_server(lambda _: answer(404, b"<Error><Code>NoSuchKey</Code></Error>")) as server:
         async with clients_of(server) as clients:
             with pytest.raises(Missing, match="no such object .S3 responded 404 NoSuchKey.") as caught:
-                await plan_manifest(clients.control, S3Uri("b", "manifest"))
+                await plan_manifest(alone(clients), S3Uri("b", "manifest"))
             assert exit_code(caught.value) is Exit.MISSING
     with raw_server(lambda _: answer(404)) as server:
         async with (
             clients_of(server) as clients,
-            open_inspector(clients, give_up_after=1, by_aiobotocore=False) as inspector,
+            open_inspector(clients, give_up_after=1) as inspector,
         ):
             with pytest.raises(ObjectMissing, match="no such object .S3 responded 404.:") as caught:
                 await inspector.stat("b", "k")
@@ -195,8 +195,8 @@ async def test_a_page_that_cannot_be_is_requested_twice_more(spoiled: bytes, *, 
 
     async def objects(times: int) -> int:
         with raw_server(lambda _: spoiled if len(server.seen) <= times else listing(*FIRST)) as server:
-            async with clients_of(server) as clients:
-                with open_pages(clients, by_aiobotocore=by_aiobotocore) as pages:
+            async with clients_of(server, by_aiobotocore=by_aiobotocore) as clients:
+                with open_pages(clients) as pages:
                     return (await plan_prefix(pages, S3Uri("b", PREFIX))).objects(0)
 
     assert await objects(2) == len(FIRST)
@@ -210,6 +210,6 @@ async def test_a_head_that_cannot_be_is_sent_twice_more() -> None:
     with raw_server(lambda _: spoiled if len(server.seen) <= 2 else right) as server:
         async with (
             clients_of(server) as clients,
-            open_inspector(clients, give_up_after=30, by_aiobotocore=False) as inspector,
+            open_inspector(clients, give_up_after=30) as inspector,
         ):
             assert (await inspector.stat("b", "k")).size == 5

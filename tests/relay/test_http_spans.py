@@ -46,7 +46,7 @@ async def opened(
     async with clients_of(server, ca_bundle=bundle) as clients:
         spec = TransportSpec(buckets={"b"}, channels=[None], budget=8 * MIB, on_fallback=on_fallback)
         async with open_transport(clients, spec) as transport:
-            with open_pages(clients, by_aiobotocore=False) as pages:
+            with open_pages(clients) as pages:
                 plan = await plan_prefix(pages, S3Uri("b", "data/"), None)
             yield (
                 transport.source,
@@ -234,7 +234,7 @@ async def test_a_large_span_is_delivered_from_its_sockets(
     async with clients_of(server, ca_bundle=bundle) as clients:
         spec = TransportSpec(buckets={"b"}, channels=[None], budget=8 * MIB)
         async with open_transport(clients, spec) as transport:
-            with open_pages(clients, by_aiobotocore=False) as pages:
+            with open_pages(clients) as pages:
                 plan = await plan_prefix(pages, S3Uri("b", "data/"), None)
             read_end, write_end = os.pipe()
             reader = asyncio.create_task(off_loop(_read_to_end, read_end))

@@ -38,7 +38,7 @@ async def test_connections_that_were_forgotten_cost_one_wait(stub: S3Stub) -> No
         stub.script_head(answered, key=f"b/{key}")
     async with (
         clients_of(stub, stall_timeout=2) as clients,
-        open_inspector(clients, give_up_after=60, by_aiobotocore=False) as inspector,
+        open_inspector(clients, give_up_after=60) as inspector,
     ):
         await asyncio.gather(*(inspector.stat("b", key) for key in KEYS))
         assert len(forgotten) == len(KEYS), "as many connections are idle now"

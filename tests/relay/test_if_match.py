@@ -72,8 +72,7 @@ async def test_the_rest_of_a_manifest_is_requested_likewise(
     fill(stub, [10, 20])
     stub.objects["b/manifest"] = json.dumps([{"prefix": "s3://b/data/"}, "0000", "0001"]).encode()
     stub.script(cut_after(5), key="b/manifest")
-    async with clients_of(stub, if_match=if_match) as clients:
-        client = clients.control if by_aiobotocore else clients
-        plan = await plan_manifest(client, S3Uri("b", "manifest"))
+    async with clients_of(stub, by_aiobotocore=by_aiobotocore, if_match=if_match) as clients:
+        plan = await plan_manifest(clients, S3Uri("b", "manifest"))
     assert plan.total_bytes(0) == 30
     assert [seen.if_match is None for seen in stub.seen] == [True, if_match == "omit"]

@@ -8,6 +8,7 @@ import json
 import os
 import random
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from streamer.s3.client.session import Clients
 from tests.kit import stub as kit
 from tests.kit.harness import RunChannel, clients_of
 from tests.kit.pipes import eventually, off_loop
-from tests.kit.planning import plan_augmented, plan_manifest
+from tests.kit.planning import alone, plan_augmented, plan_manifest
 from tests.kit.stub import S3Stub, error
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
@@ -76,9 +77,9 @@ async def opened(
     unlisted = Unlisted()
     async with (
         clients_of(stub, stall_timeout=stall_timeout) as clients,
-        open_inspector(clients, give_up_after=30, by_aiobotocore=by_aiobotocore) as inspector,
+        open_inspector(replace(clients, by_aiobotocore=by_aiobotocore), give_up_after=30) as inspector,
     ):
-        with open_pages(clients, by_aiobotocore=by_aiobotocore) as pages:
+        with open_pages(replace(clients, by_aiobotocore=by_aiobotocore)) as pages:
             yield clients, ObjectClients(inspector, pages, unlisted), unlisted
 
 
@@ -174,7 +175,7 @@ async def test_plans_are_those_of_heads_alone(stub: S3Stub, seed: int) -> None:
             counts: list[int] = []
             arrangement = Arrangement(wrap=seed < 3)
             plan = await plan_augmented(
-                clients.control, MANIFEST, ["a-ref", "n", "b-ref"], arrangement,
+                alone(clients), MANIFEST, ["a-ref", "n", "b-ref"], arrangement,
                 object_clients=each, progress=counts.append,
             )  # fmt: skip
             assert counts == sorted(counts)

@@ -12,7 +12,7 @@ from streamer.plan import Plan, S3Uri
 from streamer.plan.selection import Limit, Selection
 from streamer.s3.catalog.sources import Sources
 from tests.kit.harness import PagesFrom, clients_of
-from tests.kit.planning import plan_augmented, plan_manifest
+from tests.kit.planning import alone, plan_augmented, plan_manifest
 from tests.kit.stub import S3Stub
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking", "credentials")
@@ -28,7 +28,7 @@ def write(stub: S3Stub, *suffixes: str, prefix: str = "s3://b/d/") -> None:
 
 async def planned(stub: S3Stub, **selection: Any) -> Plan:
     async with clients_of(stub) as clients:
-        return await plan_manifest(clients.control, MANIFEST, selection=Selection(**selection))
+        return await plan_manifest(alone(clients), MANIFEST, selection=Selection(**selection))
 
 
 def keys_in(plan: Plan) -> list[str]:
@@ -107,7 +107,7 @@ async def test_lines_of_an_augmented_manifest_are_limited_and_drawn_by_number(st
     async def labels(limit: Limit) -> list[int]:
         async with clients_of(stub) as clients:
             plan = await plan_augmented(
-                clients.control, MANIFEST, ["image-ref", "label"], selection=Selection(limit=limit)
+                alone(clients), MANIFEST, ["image-ref", "label"], selection=Selection(limit=limit)
             )
         return [int(items[1]) for items in plan.entries if isinstance(items[1], bytes)]
 

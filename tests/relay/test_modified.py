@@ -98,8 +98,8 @@ async def test_heads_of_a_manifest(stub: S3Stub, truth: bytes, *, by_aiobotocore
     stub.objects["b/manifest"] = b'[{"prefix": "s3://b/data/"}, "0000", "0002"]'
     stub.times["b/manifest"] = THEN
     stub.script(cut_after(5), key="b/manifest")
-    async with clients_of(stub) as clients:
-        plan = await plan_manifest(clients.control if by_aiobotocore else clients, S3Uri("b", "manifest"))
+    async with clients_of(stub, by_aiobotocore=by_aiobotocore) as clients:
+        plan = await plan_manifest(clients, S3Uri("b", "manifest"))
     assert {ref.etag for ref in plan.refs(0)} == {"modified 2026-11-03T21:56:26Z"}
     assert [seen.if_match for seen in stub.seen] == [None, None]
 

@@ -22,7 +22,7 @@ from streamer.s3.client.session import open_clients
 from streamer.s3.signing.requests import RangeSigner
 from tests.kit.harness import EAGER, PagesFrom, RunChannel, clients_of
 from tests.kit.pipes import eventually, off_loop
-from tests.kit.planning import plan_manifest, plan_prefix
+from tests.kit.planning import alone, plan_manifest, plan_prefix
 from tests.kit.raw import RawServer, Request, answer, listing, raw_server
 from tests.kit.stub import S3Stub
 
@@ -135,11 +135,9 @@ async def test_a_manifest_and_its_objects_are_not_asked_for_elsewhere(status: in
     with redirecting(status) as (own, other):
         async with clients_of(own, reading=READING) as clients:
             with pytest.raises(WrongEndpoint):
-                await plan_manifest(clients.control, S3Uri("b", "manifest"))
-            for by_aiobotocore in (True, False):
-                async with open_inspector(
-                    clients, give_up_after=5, by_aiobotocore=by_aiobotocore
-                ) as inspector:
+                await plan_manifest(alone(clients), S3Uri("b", "manifest"))
+            for each in (alone(clients), clients):
+                async with open_inspector(each, give_up_after=5) as inspector:
                     with pytest.raises(WrongEndpoint):
                         await inspector.stat("b", "data/0000")
     assert not other.seen

@@ -17,7 +17,7 @@ from streamer.s3.catalog.object_info import open_inspector
 from streamer.s3.checksums import StoredChecksums
 from tests.kit.harness import PagesFrom, RunChannel, clients_of
 from tests.kit.pipes import eventually, off_loop, read_all
-from tests.kit.planning import plan_augmented, plan_prefix
+from tests.kit.planning import alone, plan_augmented, plan_prefix
 from tests.kit.raw import RawServer, Request, answer, listing, raw_server
 
 pytestmark = [pytest.mark.usefixtures("no_leaks", "no_blocking", "credentials")]
@@ -123,8 +123,8 @@ async def test_a_head_without_proof_of_its_version_is_refused(
 ) -> None:
     with server_of(**headers) as server:
         async with (
-            clients_of(server) as clients,
-            open_inspector(clients, give_up_after=1, by_aiobotocore=by_aiobotocore) as inspector,
+            clients_of(server, by_aiobotocore=by_aiobotocore) as clients,
+            open_inspector(clients, give_up_after=1) as inspector,
         ):
             with pytest.raises(BadAnswer, match=words):
                 await inspector.stat("b", "k", "v1")
@@ -161,7 +161,7 @@ async def test_the_rest_of_a_manifest_is_of_the_same_version(
     with raw_server(lambda _: replies.pop(0)) as server:
         async with clients_of(server) as clients:
             with pytest.raises(error, match=words):
-                await plan_augmented(clients if own else clients.control, S3Uri("b", "m"), ["a"])
+                await plan_augmented(clients if own else alone(clients), S3Uri("b", "m"), ["a"])
 
 
 @OWN
@@ -169,7 +169,7 @@ async def test_a_piece_of_a_manifest_is_not_taken_for_all_of_it(own: bool) -> No
     with raw_server(lambda _: answer(206, LINES[:13], Content_Range="bytes 0-12/26", ETag='"e"')) as server:
         async with clients_of(server) as clients:
             with pytest.raises(BadAnswer, match="without a range has status 206"):
-                await plan_augmented(clients if own else clients.control, S3Uri("b", "m"), ["a"])
+                await plan_augmented(clients if own else alone(clients), S3Uri("b", "m"), ["a"])
 
 
 @pytest.mark.parametrize("etag", ["e e", "e\u00e9", "e&#13;&#10;X-Evil: 1", "modified now"])

@@ -24,6 +24,8 @@ from streamer.plan.record_plan import RecordPlan
 from streamer.readers.core.position import ReaderPosition
 from streamer.readers.core.position import StartPosition as ReaderStart
 from streamer.relay.channel_spec import StartPosition
+from streamer.s3.client.endpoint import Endpoint
+from streamer.s3.client.session import open_clients
 from streamer.step_state import FILE_NAME, StepState
 from tests.kit.late import LATE
 from tests.unit.test_record_order import plan_of
@@ -78,7 +80,8 @@ STATE = ReaderPosition("train", 2, offset=70, skip=3, records=11, digest=PLAN.di
 
 
 async def read(value: str) -> str | None:
-    return await read_states(value, None, give_up_after=0)
+    async with open_clients(Endpoint(url="http://127.0.0.1:1", anonymous=True), connections=1) as clients:
+        return await read_states(value, clients, give_up_after=0)
 
 
 def positions(text: str) -> dict[str, Saved]:

@@ -36,7 +36,7 @@ PATIENCE = 10.0
 
 
 async def read_manifest(
-    clients: Any,
+    clients: Clients,
     uri: S3Uri,
     policy: RetryPolicy | None,
     *,
@@ -45,15 +45,14 @@ async def read_manifest(
 ) -> AsyncGenerator[bytes, None]:
     """Yield one version of an object in pieces; resume after a failure. Raises SourceError.
 
-    `clients`: the process's `Clients`, or aiobotocore's client to use it alone. While storage is unavailable,
-    the rest is requested again as `policy` allows, and `on_wait` is called with each error. Without a policy
-    it is requested again for `PATIENCE` seconds; a longer outage is an error, so that the caller can log it.
-    `what`: names the object in errors.
+    While storage is unavailable, the rest is requested again as `policy` allows, and `on_wait` is called with
+    each error. Without a policy it is requested again for `PATIENCE` seconds; a longer outage is an error, so
+    that the caller can log it. `what`: names the object in errors.
     """
-    control, client = None, clients
+    control, client = None, clients.control
     with ExitStack() as stack:
-        if isinstance(clients, Clients):
-            control, client = stack.enter_context(closing(ControlClient(clients))), clients.control
+        if not clients.by_aiobotocore:
+            control = stack.enter_context(closing(ControlClient(clients)))
         limits = policy or RetryPolicy(give_up_after=min(PATIENCE, client.stall_timeout))
         context = ErrorContext(uri.bucket, uri.key)
         attempts = Attempts(limits, UNAVAILABLE, what=f"a byte of {what}", context=context)

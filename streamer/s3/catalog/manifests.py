@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from streamer.errors import ConfigError, ErrorContext, Missing
 from streamer.plan import Arrangement, Plan, S3Uri, parse_s3_uri
@@ -48,7 +48,7 @@ class Manifest:
 
     def __init__(
         self,
-        client: Any,
+        clients: Clients,
         uri: S3Uri,
         arrangement: Arrangement,
         attributes: Sequence[str] | None = None,
@@ -58,20 +58,19 @@ class Manifest:
         progress: Progress | None = None,
         memory: PlanMemory | None = None,
     ) -> None:
-        """`client`: the process's `Clients`, or aiobotocore's client, to read the manifest by it alone.
+        """`object_clients`, or HEADs by aiobotocore's client, find the objects.
 
-        `object_clients`, or HEADs by aiobotocore's client, find the objects. `attributes`: AttributeNames
-        of an augmented manifest; None for a `ManifestFile`. Raises ConfigError for an empty list.
+        `attributes`: AttributeNames of an augmented manifest; None for a `ManifestFile`. Raises ConfigError
+        for an empty list.
 
         An entry of an augmented manifest has the listed attributes in their order: an attribute whose name
         ends in `-ref` is the object that it names, any other is its text (contract §4.2).
         """
-        self._client = client
+        self._clients = clients
         self._uri = uri
         self._arrangement = arrangement
         if object_clients is None:
-            control = client.control if isinstance(client, Clients) else client
-            object_clients = ObjectClients(AiobotocoreHeadClient(control))
+            object_clients = ObjectClients(AiobotocoreHeadClient(clients.control))
         self._object_clients = object_clients
         self._progress = progress
         self._memory = memory or PlanMemory()
@@ -137,7 +136,7 @@ class Manifest:
         """
         by_bytes = None if self._limit is None or self._limit.bytes is None else self._limit
         selector = Selector(by_bytes, self._new_entries, by_number=self._augmented)
-        body = read_manifest(self._client, self._uri, policy, on_wait=on_wait)
+        body = read_manifest(self._clients, self._uri, policy, on_wait=on_wait)
         with self._memory.claim() as claim:
             finder = ObjectFinder(
                 self._object_clients, self._row_name, claim=claim, on_progress=self._report_progress

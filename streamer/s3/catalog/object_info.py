@@ -145,11 +145,9 @@ class HttpHeadClient:
 
 
 @contextlib.asynccontextmanager
-async def open_inspector(
-    clients: Clients, *, give_up_after: float, by_aiobotocore: bool
-) -> AsyncIterator[ObjectInspector]:
-    """Open the process's inspector for the block. `by_aiobotocore`: use aiobotocore alone."""
-    if by_aiobotocore:
+async def open_inspector(clients: Clients, *, give_up_after: float) -> AsyncIterator[ObjectInspector]:
+    """Open the process's inspector for the block. `give_up_after`: as for `HttpHeadClient`."""
+    if clients.by_aiobotocore:
         yield AiobotocoreHeadClient(clients.control)
         return
     with contextlib.closing(HttpHeadClient(clients, give_up_after=give_up_after)) as inspector:

@@ -175,9 +175,9 @@ def _raising_the_last() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def open_pages(clients: Clients, *, by_aiobotocore: bool = False) -> Iterator[PageSource]:
-    """Open the process's source of pages for the block. `by_aiobotocore`: use aiobotocore alone."""
-    if by_aiobotocore:
+def open_pages(clients: Clients) -> Iterator[PageSource]:
+    """Open the process's source of pages for the block."""
+    if clients.by_aiobotocore:
         yield AiobotocorePages(clients.control)
         return
     with contextlib.closing(HttpPages(clients)) as pages:

@@ -114,6 +114,8 @@ class Clients:
     """PEM file of certificates to trust, from configuration or environment; None for botocore's own."""
     stall_timeout: float
     """Seconds without a byte before a connection counts as dead."""
+    by_aiobotocore: bool = False
+    """Whether aiobotocore sends all requests, because it is asked for."""
     request_counts: Counter[str] = field(default_factory=Counter)
     """Number of requests other than GETs of parts, including retries, by S3's name of the operation."""
 
@@ -125,12 +127,16 @@ class Clients:
 
 @contextlib.asynccontextmanager
 async def open_clients(
-    endpoint: Endpoint, *, connections: int, stall_timeout: float = STALL_TIMEOUT
+    endpoint: Endpoint,
+    *,
+    connections: int,
+    stall_timeout: float = STALL_TIMEOUT,
+    by_aiobotocore: bool = False,
 ) -> AsyncIterator[Clients]:
     """Resolve settings and credentials; close aiobotocore's clients at the end of the block.
 
     `connections` bounds the data client's pool: the sum of all channels' requests in flight.
-    `stall_timeout`: seconds without a byte before a connection counts as dead.
+    `stall_timeout`, `by_aiobotocore`: see `Clients`.
     Raises ConfigError for an unknown profile, a missing region or an unreadable CA bundle, Denied for
     broken credentials files.
     """
@@ -148,6 +154,7 @@ async def open_clients(
             "anonymous": endpoint.anonymous,
             "reading": endpoint.reading,
             "stall_timeout": stall_timeout,
+            "by_aiobotocore": by_aiobotocore,
             "request_counts": opener.request_counts,
         }
         if settings is not None:
