@@ -32,7 +32,7 @@ from hashlib import sha256
 from typing import Any, Self
 
 from benchmarks.dataset import MIB, DataSet, Shape
-from benchmarks.origin import STRAGGLERS, OriginFailed, missing, running_origin
+from benchmarks.origin import SLOW_REQUESTS, OriginFailed, missing, running_origin
 from benchmarks.ours import Penstock
 from benchmarks.process import Child, ProcessFailed, memory
 from benchmarks.report import insert_into
@@ -231,7 +231,7 @@ def markdown(found: Found) -> str:
     reported = (
         f"Measured on {time.strftime('%Y-%m-%d')}: {found.bytes / 1e9:.1f} GB in {found.epochs} epochs and "
         f"{found.seconds:.0f} s ({rate:.2f} GB/s, the reader's SHA-256 included), {state}, transport "
-        f"{status['transport']}. {STRAGGLERS} of all requests were stragglers, {found.resets} connections "
+        f"{status['transport']}. {SLOW_REQUESTS} of all requests were slow, {found.resets} connections "
         f"were reset. Retries: {_listed(retries)}; hedges: {_listed(hedges)}."
     )
     lines = [reported, "", "| quarter | resident memory, MiB | open descriptors |", "|---|---|---|"]

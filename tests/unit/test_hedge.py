@@ -56,7 +56,7 @@ def test_the_last_bytes_of_a_slow_part_are_not_worth_a_request() -> None:
     assert not learnt().worth(*looks(seconds=0.1, came=1_000_000), 100_000)
 
 
-def test_a_slow_reader_is_no_straggler() -> None:
+def test_a_slow_reader_is_not_a_late_part() -> None:
     assert not learnt().worth(*looks(seconds=1, came=100_000, starved=0.5), 3 * MIB)
 
 
