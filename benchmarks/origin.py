@@ -30,7 +30,7 @@ from benchmarks.dataset import DataSet
 ECHO_MODULE = "/usr/lib/nginx/modules/ngx_http_echo_module.so"
 FIRST_BYTE_SECONDS = 0.025
 CONNECTION_RATE = "90m"
-SLOW_REQUESTS, STRAGGLER_RATE = "1%", "256k"
+SLOW_REQUESTS, SLOW_RATE = "1%", "256k"
 SERVERS = ("fast", "paced", "tls", "uneven")
 
 
@@ -116,7 +116,7 @@ http {{
     listen {address}:{tls_port} ssl reuseport;{listing}
     {plain}
   }}
-  split_clients $request_id $rate {{ {SLOW_REQUESTS} {STRAGGLER_RATE}; * 0; }}
+  split_clients $request_id $rate {{ {SLOW_REQUESTS} {SLOW_RATE}; * 0; }}
   server {{
     listen {address}:{uneven_port} reuseport;{listing}
     location / {{ limit_rate $rate; }}

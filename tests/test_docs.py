@@ -31,6 +31,7 @@ from sidecar.config.hosts import Hosts
 from sidecar.config.job import Job, load_job
 from sidecar.job.environment import trainer_environment
 from sidecar.job.layout import Layout
+from sidecar.observe.bottleneck import Kind
 from sidecar.observe.metrics import (
     ERRORS,
     HEDGES,
@@ -231,6 +232,11 @@ def logged() -> dict[str, set[str]]:
                         each.arg for each in node.keywords if each.arg is not None
                     )
     return found
+
+
+def test_every_kind_of_bottleneck_is_described() -> None:
+    rows = table(DOCS / "reference/metrics.md", "Bottleneck", "`kind`", "When")
+    assert sorted(bare(kind) for _, kind, _ in rows) == sorted(typing.get_args(Kind))
 
 
 def test_every_log_event_is_described() -> None:
