@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from streamer.formats.ahead import Frame
 from streamer.formats.window import BLOCK_BYTES, RecordReader
 
 if TYPE_CHECKING:
@@ -21,9 +22,12 @@ class FixedReader(RecordReader):
         self._size = size
 
     def _cut(self) -> list[bytes]:
+        batch: list[bytes] = []
+        if self._ahead and not self._cut_ahead(batch):
+            return batch
         view, size, start = self._view, self._size, self._start
-        self._wanted = size
         self._start = end = self._end - (self._end - start) % size
         if self.starts is not None:
             self.starts.extend(range(self._base + start, self._base + end, size))
-        return [bytes(view[each : each + size]) for each in range(start, end, size)]
+        self._frame, self._wanted = Frame(0, size, 0, repeated=True), size
+        return batch + [bytes(view[each : each + size]) for each in range(start, end, size)]

@@ -102,10 +102,12 @@ class RecordIOReader(RecordReader):
         self._parts = []
 
     def _cut(self) -> list[bytes]:
+        batch: list[bytes] = []
+        if self._ahead and not self._cut_ahead(batch):
+            return batch
         view, start, end = self._view, self._start, self._end
         unpack_header = HEADER.unpack_from
-        batch: list[bytes] = []
-        self._wanted = HEADER.size
+        self._wanted, self._frame = HEADER.size, None
         while end - start >= HEADER.size:
             magic, word = unpack_header(view, start)
             if magic != MAGIC:
@@ -123,6 +125,8 @@ class RecordIOReader(RecordReader):
             frame = HEADER.size + (length + 3 & ~3)
             if end - start < frame:
                 self._wanted = frame
+                if word >> 29 == _WHOLE and not self._parts:
+                    self._note_incomplete(HEADER.size, length, -length % 4, batch)
                 break
             payload = bytes(view[start + HEADER.size : start + HEADER.size + length])
             if word >> 29 == _WHOLE and not self._parts:
@@ -134,6 +138,9 @@ class RecordIOReader(RecordReader):
             start += frame
         self._start = start
         return batch
+
+    def _has_header(self, length: int) -> bool:
+        return HEADER.unpack_from(self._view, self._start) == (MAGIC, length)
 
     def _join(self, flag: int, payload: bytes, start: int, batch: list[bytes]) -> bool:
         allowed = (_MIDDLE, _LAST) if self._parts else (_WHOLE, _FIRST)
@@ -152,7 +159,7 @@ class RecordIOReader(RecordReader):
         return True
 
     def _finish(self) -> list[bytes]:
-        if self._parts and self._end == self._start:
+        if self._parts and self.arrived == super().offset:
             raise CutRecord(
                 f"the stream ends at offset {self.arrived} between the parts of a {self.what}: "
                 f"{counted(len(self._parts), 'part')} arrived, the last one did not"

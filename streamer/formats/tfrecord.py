@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from streamer.formats.crc import MASK_DELTA, crc32c, masked_crc32c
+from streamer.formats.crc import MASK_DELTA, crc32c, mask, masked_crc32c
 from streamer.formats.window import BLOCK_BYTES, BadRecord, RecordReader
 from streamer.units import counted
 
@@ -113,36 +113,56 @@ class TFRecordReader(RecordReader):
         return self.skipped.records
 
     def _cut(self) -> list[bytes]:
+        batch: list[bytes] = []
+        if self._ahead and not self._cut_ahead(batch):
+            return batch
         view, start, end = self._view, self._start, self._end
         crc, unpack_header, tail, known = self._crc32c, HEADER.unpack_from, _CRC.unpack_from, self._known
-        batch: list[bytes] = []
         starts = self.starts
-        self._wanted = HEADER_BYTES
+        self._wanted, self._frame = HEADER_BYTES, None
         while end - start >= HEADER_BYTES:
             length, stored = unpack_header(view, start)
             if known.get(length) != stored and not known.holds(length, stored):
                 self._fault = self._corrupt(self._base + start, "CRC check on header failed")
                 break
             if end - start < length + FRAME_BYTES:
-                self._wanted = length + FRAME_BYTES
+                self._note_incomplete(HEADER_BYTES, length, _CRC.size, batch)
                 break
             stop = start + HEADER_BYTES + length
             record = bytes(view[start + HEADER_BYTES : stop])
             found = crc(record)
-            if tail(view, stop)[0] != ((found >> 15 | found << 17) + MASK_DELTA) & _WORD:
-                if self.keeps_places:
-                    self.bad_places.append(len(batch))
-                    batch.append(BadRecord(self._base + start, DATA_FAULT))  # type: ignore[arg-type]
-                elif not self._may_skip(start, length):
-                    break
-            else:
+            if tail(view, stop)[0] == ((found >> 15 | found << 17) + MASK_DELTA) & _WORD:
                 self._run = 0
                 batch.append(record)
+            elif not self._leave_out(start, length, batch):
+                break
             if starts is not None:
                 starts.append(self._base + start)
             start = stop + _CRC.size
         self._start = start
         return batch
+
+    def _has_header(self, length: int) -> bool:
+        found, stored = HEADER.unpack_from(self._view, self._start)
+        return found == length and self._known.holds(length, stored)
+
+    def _admit(self, record: bytes, batch: list[bytes]) -> bool:
+        if _CRC.unpack_from(self._view, self._start + HEADER_BYTES)[0] == mask(self._crc32c(record)):
+            self._run = 0
+            return super()._admit(record, batch)
+        if not self._leave_out(self._start, len(record), batch):
+            return False
+        if self.starts is not None:
+            self.starts.append(self._base + self._start)
+        return True
+
+    def _leave_out(self, start: int, length: int, batch: list[bytes]) -> bool:
+        """Return whether the record at `start`, whose data is wrong, may be left out, or have a place."""
+        if not self.keeps_places:
+            return self._may_skip(start, length)
+        self.bad_places.append(len(batch))
+        batch.append(BadRecord(self._base + start, DATA_FAULT))  # type: ignore[arg-type]
+        return True
 
     def _may_skip(self, start: int, length: int) -> bool:
         offset = self._base + start

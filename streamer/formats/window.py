@@ -7,6 +7,11 @@ free part with as much as the source has (up to a block), cuts out every whole r
 list. The rest, the start of an incomplete record, moves to the front. A record that is larger than the buffer
 doubles it, so memory grows with the bytes that have *arrived*, never with a length in a header.
 
+    source.readv -> [ header | end, header | end, header ]   and   data, data, ...
+
+The data of a large record, and of the next records if they have one length, is read into memory of its own
+instead, which becomes the record without a copy (`streamer.formats.ahead`). The buffer has what is between.
+
 The source returns 0 at the end of the stream, and raises if that end is not proven (`PipeStream`). A stream
 that ends inside a record raises `CutRecord`. Whole records before a bad one are returned before the error is
 raised.
@@ -24,17 +29,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from streamer.errors import CorruptRecord, CutRecord, StreamError
+from streamer.formats.ahead import LARGE, LARGEST, REPEATED, DataAhead, Frame, joined
 from streamer.units import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 BLOCK_BYTES = 1 << 20
 """Bytes of a block: the capacity of an unprivileged user's largest pipe (contract §1.7-8)."""
 
 
 class Source(Protocol):
-    """Source of a record reader: an unbuffered binary stream, such as `io.RawIOBase`."""
+    """Source of a record reader: an unbuffered binary stream, such as `io.RawIOBase`.
+
+    It may have a `readv` too, which reads into several buffers, one after the other.
+    """
 
     def readinto(self, buffer: memoryview, /) -> int | None:
         """Read bytes into `buffer`; return how many, 0 at the end, or None if none has arrived."""
@@ -65,6 +74,7 @@ class RecordReader(ABC):
         if block_bytes < 1:
             raise ValueError(f"block_bytes must be at least 1, not {block_bytes}")
         self._source = source
+        self._readv = getattr(source, "readv", lambda views: source.readinto(views[0]))
         self._buffer: bytearray | mmap.mmap = bytearray(block_bytes)
         self._view = memoryview(self._buffer)
         self._start = 0
@@ -75,6 +85,11 @@ class RecordReader(ABC):
         """Offset in the stream of the buffer's first byte."""
         self._wanted = 0
         """Minimum bytes of the incomplete record, from `_start` on."""
+        self._frame: Frame | None = None
+        """Frame of the incomplete record, if its length is known."""
+        self._ahead: list[DataAhead] = []
+        """Data of the next records, if it is not in the buffer. The frame of each is `_frame`."""
+        self._block = block_bytes
         self._fault: StreamError | None = None
         self.starts: list[int] | None = None
         """Offsets in the stream of the last list's records, and of those left out; None: they are not noted.
@@ -133,7 +148,7 @@ class RecordReader(ABC):
     @property
     def arrived(self) -> int:
         """Offset in the stream after the last byte that has arrived."""
-        return self._base + self._end
+        return self._base + self._end + sum(data.arrived for data in self._ahead)
 
     @property
     def expected(self) -> int:
@@ -145,7 +160,9 @@ class RecordReader(ABC):
 
         `offset`: in the last block that arrived, or `arrived`.
         """
+        self._attach()
         self._start, self._wanted, self._fault = offset - self._base, 0, None
+        self._frame = None
         self._forget()
 
     def drop_arrived(self) -> int | None:
@@ -158,7 +175,7 @@ class RecordReader(ABC):
 
         Another reader of the stream may `go_on` with them. Call this after a list of `batches()`.
         """
-        return bytes(self._view[self._start : self._end]), self.offset
+        return self._rest(), self.offset
 
     def go_on(self, rest: bytes, offset: int) -> None:
         """Continue the stream with the bytes and the offset that another reader's `hand_over` returned."""
@@ -167,11 +184,27 @@ class RecordReader(ABC):
 
     def begin_with(self, rest: bytes, offset: int) -> None:
         """Begin at `offset` of the stream, with bytes that have arrived; they may contain whole records."""
+        self._put(rest, offset)
+        self._forget()
+
+    def _put(self, rest: bytes, offset: int) -> None:
         if len(self._buffer) < 2 * len(rest):
             self._resize(2 * len(rest), 0)
         self._view[: len(rest)] = rest
         self._start, self._end, self._base = 0, len(rest), offset
-        self._forget()
+        self._ahead, self._frame = [], None
+
+    def _rest(self) -> bytes:
+        """Return the bytes that have arrived and are not cut into records."""
+        view = self._view[self._start : self._end]
+        if not self._ahead or self._frame is None:
+            return bytes(view)
+        return joined(view, self._frame.header, self._frame.between, self._ahead)
+
+    def _attach(self) -> None:
+        """Put all bytes that have arrived into the buffer."""
+        if self._ahead:
+            self._put(self._rest(), self._base + self._start)
 
     def _forget(self) -> None:  # noqa: B027 - most formats have nothing to forget
         """Drop a format's state about the bytes in the window."""
@@ -182,7 +215,7 @@ class RecordReader(ABC):
 
     def _finish(self) -> list[bytes]:
         """Return the records that the end of the stream completes. Raises CutRecord."""
-        if left := self._end - self._start:
+        if left := self.arrived - self._base - self._start:
             raise CutRecord(
                 f"the stream ends inside a {self.what} at offset {self.offset}: "
                 f"{counted(self._wanted, 'byte')} wanted, {left} arrived"
@@ -198,11 +231,103 @@ class RecordReader(ABC):
             self._view[:left] = self._view[self._start : self._end]
             self._base += self._start
             self._start, self._end = 0, left
+        if self._ahead or self._detach():
+            return self._fill_ahead()
         if left > len(self._buffer) // 2:
             # Half of the buffer is always free to read into, so a large record costs few reads.
             self._resize(2 * len(self._buffer), left)
         arrived = self._source.readinto(self._view[left:])
         self._end += arrived or 0
+        return arrived
+
+    def _note_incomplete(self, header: int, length: int, after: int, batch: Sequence[object] = ()) -> None:
+        """Note the frame of the incomplete record, which follows those of `batch`."""
+        before = batch[-1] if batch else None
+        repeated = isinstance(before, bytes) and len(before) == length
+        self._frame = Frame(header, length, after, repeated)
+        self._wanted = header + length + after
+
+    def _detach(self) -> bool:
+        """Begin to read data into memory of its own, if that is cheaper; return whether it is."""
+        frame = self._frame
+        if frame is None or not (count := self._number_ahead(frame)):
+            return False
+        try:
+            ahead = [DataAhead(frame.length) for _ in range(count)]
+        except MemoryError:
+            return False
+        header, stop = frame.header, frame.header + frame.length
+        ahead[0].put(self._view[header : min(stop, self._end)])
+        after = bytes(self._view[stop : self._end])
+        if len(self._buffer) < (needed := header + count * frame.between):
+            self._resize(needed, header)
+        self._view[header : header + len(after)] = after
+        self._end = min(header, self._end) + len(after)
+        self._ahead = ahead
+        return True
+
+    def _cut_ahead(self, batch: list[bytes]) -> bool:
+        """Cut the records whose data is ahead; return whether the buffer has what follows them."""
+        while self._ahead and self._frame is not None:
+            frame, data, have = self._frame, self._ahead[0], self._end - self._start
+            if have < frame.header:
+                self._wanted = frame.header
+                return False
+            if not self._has_header(data.size):
+                self._attach()
+                return True
+            if not data.whole or have < frame.header + frame.after:
+                self._wanted = frame.header + data.size + frame.after
+                return False
+            if not self._admit(data.record(), batch):
+                return False
+            self._start += frame.header + frame.after
+            self._base += self._ahead.pop(0).size
+        return True
+
+    def _has_header(self, length: int) -> bool:  # noqa: ARG002 - most formats have a header
+        """Return whether the header at `_start` is right, and of a whole record of this length."""
+        return True
+
+    def _admit(self, record: bytes, batch: list[bytes]) -> bool:
+        """Add the record that is ahead and begins at `_start`, or a `BadRecord`; return False for a fault."""
+        batch.append(record)
+        if self.starts is not None:
+            self.starts.append(self._base + self._start)
+        return True
+
+    def _number_ahead(self, frame: Frame) -> int:
+        """Return the number of records whose data is read into memory of its own next."""
+        length = frame.length
+        least = self._block // (REPEATED if frame.repeated else LARGE)
+        if not max(1, least) <= length <= LARGEST:
+            return 0
+        rest = frame.header + length + frame.after - self._end
+        return 1 + (max(0, self._block - rest) // (length + frame.between) if frame.repeated else 0)
+
+    def _fill_ahead(self) -> int | None:
+        """Read the rest of the next data, and what is between; return as `Source.readinto`."""
+        assert self._frame is not None  # noqa: S101 - it is set before
+        at, stop = self._end, self._frame.header
+        parts: list[tuple[memoryview, DataAhead | None]] = []
+        for data in self._ahead:
+            if at < stop:
+                parts.append((self._view[at:stop], None))
+                at = stop
+            if not data.whole:
+                parts.append((data.rest, data))
+            stop += self._frame.between
+        if at < stop:
+            parts.append((self._view[at:stop], None))
+        arrived: int | None = self._readv([view for view, _ in parts])
+        left = arrived or 0
+        for view, owner in parts:
+            count = min(left, len(view))
+            left -= count
+            if owner is None:
+                self._end += count
+            else:
+                owner.move(count)
         return arrived
 
     def _resize(self, size: int, left: int) -> None:

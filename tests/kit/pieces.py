@@ -28,3 +28,14 @@ class Pieces(io.RawIOBase):
         piece, self.left = self.left[: min(size, len(room))], self.left[min(size, len(room)) :]
         room[: len(piece)] = piece
         return len(piece)
+
+    def readv(self, views: list[memoryview]) -> int | None:
+        """Read one piece into several buffers."""
+        memory = bytearray(sum(map(len, views)))
+        count = self.readinto(memory)
+        begin = 0
+        for view in views:
+            part = memory[begin : begin + len(view)][: max(0, (count or 0) - begin)]
+            view[: len(part)] = part
+            begin += len(view)
+        return count

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from streamer.errors import CorruptRecord, TruncatedStream
 from streamer.formats import crc, recordio, tfrecord
+from streamer.formats.fixed import FixedReader
 from streamer.formats.lines import LineReader
 from streamer.formats.recordio import RecordIOReader
 from streamer.formats.tfrecord import TFRecordReader
@@ -354,6 +355,82 @@ def test_a_source_that_fails_fails_the_reader_after_the_whole_records() -> None:
 def test_block_bytes_must_be_positive() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         TFRecordReader(io.BytesIO(), block_bytes=0)
+
+
+# Data that is read into memory of its own
+
+runs = st.lists(st.tuples(st.sampled_from([0, 3, 20, 21, 90, 200]), st.integers(1, 9)), max_size=8).map(
+    lambda found: [size for size, count in found for _ in range(count)]
+)
+"""Lengths of records, many of which have that of the one before."""
+
+
+@pytest.mark.parametrize("kind", [TFRecordReader, RecordIOReader])
+@given(lengths=runs, pieces=sizes, block=st.sampled_from([1, 64, 300]), back=st.sets(st.integers(0, 60)))
+def test_any_lengths_in_any_pieces(
+    kind: type[TFRecordReader | RecordIOReader],
+    lengths: list[int],
+    pieces: list[int],
+    block: int,
+    back: set[int],
+) -> None:
+    """At some lists the bytes that have arrived are put back into the buffer, as at a border of an object."""
+    encode = tfrecord.encode if kind is TFRecordReader else recordio.encode
+    expected = [bytes([number % 251]) * size for number, size in enumerate(lengths)]
+    frames = list(map(encode, expected))
+    source = Pieces(b"".join(frames), pieces)
+    size, got, starts = len(source.left), [], []
+    reader = kind(source, block_bytes=block)
+    reader.keeps_places, reader.starts = True, []
+    for number, batch in enumerate(reader.batches()):
+        got += batch
+        starts += reader.starts if batch else []
+        assert reader.arrived == size - len(source.left)
+        assert reader.offset == sum(map(len, frames[: len(got)]))
+        if number in back:
+            rest = reader.hand_over()
+            reader.move_to(reader.offset)
+            assert reader.hand_over() == rest
+    assert got == expected
+    assert starts == [sum(map(len, frames[:number])) for number in range(len(frames))]
+
+
+@given(count=st.integers(0, 20), pieces=sizes, block=st.sampled_from([1, 64, 300]))
+def test_records_of_a_fixed_size_in_any_pieces(count: int, pieces: list[int], block: int) -> None:
+    expected = [bytes([number]) * 50 for number in range(count)]
+    reader = FixedReader(Pieces(b"".join(expected), pieces), 50, block_bytes=block)
+    reader.starts, got, starts = [], [], []
+    for batch in reader.batches():
+        got += batch
+        starts += reader.starts if batch else []
+    assert (got, starts) == (expected, list(range(0, 50 * count, 50)))
+
+
+def test_a_record_is_read_into_memory_that_becomes_it() -> None:
+    """The peak of a process that reads 100 MiB is one record, not that and a buffer."""
+    code = (
+        "import resource, struct\n"
+        "from streamer.formats import recordio\n"
+        "size = 100 << 20\n"
+        "class Source:\n"
+        "    left = [recordio.header(size), *[bytes(1 << 20)] * 100]\n"
+        "    def readinto(self, view):\n"
+        "        if not self.left:\n"
+        "            return 0\n"
+        "        piece = self.left.pop(0)\n"
+        "        if len(piece) > len(view):\n"
+        "            self.left.insert(0, piece[len(view):])\n"
+        "            piece = piece[:len(view)]\n"
+        "        view[:len(piece)] = piece\n"
+        "        return len(piece)\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "(record,) = recordio.RecordIOReader(Source())\n"
+        "print(len(record) >> 20, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    size, grown = map(int, done.stdout.split())
+    assert size == 100
+    assert grown < 120 << 10
 
 
 # Handing over

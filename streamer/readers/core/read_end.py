@@ -58,17 +58,17 @@ class ReadEnd:
         self._ready = bool(events) or (self._nonblocking and not self.has_writer)
         return bool(events)
 
-    def read(self, view: memoryview) -> int | None:
+    def read(self, views: list[memoryview]) -> int | None:
         """Read without waiting; return the number of bytes, 0 at the end, None if there are none yet.
 
-        Reads until the pipe is empty or `view` is full, so that a small pipe does not make small blocks.
+        Reads until the pipe is empty or `views` are full, so that a small pipe does not make small blocks.
         """
         if not (self._ready or self._hung_up):
             return None
-        taken = 0
-        while taken < len(view):
+        taken, size = 0, sum(map(len, views))
+        while taken < size:
             try:
-                count = os.readv(self.fd, [view[taken:]])
+                count = os.readv(self.fd, views)
             except BlockingIOError:
                 self.has_writer = True
                 return taken or None
@@ -78,4 +78,15 @@ class ReadEnd:
             taken += count
             if not self._nonblocking:
                 break
+            if taken < size:
+                views = _after(views, count)
         return taken
+
+
+def _after(views: list[memoryview], count: int) -> list[memoryview]:
+    """Return the views without the first `count` bytes."""
+    number = 0
+    while count >= len(views[number]):
+        count -= len(views[number])
+        number += 1
+    return [views[number][count:], *views[number + 1 :]]

@@ -213,19 +213,22 @@ class PipeStream(io.RawIOBase):
         before its epoch, ChannelError as `open` does and if no process opened the FIFO for writing within
         `timeout` seconds, StreamError if the trailer cannot be read.
         """
+        return self.readv([memoryview(buffer).cast("B")])
+
+    def readv(self, views: list[memoryview]) -> int | None:
+        """Do as `readinto` with several buffers of bytes, one after the other."""
         self._check()
         if self._ended:
             return 0
         started = time.monotonic()
         if self._read_end is None and not self.open(self.patience):
             return None
-        view = memoryview(buffer).cast("B")
-        if not view or self._read_end is None:
+        if not any(views) or self._read_end is None:
             return 0
         end = self._read_end
         give_up = None if self.patience is None else started + self.patience
         end.expect()
-        while (taken := end.read(view)) is None:
+        while (taken := end.read(views)) is None:
             now = time.monotonic()
             self._look(now)
             until = self._next_check if give_up is None else min(self._next_check, give_up)

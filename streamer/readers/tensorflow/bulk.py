@@ -44,6 +44,9 @@ class BulkTFRecordReader(TFRecordReader):
     """Record length of the last run; a check of many records at once pays only for a length that recurs."""
 
     def _cut(self) -> list[bytes]:
+        if self._ahead:
+            return super()._cut()
+        self._frame = None
         batch = self._run_of_one_length()
         if self._fault is None:
             batch += self._any_lengths() if self._next_is_small else super()._cut()

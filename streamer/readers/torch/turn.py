@@ -97,11 +97,14 @@ class TurnReader:
 class _End:
     """A source that notes whether its end was reached."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: PipeStream) -> None:
         self._source = source
         self.reached = False
 
     def readinto(self, buffer: memoryview, /) -> int | None:
-        count = self._source.readinto(buffer)
+        return self.readv([buffer])
+
+    def readv(self, views: list[memoryview]) -> int | None:
+        count = self._source.readv(views)
         self.reached = count == 0
         return count
