@@ -10,6 +10,9 @@ from itertools import accumulate
 
 from streamer.formats.window import BLOCK_BYTES, RecordReader, Source
 
+LONG = 1024
+"""Mean bytes of a list's lines from which each next line is looked for: `split` compares byte by byte."""
+
 
 class LineReader(RecordReader):
     """Reads the lines of a stream. Any bytes are lines, so no line is corrupt or cut by the end."""
@@ -20,6 +23,8 @@ class LineReader(RecordReader):
         super().__init__(source, block_bytes=block_bytes)
         self._searched = 0
         """Bytes from `_start` without a line end, so that a long line is searched once."""
+        self._long = False
+        """Whether the last lines were long."""
 
     def _forget(self) -> None:
         self._searched = 0
@@ -29,12 +34,23 @@ class LineReader(RecordReader):
         if last < 0:
             self._searched = self._end - self._start
             return []
-        lines = bytes(self._view[self._start : last]).split(b"\n")
+        lines = self._found(last) if self._long else bytes(self._view[self._start : last]).split(b"\n")
+        self._long = last - self._start >= LONG * len(lines)
         if self.starts is not None:
             sizes = (len(line) + 1 for line in lines[:-1])
             self.starts.extend(accumulate(sizes, initial=self._base + self._start))
         self._start = last + 1
         self._searched = self._end - self._start
+        return lines
+
+    def _found(self, last: int) -> list[bytes]:
+        """Return the lines, the last of which ends at index `last`."""
+        find, view, start = self._buffer.find, self._view, self._start
+        lines = []
+        while start <= last:
+            stop = find(b"\n", start, last + 1)
+            lines.append(bytes(view[start:stop]))
+            start = stop + 1
         return lines
 
     def _finish(self) -> list[bytes]:

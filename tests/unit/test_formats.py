@@ -314,6 +314,12 @@ def test_lines_round_trip(lines: list[bytes], pieces: list[int], block: int) -> 
     assert list(LineReader(stream, block_bytes=block)) == lines
 
 
+def test_long_and_short_lines_alternate() -> None:
+    """Lists of long lines are cut in another way, and both kinds follow each other."""
+    lines = [b"x" * size for size in (3000, 2000, 5000, 0, 1, 2, 0, 9000, 9000, 9000, 0, 4)] * 30
+    assert read(LineReader, b"".join(line + b"\n" for line in lines), block_bytes=6000) == lines
+
+
 # What all readers share
 
 
