@@ -32,7 +32,7 @@ _ARRIVALS = 0x80 | 0x100 | 0x1000000
 """IN_MOVED_TO, IN_CREATE, IN_ONLYDIR (inotify(7))."""
 _LOSSES = 0x40 | 0x80 | 0x200 | 0x400 | 0x800 | 0x1000000
 """IN_MOVED_FROM, IN_MOVED_TO, IN_DELETE, IN_DELETE_SELF, IN_MOVE_SELF, IN_ONLYDIR (inotify(7))."""
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 """From <malloc.h>."""
 _EVENT = struct.Struct("iIII")
 """struct inotify_event: wd, mask, cookie, len."""
@@ -142,16 +142,25 @@ def release_free_memory() -> None:
         trim(0)
 
 
-def keep_free_memory(block: int, total: int) -> None:
-    """Let the C library reuse freed memory, of blocks up to `block` bytes and `total` in all (mallopt(3)).
+def keep_free_memory(block: int, total: int) -> bool:
+    """Let the C library reuse freed memory (mallopt(3)); return whether it can, as glibc can.
+
+    `block`: largest block that is reused, in bytes. `total`: bytes that are kept in each heap.
 
     By default glibc returns large blocks, and what is free at the end of the heap, to the system, by limits
     that depend on what was freed before. Each page of the next block is a page fault then, and zeroed.
     """
     mallopt = getattr(_libc(), "mallopt", None)
+    return mallopt is not None and bool(
+        mallopt(_M_MMAP_THRESHOLD, block) and mallopt(_M_TRIM_THRESHOLD, total)
+    )
+
+
+def limit_heaps(number: int) -> None:
+    """Let threads share so many heaps, if the C library is glibc (mallopt(3))."""
+    mallopt = getattr(_libc(), "mallopt", None)
     if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, block)
-        mallopt(_M_TRIM_THRESHOLD, total)
+        mallopt(_M_ARENA_MAX, number)
 
 
 def forbid_dumps() -> None:

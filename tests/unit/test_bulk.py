@@ -1,14 +1,10 @@
-"""TFRecords cut in bulk: the records, skips and errors of the plain reader; and glibc's memory."""
+"""TFRecords cut in bulk: the records, skips and errors of the plain reader."""
 
 from __future__ import annotations
 
-import inspect
 import os
 import struct
-import subprocess
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -125,66 +121,3 @@ def test_together_no_wrong_byte_passes_either(
     for number, place, change in changes:
         data[116 * number + place] ^= change
     read_in_bulk(bytes(data), pieces=pieces, block_bytes=BLOCK, max_corrupted_records_to_skip=skip)
-
-
-# Memory
-
-
-def memory_module() -> str:
-    """Path of the module, to be run alone: its package imports TensorFlow."""
-    return str(Path(inspect.getfile(BulkTFRecordReader)).with_name("memory.py"))
-
-
-def python(script: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run a script in a process of its own, which must end well."""
-    return subprocess.run(
-        [sys.executable, "-c", script],
-        env=os.environ | environment,
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("environment", "kept"),
-    [({}, "True"), ({"PENSTOCK_MALLOPT": "0"}, "False"), ({"MALLOC_TRIM_THRESHOLD_": "1000"}, "False")],
-)
-def test_the_allocator_keeps_memory_unless_told_otherwise(environment: dict[str, str], kept: str) -> None:
-    """400 blocks of 1 MiB, made and dropped: faulted in anew each time, or reused."""
-    script = (
-        "import resource, runpy\n"
-        f"keep_memory = runpy.run_path({memory_module()!r})['keep_memory']\n"
-        "print(keep_memory())\n"
-        "faults = resource.getrusage(0).ru_minflt\n"
-        "for _ in range(100):\n"
-        "    held = [bytearray(1 << 20) + b'x' for _ in range(4)]\n"
-        "    del held\n"
-        "print(resource.getrusage(0).ru_minflt - faults < 20_000)\n"
-    )
-    done = python(script, environment)
-    assert done.stdout.split() == [kept, kept]
-
-
-@pytest.mark.parametrize(
-    ("environment", "limited"),
-    [({}, True), ({"PENSTOCK_MALLOPT": "0"}, False), ({"MALLOC_ARENA_MAX": "1000"}, False)],
-)
-def test_threads_share_as_many_heaps_as_there_are_cores(environment: dict[str, str], limited: bool) -> None:
-    """glibc makes a heap for each thread that allocates, up to the limit; `malloc_stats` lists them."""
-    heaps = max(2, len(os.sched_getaffinity(0)))
-    script = (
-        "import ctypes, runpy, threading\n"
-        f"runpy.run_path({memory_module()!r})['keep_memory']()\n"
-        "libc = ctypes.CDLL(None)\n"
-        f"all_have = threading.Barrier({heaps + 5})\n"
-        "def allocate():\n"
-        "    held = bytearray(100_000)\n"
-        "    all_have.wait()\n"
-        f"threads = [threading.Thread(target=allocate) for _ in range({heaps + 4})]\n"
-        "[thread.start() for thread in threads]\n"
-        "all_have.wait()\n"
-        "[thread.join() for thread in threads]\n"
-        "libc.malloc_stats()\n"
-    )
-    done = python(script, environment)
-    found = sum(line.startswith("Arena ") for line in done.stderr.splitlines())
-    assert (1 < found <= heaps) == limited

@@ -32,6 +32,7 @@ from streamer.readers.core.config import PipeModeDatasetException, check_if_conf
 from streamer.readers.core.epochs import TIMEOUT, ChannelEpochs
 from streamer.readers.core.follow import follow
 from streamer.readers.core.keys_and_skips import KeysAndSkips
+from streamer.readers.core.memory import keep_memory
 from streamer.readers.core.shuffle import Shuffle
 from streamer.readers.core.skipping import SkippedRecord, without_skipped
 from streamer.readers.core.start import approach_start
@@ -193,7 +194,8 @@ def check_format(record_format: str, skip: int = 0) -> None:
 
 
 def record_reader(source: Source, record_format: str) -> RecordReader:
-    """Return the reader of a format that `check_format` accepts."""
+    """Return the reader of a format that `check_format` accepts; let glibc keep the memory of its records."""
+    keep_memory()
     if record_format == "TFRecord":
         return TFRecordReader(source)
     if record_format == "RecordIO":

@@ -41,13 +41,13 @@ from streamer.errors import ChannelError
 from streamer.formats.tfrecord import Skipped
 from streamer.readers.core.config import PipeModeDatasetException, check_channel, directories
 from streamer.readers.core.epochs import TIMEOUT, ChannelEpochs, path_streams
+from streamer.readers.core.memory import keep_memory_of_threads
 from streamer.readers.core.position import StartPosition
 from streamer.readers.core.rank_channels import rank_channel
 from streamer.readers.core.shuffle import Shuffle
 from streamer.readers.core.state import EpochState
 from streamer.readers.tensorflow import failures, interrupts
 from streamer.readers.tensorflow.epoch_steps import EpochSteps
-from streamer.readers.tensorflow.memory import keep_memory
 from streamer.readers.tensorflow.positions import parse_start
 from streamer.readers.tensorflow.spec import DatasetSpec
 from streamer.readers.tensorflow.steps import PATIENCE_S
@@ -287,7 +287,7 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
         self.max_corrupted_records_to_skip = spec.max_corrupted_records_to_skip
         self.skipped: Any = steps.skipped
         """What all iterators of this dataset have left out: `Skipped`, or `SkipCounts` with `skip`."""
-        keep_memory()
+        keep_memory_of_threads()
         interrupts.watch(*_CALLED)
         return steps.dataset()
 

@@ -16,6 +16,7 @@ from torch.utils.data import get_worker_info
 from streamer.formats.tar import TarReader, sample
 from streamer.readers.core.epochs import ChannelEpochs
 from streamer.readers.core.keys_and_skips import KeysAndSkips, placed_lists
+from streamer.readers.core.memory import keep_memory
 from streamer.readers.core.plain import check_format, record_reader
 from streamer.readers.core.position import StartPosition
 from streamer.readers.core.rank_steps import RankSteps, step_records
@@ -99,6 +100,7 @@ class ElementSpec:
     def reader(self, source: Source) -> RecordReader:
         """Return a reader of the records of one stream."""
         if self.record_format == WEBDATASET:
+            keep_memory()
             return TarReader(source)
         return record_reader(source, self.record_format)
 
