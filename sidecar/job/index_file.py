@@ -20,7 +20,7 @@ import stat
 import threading
 from typing import TYPE_CHECKING
 
-from sidecar.job.stored_index import StoredIndex, check_kind, read_at, unreadable
+from sidecar.job.stored_index import OpenIndex, StoredIndex, check_kind, unreadable
 from streamer.errors import SinkError
 from streamer.formats.record_index import Damaged, RecordIndex, block
 
@@ -34,28 +34,14 @@ ROWS_A_BLOCK = 1 << 16
 """Maximum rows of a block of a rewritten file."""
 
 
-class _WrittenFile:
-    """The bytes of the file that this process writes (`IndexSource`); `IndexFile` owns the descriptor."""
+class _WrittenFile(OpenIndex):
+    """The file that this process writes, of which `IndexFile` owns the descriptor."""
 
-    def __init__(self, path: str, fd: int) -> None:
-        self._path = path
-        self._fd = fd
+    why_changed = "this process writes it; remove it, and run `penstock index build`"
 
     @property
     def size(self) -> int:
         return os.fstat(self._fd).st_size
-
-    def read(self, position: int, count: int) -> bytes:
-        data = read_at(self._fd, self._path, position, count)
-        if len(data) < count:
-            raise self.changed()
-        return data
-
-    def changed(self) -> SinkError:
-        return SinkError(
-            f"the record index {self._path} was overwritten while this process writes it; remove it, and run "
-            "`penstock index build`"
-        )
 
 
 class IndexFile:

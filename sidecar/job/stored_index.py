@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import stat
 import weakref
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from streamer.errors import ConfigError, SinkError
 from streamer.formats.record_index import Damaged, RecordIndex
@@ -44,16 +44,47 @@ def open_stored(path: str, *, named_by: str, build: str) -> StoredIndex:
         raise SinkError(f"cannot read the record index {path}: {error.strerror}") from error
 
 
-class StoredIndex:
-    """The open file of an index, whose offsets are read when they are needed (`IndexSource`).
+class OpenIndex:
+    """The open file of an index; an `IndexSource`. A subclass says who closes it, and has its `size`."""
+
+    why_changed: ClassVar[str]
+    """When the file was overwritten, and what to do."""
+
+    def __init__(self, path: str, fd: int) -> None:
+        self.path = path
+        self._fd = fd
+
+    def read(self, position: int, count: int) -> bytes:
+        """See `IndexSource.read`. Raises SinkError."""
+        try:
+            data = os.pread(self._fd, count, position)
+            while len(data) < count and (rest := os.pread(self._fd, count - len(data), position + len(data))):
+                data += rest
+        except OSError as error:
+            raise SinkError(f"cannot read the record index {self.path}: {error.strerror}") from error
+        if len(data) < count:
+            raise self.changed()
+        return data
+
+    def changed(self) -> SinkError:
+        """See `IndexSource.changed`."""
+        return SinkError(f"the record index {self.path} was overwritten while {self.why_changed}")
+
+
+class StoredIndex(OpenIndex):
+    """The open file of an index, whose offsets are read when they are needed.
 
     The descriptor is closed when nothing refers to this object any more, because plans, which are not closed,
     read it. It stays valid if a build replaces the file. A read takes microseconds, from the page cache.
     """
 
+    why_changed = (
+        "the job reads it; put a new index in its place by a rename, or let `penstock index build` write it, "
+        "and start the job again"
+    )
+
     def __init__(self, path: str, fd: int) -> None:
-        self.path = path
-        self._fd = fd
+        super().__init__(path, fd)
         weakref.finalize(self, os.close, fd)
         self.size = os.fstat(fd).st_size
 
@@ -67,30 +98,6 @@ class StoredIndex:
             return RecordIndex.open(self)[0]
         except Damaged as error:
             raise unreadable(self.path, error) from None
-
-    def read(self, position: int, count: int) -> bytes:
-        """See `IndexSource.read`. Raises SinkError."""
-        data = read_at(self._fd, self.path, position, count)
-        if len(data) < count:
-            raise self.changed()
-        return data
-
-    def changed(self) -> SinkError:
-        return SinkError(
-            f"the record index {self.path} was overwritten while the job reads it; put a new index in its "
-            "place by a rename, or let `penstock index build` write it, and start the job again"
-        )
-
-
-def read_at(fd: int, path: str, position: int, count: int) -> bytes:
-    """Return `count` bytes, or fewer at the end of the file. Raises SinkError."""
-    try:
-        data = os.pread(fd, count, position)
-        while len(data) < count and (piece := os.pread(fd, count - len(data), position + len(data))):
-            data += piece
-    except OSError as error:
-        raise SinkError(f"cannot read the record index {path}: {error.strerror}") from error
-    return data
 
 
 def _whole(

@@ -102,6 +102,16 @@ class BlockLayout(NamedTuple):
         """Number of blocks of the order."""
         return self.firsts[-1] if self.blocks is None else len(self.blocks)
 
+    def runs(self, numbers: Iterable[int]) -> Iterator[Run]:
+        """Yield the records of each of these blocks."""
+        firsts, each, bounds = self.firsts, self.each, self.bounds
+        for number in numbers:
+            entry = bisect_right(firsts, number) - 1
+            size, bound = each[entry], bounds[entry]
+            first = (number - firsts[entry]) * size
+            end = first + size
+            yield Run(entry, first, min(end, bound))
+
 
 class RecordOrder:
     """The `Order` of all records of some objects."""
@@ -128,35 +138,25 @@ class RecordOrder:
         self.block = block
         self._counts = self._bounds = counts
         self._selected: SelectedRecords | None = None
-        self._blocks: array[int] | None = None
-        """Numbers of the blocks of the order; None: all that `_bounds` allow."""
-        self._each = array("Q")
-        """Records of each block, by object."""
-        self._firsts = array("Q", [0])
-        """Number of the first block of each object, and one more for the end."""
+        self.layout: BlockLayout | None = None
+        """The blocks of the order; None: runs are whole objects."""
+        each, blocks = array("Q"), None
         if seed is not None or select is not None or in_blocks:
             both = zip(counts, sizes, strict=True)
-            self._each.extend(records_per_block(records, size, block) for records, size in both)
+            each.extend(records_per_block(records, size, block) for records, size in both)
         if select is not None:
-            self._selected = select(self._each)
-            self._bounds, self._blocks = self._selected.bounds, self._selected.blocks
-        self._cut = seed is not None or self._blocks is not None or in_blocks
-        """Whether runs are blocks."""
-        if self._cut:
-            cut = self._bounds if self._blocks is None else counts
-            blocks = (-(-records // each) for records, each in zip(cut, self._each, strict=True))
-            self._firsts.extend(accumulate(blocks))
+            self._selected = select(each)
+            self._bounds, blocks = self._selected.bounds, self._selected.blocks
+        if seed is not None or blocks is not None or in_blocks:
+            cut = zip(self._bounds if blocks is None else counts, each, strict=True)
+            firsts = array("Q", accumulate((-(-records // size) for records, size in cut), initial=0))
+            self.layout = BlockLayout(firsts, each, self._bounds, blocks)
         self.records = (
             sum(self._bounds)
-            if self._blocks is None
-            else sum(run.end - run.first for run in self._runs(self._blocks))
+            if self.layout is None or blocks is None
+            else sum(run.end - run.first for run in self.layout.runs(blocks))
         )
         """Number of records of an epoch."""
-
-    @property
-    def layout(self) -> BlockLayout | None:
-        """The blocks of the order; None if it has none."""
-        return BlockLayout(self._firsts, self._each, self._bounds, self._blocks) if self._cut else None
 
     @property
     def varies(self) -> bool:
@@ -175,27 +175,17 @@ class RecordOrder:
             return self._selected.lines()
         return (b"%d\n" % records for records in self._counts if records)
 
-    def _runs(self, numbers: Iterable[int]) -> Iterator[Run]:
-        """Yield the records of each of these blocks."""
-        firsts, each, bounds = self._firsts, self._each, self._bounds
-        for number in numbers:
-            entry = bisect_right(firsts, number) - 1
-            size, bound = each[entry], bounds[entry]
-            first = (number - firsts[entry]) * size
-            end = first + size
-            yield Run(entry, first, min(end, bound))
-
     def runs(self, epoch: int, first: int = 0) -> Iterator[Run]:
-        if not self._cut:
+        layout = self.layout
+        if layout is None:
             whole = (Run(entry, 0, records) for entry, records in enumerate(self._bounds) if records)
             return islice(whole, first, None)
-        blocks = self._firsts[-1] if self._blocks is None else len(self._blocks)
-        numbers: Iterable[int] = range(first, blocks)
+        numbers: Iterable[int] = range(first, layout.number)
         if self.seed is not None:
-            numbers = Permutation(blocks, seed=self.seed, epoch=epoch).over(numbers)
-        if self._blocks is not None:
-            numbers = map(self._blocks.__getitem__, numbers)
-        return self._runs(numbers)
+            numbers = Permutation(layout.number, seed=self.seed, epoch=epoch).over(numbers)
+        if layout.blocks is not None:
+            numbers = map(layout.blocks.__getitem__, numbers)
+        return layout.runs(numbers)
 
 
 @dataclass(frozen=True, slots=True)
