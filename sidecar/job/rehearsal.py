@@ -18,7 +18,7 @@ from sidecar.process.memory import memory_limit
 from streamer.aio import in_thread
 from streamer.errors import SinkError
 from streamer.linux import write_remedy
-from streamer.relay.transport import open_files
+from streamer.relay.limits import open_files
 from streamer.sink.fifo_names import check_name
 from streamer.trailer import fifo_path
 from streamer.units import MIB, decimal_bytes, human_bytes

@@ -7,19 +7,18 @@ copies them once), `aiobotocore`. The first that is possible is chosen. `Transpo
 from __future__ import annotations
 
 import contextlib
-import resource
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from streamer.aio import thread_worked
 from streamer.engines.engine import Engines
 from streamer.engines.engine import running as running_engines
 from streamer.engines.source import EngineSource, settings_of
-from streamer.errors import ConfigError, SinkError
-from streamer.linux import PIPE_SIZE, has_pidfds, pipe_allowance
+from streamer.errors import ConfigError
+from streamer.linux import PIPE_SIZE, has_pidfds
 from streamer.plan import Plan
+from streamer.relay.limits import RequestLimits, open_files, pipe_limits
 from streamer.relay.staging.buffers import BUFFER_SIZE, BufferPool, BufferStages
 from streamer.relay.staging.observed import ObservedStages, Observer
 from streamer.relay.staging.pipes import PipePool, PipeStages
@@ -33,16 +32,10 @@ from streamer.s3.http_source import HttpSource, tls_context, why_not, why_not_sp
 from streamer.s3.ranges import RangeSource
 from streamer.s3.signing.requests import RangeSigner
 from streamer.schedule.budget import ChannelQuota, MemoryBudget
-from streamer.schedule.concurrency import LARGEST_PART, MOST_REQUESTS, WORTH, ConcurrencyController
+from streamer.schedule.concurrency import ConcurrencyController
 from streamer.schedule.hedging import Hedging
 from streamer.schedule.processes import automatic
-from streamer.units import MIB, counted
-
-OWN_FILES, CHANNEL_FILES = 48, 8
-"""File descriptors set aside for the process, and for each channel. Pipes and connections for parts get the
-rest: a channel without a FIFO or trailer stops, but one with fewer connections is only slower."""
-ENOUGH_FILES = 65_536
-"""Soft limit of open files that the process sets, up to the hard limit; the usual soft limit is 1,024."""
+from streamer.units import MIB
 
 HEDGED = 0.05
 """Default fraction of all bytes that hedges may fetch a second time."""
@@ -150,8 +143,8 @@ async def open_transport(clients: Clients, spec: TransportSpec) -> AsyncIterator
     """
     fifos = max(spec.fifos, len(spec.channels))
     files = open_files(fifos)
-    requests = _RequestLimits(spec.requests_in_flight, spec.part_size, files // 2)
-    pipe_budget, most_pipes = _pipe_limits(fifos, files - requests.most)
+    requests = RequestLimits(spec.requests_in_flight, spec.part_size, files // 2)
+    pipe_budget, most_pipes = pipe_limits(fifos, files - requests.most)
     choice = _choose(clients, spec, pipe_budget)
     splice = choice.name == "splice"
     memory_budget = MemoryBudget(
@@ -253,7 +246,7 @@ def _processes(clients: Clients, spec: TransportSpec, obstacle: str | None) -> i
 
 
 def _concurrency(
-    clients: Clients, requests: _RequestLimits, channels: int, choice: _Choice
+    clients: Clients, requests: RequestLimits, channels: int, choice: _Choice
 ) -> ConcurrencyController:
     if choice.name == "aiobotocore":
         return requests.concurrency(16, 8 * MIB)
@@ -283,81 +276,6 @@ def _absorbed(*, tls: bool) -> int:
     window = largest_window()
     body = window - window // 64 if tls else window
     return max(MIB, min(8 * MIB, body // MIB * MIB))
-
-
-@dataclass(frozen=True, slots=True)
-class _RequestLimits:
-    """Limits set by the job file and by the limit of open files."""
-
-    requests_in_flight: int | None
-    part_size: int | None
-    fit: int
-    """Requests that the limit of open files allows; as many files are left for pipes."""
-
-    @property
-    def most(self) -> int:
-        return min(self.requests_in_flight or MOST_REQUESTS, self.fit)
-
-    @property
-    def bounded(self) -> str:
-        """Value of `Transport.few_files`."""
-        if self.most == (self.requests_in_flight or MOST_REQUESTS):
-            return ""
-        return (
-            f"at most {counted(self.most, 'connection')} fit into the limit of open files; raise `ulimit -n`"
-        )
-
-    def concurrency(
-        self,
-        requests_in_flight: int,
-        part_size: int,
-        *,
-        largest_part: int = LARGEST_PART,
-        worth: float = WORTH,
-    ) -> ConcurrencyController:
-        """Return the controller; the arguments are start values, which the job file's values replace."""
-        return ConcurrencyController(
-            min(self.requests_in_flight or requests_in_flight, self.most),
-            self.part_size or part_size,
-            fixed_limit=self.requests_in_flight is not None,
-            fixed_part=self.part_size is not None,
-            most=min(self.most, MOST_REQUESTS),
-            largest_part=largest_part,
-            worth=worth,
-            worked=thread_worked,
-        )
-
-
-def open_files(channels: int) -> int:
-    """Raise the soft limit of open files; return how many requests and pipes may use.
-
-    Raises SinkError if they are fewer than two per channel.
-    """
-    files, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if files < ENOUGH_FILES:
-        files = ENOUGH_FILES if hard == resource.RLIM_INFINITY else min(hard, ENOUGH_FILES)
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
-        except (OSError, ValueError):  # a seccomp profile may forbid this: use the limit as it is
-            files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    left = files - OWN_FILES - channels * CHANNEL_FILES
-    if left < 2 * channels:
-        least = OWN_FILES + channels * (CHANNEL_FILES + 2)
-        raise SinkError(
-            f"{files} open files are too few for {counted(channels, 'FIFO')}; raise `ulimit -n` to {least}"
-        )
-    return left
-
-
-def _pipe_limits(channels: int, files: int) -> tuple[int, int]:
-    """Return the bytes of pipes that the user may have, and how many pipes `files` allows (two files each).
-
-    FIFOs take pipe pages too; a channel may briefly have two FIFOs.
-    """
-    most = files // 2
-    allowance = pipe_allowance()
-    by_files = most * PIPE_SIZE
-    return by_files if allowance is None else min(by_files, allowance - 2 * channels * PIPE_SIZE), most
 
 
 def _no_splice(
