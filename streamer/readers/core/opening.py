@@ -31,6 +31,10 @@ WARNED_AT = 1 / 12
 WARNED_BEFORE = 1.0
 """Least seconds from the warning to the error."""
 
+ELSEWHERE = (
+    "if the sidecar is ready, its directory is another one: set SAGEMAKER_BASE_DIR, or mount its volume"
+)
+
 
 class Opening:
     """The opening of one stream, once."""
@@ -160,12 +164,14 @@ class Opening:
 
     def _offer(self) -> str:
         """Return what the directory has instead, and what to do."""
-        proof = self._proof
+        proof, names = self._proof, list[str]()
         try:
             names = sorted(name for name in os.listdir(proof.directory) if name.startswith(proof.prefix))
             offer = f"the directory has {', '.join(names) or 'no FIFO of this channel'}"
         except OSError as error:
             offer = f"the directory cannot be read: {error.strerror}"
+        if not names:
+            offer += f"; {ELSEWHERE}"
         with contextlib.suppress(StreamError):
             if proof.look() and proof.trailer:
                 offer += f", and the state of the trailer of {proof.base} is '{proof.trailer.state}'"
