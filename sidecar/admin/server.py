@@ -61,6 +61,8 @@ EVENT_WITHIN = 2.0
 """Seconds until the next document of `/events` if no snapshot is taken: none is while the job starts."""
 BODY_WITHIN = 5.0
 """Seconds in which the body of a request must arrive."""
+OF_THE_CLIENT = (HttpProcessingError, web.RequestPayloadError)
+"""What aiohttp raises for a request that is not HTTP, or whose body does not have the encoding it names."""
 POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{script}'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -175,6 +177,8 @@ class Admin:
             headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
         )
         await response.prepare(request)
+        if request.method == "HEAD":
+            return response
         self._followers += 1
         try:
             with contextlib.suppress(ConnectionResetError):
@@ -198,9 +202,13 @@ async def _changed(
     """Return the response to a request whose body names a change."""
     try:
         async with asyncio.timeout(BODY_WITHIN):
-            document = await request.json()
+            body = await request.read()
     except TimeoutError:
         return refusal(408, f"the body did not come in {BODY_WITHIN:g} s")
+    except web.RequestPayloadError as error:
+        return refusal(400, f"the body cannot be decoded: {error}")
+    try:
+        document = json.loads(body.decode())
     except (ValueError, RecursionError) as error:
         return refusal(400, f"the body is not JSON: {error}")
     try:
@@ -216,7 +224,7 @@ def _concerns_server(record: logging.LogRecord) -> bool:
 
     Everybody who reaches the port could fill the log with tracebacks; the response says what is wrong.
     """
-    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
+    return record.exc_info is None or not isinstance(record.exc_info[1], OF_THE_CLIENT)
 
 
 def _event(document: dict[str, Any]) -> bytes:

@@ -8,8 +8,11 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ByteSize, TypeAdapter
+from pydantic import BeforeValidator, ByteSize, Field, TypeAdapter
 from pydantic_core import PydanticCustomError
+
+LARGEST = 2**60
+"""The largest size, 1 EiB. Figures of every size fit a float, as metrics and waits need them."""
 
 _FORM = re.compile(r"\s*(?:[0-9]+|[0-9]*\.[0-9]+)\s*[A-Za-z]*\s*")
 
@@ -21,7 +24,7 @@ def _whole(value: Any) -> Any:
     return value
 
 
-Size = Annotated[ByteSize, BeforeValidator(_whole)]
+Size = Annotated[ByteSize, BeforeValidator(_whole), Field(le=LARGEST)]
 
 
 def parse_size(value: Any) -> int:

@@ -194,6 +194,37 @@ def test_dawdlers_do_no_harm_to_streaming(stub: S3Stub, tmp_path: Path) -> None:
         assert not [event for event in running.events if "exception" in event]  # nobody fills the log
 
 
+def test_a_body_that_cannot_be_read_is_the_client_s_mistake(stub: S3Stub, tmp_path: Path) -> None:
+    fill(stub, [10], prefix="b/train/")
+    with serving(stub, tmp_path) as running:
+        token = {"Authorization": f"Bearer {TOKEN}"}
+        for body, headers in (
+            (b"no such encoding", {"Content-Encoding": "deflate"}),
+            (b"no such encoding", {"Content-Encoding": "gzip"}),
+            ('{"bandwidth": 1}'.encode("utf-16"), {}),
+            (b'{"bandwidth": %s}' % (b"9" * 400), {}),
+        ):
+            assert ask(running, "/limits", "PATCH", body, **token, **headers)[0] == 400
+            ask(running, "/livez", "POST", body, **headers)  # nobody reads that body, and it needs no token
+        named = {"Content-Type": "application/json; charset=nonsense"}
+        assert ask(running, "/limits", "PATCH", b"{}", **token, **named)[0] == 200  # JSON is UTF-8
+        assert ask(running, "/metrics")[0] == 200
+        assert not [event for event in running.events if "exception" in event]
+
+
+def test_head_is_answered_by_headers_alone(stub: S3Stub, tmp_path: Path) -> None:
+    """The events, which have no end, too."""
+    fill(stub, [10], prefix="b/train/")
+    with serving(stub, tmp_path) as running:
+        host, _, port = running.url.removeprefix("http://").partition(":")
+        for path in (*OPEN, *CLOSED):
+            request = f"HEAD {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+            with silent((host, int(port)), request.encode()) as connection:
+                answer = b"".join(iter(lambda: connection.recv(65536), b""))
+            assert answer.startswith(b"HTTP/1.1 200 ")
+            assert answer.endswith(b"\r\n\r\n")
+
+
 KEY = (
     "b/train/<img src=x onerror=document.title='owned'>"
     "\"'><script>document.title='owned'</script>&amp;\n\x1b[31m"

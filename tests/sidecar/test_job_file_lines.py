@@ -129,6 +129,8 @@ def test_rules_between_keys_and_syntax_errors_have_a_line(tmp_path: Path, text: 
         ("Penstock__Bandwidth", "100MB/s", "'100MB/s' is not a size; leave out '/s'"),
         ("Penstock__MemoryBudget", "512MB,", "'512MB,' is not a size"),
         ("Penstock__MemoryBudget", "\u0663GB", "is not a size"),
+        ("Penstock__Bandwidth", 2**60 + 1, "must be less than or equal to 1152921504606846976"),
+        ("Penstock__Bandwidth", "9" * 40, "must be less than or equal to 1152921504606846976"),
         ("Penstock__GiveUpAfter", "5m", "'5m' is not a number; write seconds, such as 300"),
         ("Penstock__GiveUpAfter", 0, "must be greater than 0; write seconds, such as 300"),
         ("Penstock__RequestsInFlight", "many", "'many' is not a whole number"),
