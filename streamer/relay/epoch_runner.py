@@ -156,7 +156,6 @@ class EpochRunner:
             with contextlib.suppress(ReaderGone):
                 await self._fifos.settle()  # raises KeeperLost if the keeper died, which looks the same
             self._counters.readers_gone += not outlet.reader_gone  # a write may fail before epoll reports
-            self._note_end_believed(delivery, outlet)
             return "abandoned"
         due = delivery.delivered - self._state.start.skipped_in(epoch)
         if accepted not in (None, due):
@@ -190,6 +189,8 @@ class EpochRunner:
         self._counters.timer.enter("idle")
         delivery.activate(active=False)
         delivery.abandon(self._state.epoch)
+        if state == "abandoned" and outlet is not None:
+            self._note_end_believed(delivery, outlet)
         trailer = self._trailer(state)
         successor = not self._draining.is_set()
 

@@ -28,6 +28,15 @@ def read_some(path: Path, count: int) -> bytes:
         return file.read(count)
 
 
+def read_exactly(path: Path, count: int) -> bytes:
+    """As `read_some`, but take no byte past those."""
+    with open(path, "rb", buffering=0) as file:
+        taken = b""
+        while piece := file.read(count - len(taken)):
+            taken += piece
+        return taken
+
+
 def probe(path: Path) -> None:
     """Open and close without reading, as TensorFlow's repeat does with the epoch after the last."""
     os.close(os.open(path, os.O_RDONLY))

@@ -18,7 +18,7 @@ from streamer.plan import Arrangement, Join, Position, ResumePoint, S3Uri, Shard
 from streamer.relay.deliver import resume_points
 from streamer.s3.catalog.pages import AiobotocorePages
 from tests.kit.harness import RunChannel, Running, clients_of, fill, running_channel
-from tests.kit.pipes import eventually, off_loop, read_all, read_some
+from tests.kit.pipes import eventually, off_loop, read_all, read_exactly, read_some
 from tests.kit.planning import plan_prefix
 from tests.kit.stub import S3Stub, cut_after
 from tests.kit.trailers import published_trailer
@@ -211,6 +211,30 @@ async def test_a_reader_that_believes_an_end_mark_is_noticed(stub: S3Stub, tmp_p
         ((epoch, offset),) = reported
         assert (epoch, (offset - len(archives[0]) - len(archives[1])) // 8192) == (0, 0), transport
         assert (statistics.readers_gone, statistics.readers_at_ends) == (2, 1), transport
+
+
+async def test_a_reader_that_believes_the_end_of_a_small_archive_is_noticed(
+    stub: S3Stub, tmp_path: Path
+) -> None:
+    """A hundred such archives are in the FIFO by then, and a transport may fetch many as one part."""
+    small = archive([("0.bin", b"0")], kind=tarfile.USTAR_FORMAT)
+    stub.objects |= {f"b/data/{i:04d}.tar": small for i in range(600)}
+    for transport in ("splice", "buffered", "aiobotocore"):
+        reported: list[tuple[int, int]] = []
+        directory = tmp_path / transport
+        directory.mkdir()
+        async with running_channel(
+            stub,
+            directory,
+            transport=transport,
+            part_size=1 << 20,
+            on_end_believed=lambda *place, reported=reported: reported.append(place),
+        ) as running:
+            await off_loop(read_exactly, running.fifo(0), len(small))
+            await eventually(lambda: running.states)
+            statistics = running.channel.statistics()
+        assert reported == [(0, len(small))], transport
+        assert statistics.objects_completed == statistics.written_bytes // len(small), transport
 
 
 async def test_digests_tell_joined_plans_apart(stub: S3Stub) -> None:

@@ -30,6 +30,7 @@ from streamer.relay.staging.stage import LEAST, TURN
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from streamer.plan.parts import Part
     from streamer.relay.deliver.key_list import KeyList, KeyLists
     from streamer.relay.fetch.part_fetch import PartFetch
     from streamer.relay.fetch.prefetcher import Prefetcher
@@ -248,6 +249,9 @@ class Delivery:
 
     def abandon(self, epoch: int) -> None:
         """Drop the rest of `epoch`: staged bytes, requests in flight, and parts not yet admitted."""
+        slot = self._window.head_of_line
+        if slot is not None and slot.part.epoch == epoch and self._transformer is None:
+            self._note_ends(slot.part, self.delivered + len(slot.part) - slot.delivered)
         self._drop_taken()
         self.prefetcher.abandon(epoch)
 
@@ -346,10 +350,15 @@ class Delivery:
         if done is not None:
             self._taking.part_delivered()
             self._fetches.pop(done).stage.discard()
-            for after, size in done.part.ends():
-                self._counters.objects_completed += 1
-                self.ends.add(self.delivered - after, size)
+            self._note_ends(done.part, self.delivered)
             self._changed.set()
             self.prefetcher.start()
             if self._verifier is not None and done.part.body:
                 self._verifier.delivered(done.part)
+
+    def _note_ends(self, part: Part, end: int) -> None:
+        """Count and remember the objects that end in the delivered bytes of `part`, itself up to `end`."""
+        for after, size in part.ends():
+            if end - after <= self.delivered:
+                self._counters.objects_completed += 1
+                self.ends.add(end - after, size)

@@ -9,8 +9,8 @@ from collections import deque
 
 from streamer.units import KIB
 
-LAST_ENDS = 64
-"""Number of object ends remembered; a FIFO holds fewer objects of a size that `stopped_at_one` can judge."""
+LAST_ENDS = 1024
+"""Number of object ends remembered: a FIFO holds 1 MiB, and an archive has more than 1 KiB."""
 MOST_BUFFERED = 128 * KIB
 """Bytes that a buffered reader reads past what it uses: the buffer of Python's `open` from 3.14 on."""
 
