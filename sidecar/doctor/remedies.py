@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from sidecar.doctor.machine import Finding
 from sidecar.process.exits import Exit, exit_code
 from streamer.errors import SourceError
+from streamer.s3.client.faults import KEY_PROBLEMS
 
 if TYPE_CHECKING:
     from streamer.errors import PenstockError
@@ -36,6 +37,8 @@ CAUSES = {
     "InvalidObjectState": "Restore the object from its archive class, or store it in another.",
     "SlowDown": "Lower RequestsInFlight, or spread the keys over more prefixes.",
     "AccountProblem": "See to the AWS account: it is suspended, or a bill is unpaid.",
+    "AllAccessDisabled": "Ask the owner of the bucket's AWS account: AWS has disabled all access to it.",
+    **dict.fromkeys(KEY_PROBLEMS, "Enable the KMS key of the object, or cancel the deletion of the key."),
     "InvalidBucketName": "Correct the bucket in S3Uri.",
 }
 """Remedies by S3's error code. `FIXES` has those by exit code, for other error codes."""

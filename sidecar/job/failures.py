@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sidecar.process.exits import Exit, exit_code
 from sidecar.process.logs import log
 from streamer.errors import SinkError
+from streamer.s3.client.faults import NOT_BY_CREDENTIALS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,6 +50,8 @@ def advice(error: SourceError | SinkError, *, mendable: bool) -> str:
     """Return the remedy for an error. `mendable`: whether a restarted sidecar can resume the epoch."""
     code = exit_code(error)
     remedy = REMEDIES[code]
+    if getattr(error, "code", "") in NOT_BY_CREDENTIALS:
+        remedy = "do as the error says"
     if code is Exit.CORRUPT:
         return remedy
     if mendable:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sidecar.doctor.remedies import CAUSES
 from sidecar.job.failures import advice
 from streamer import errors
 from streamer.errors import CorruptRecord
@@ -23,6 +24,8 @@ from streamer.formats.tfrecord import TFRecordReader
 from streamer.relay.deliver import frame_aligner as failures
 from streamer.relay.deliver.failure_policy import FailurePolicy
 from streamer.relay.deliver.frame_aligner import MOST_HELD, POISON, FrameAligner, Framing, WhenFailed
+from streamer.s3.client.faults import EXPLANATIONS, NOT_BY_CREDENTIALS, error_from_response
+from streamer.s3.ranges import suggest_omission
 from tests.sidecar import foreign
 
 ENCODE = {"RecordIO": recordio.encode, "TFRecord": tfrecord.encode}
@@ -56,6 +59,27 @@ def test_the_operator_is_told_what_to_do(error: Any, words: str) -> None:
     assert "restart sidecar and trainer" in advice(error, mendable=False)
     mends = not isinstance(error, errors.Mismatch)
     assert ("`penstock restart` goes on" in advice(error, mendable=True)) == mends
+
+
+@pytest.mark.parametrize("code", sorted(NOT_BY_CREDENTIALS))
+def test_an_object_that_nobody_may_read_now_is_no_matter_of_credentials(code: str) -> None:
+    """As one that a lifecycle rule has archived: neither a policy nor If-Match is named, and it is final."""
+    error = error_from_response(
+        status=400 if code.startswith("KMS") else 403,
+        code=code,
+        message="",
+        request_id=None,
+        retry_after=None,
+        date=None,
+        context=errors.ErrorContext("b", "k"),
+    )
+    suggest_omission(error)
+    assert isinstance(error, errors.Denied)
+    assert not error.retryable
+    assert EXPLANATIONS[code] in str(error)
+    assert "If-Match" not in str(error)
+    assert advice(error, mendable=False) == "do as the error says, and restart sidecar and trainer"
+    assert error.code in CAUSES
 
 
 @pytest.mark.parametrize("local", [False, True])

@@ -81,6 +81,13 @@ request that it did not see in time; TLS early data that was refused."""
 _NOT_OFFERED = (501, 505)
 """Statuses of 500 and above that are not retried: not implemented, HTTP version not supported."""
 
+KEY_PROBLEMS = (
+    "KMS.DisabledException",
+    "KMS.InvalidStateException",
+    "KMS.KMSInvalidStateException",
+    "KMS.NotFoundException",
+)
+"""Codes for an object whose SSE-KMS key cannot be used by anybody."""
 EXPLANATIONS = {
     "NoSuchBucket": "no such bucket; check S3Uri; on an S3-compatible server try Endpoint.PathStyle: true",
     "NoSuchKey": "no such object",
@@ -91,6 +98,13 @@ EXPLANATIONS = {
     "need s3:GetObject and s3:ListBucket on the bucket",
     "InvalidAccessKeyId": "the access key id is unknown to this endpoint; check the key and the endpoint",
     "SignatureDoesNotMatch": "the signature is refused; check the secret key, the region and the endpoint",
+    "InvalidObjectState": "the object is in an archive class; restore it, or store it in another class",
+    "AccountProblem": "the AWS account has a problem; it may be suspended, or a bill may be unpaid",
+    "AllAccessDisabled": "AWS has disabled all access to the bucket; ask the owner of its account",
+    **dict.fromkeys(
+        KEY_PROBLEMS,
+        "S3 cannot use the KMS key of the object; enable the key, or cancel its deletion",
+    ),
     "ExpiredToken": "the session token has expired; renew the credentials",
     "InvalidToken": "the session token is refused; renew the credentials",
     "RequestTimeTooSkewed": "this machine's clock is off by too much; set the time",
@@ -100,6 +114,8 @@ EXPLANATIONS = {
     "InvalidRange": "the object is shorter than when it was listed",
     "416": "the object is shorter than when it was listed",
 }
+NOT_BY_CREDENTIALS = frozenset({"InvalidObjectState", "AccountProblem", "AllAccessDisabled", *KEY_PROBLEMS})
+"""Codes of denials that other credentials or another policy would get too."""
 _STATUSES = frozenset(http.HTTPStatus)
 _SECONDS = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 _REFUSED_SKEW = 900.0
