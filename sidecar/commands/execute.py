@@ -44,6 +44,8 @@ async def execute(
 
     `resume`, `resume_anyway`: as of `sidecar.commands.run.Continuation`.
     """
+    if not _exists(command[0], os.environ | job.environment):
+        return _not_found(command)
     with ExitStack() as stack:
         base = job.penstock.base_directory
         if base is None:
@@ -71,6 +73,17 @@ async def execute(
                 _warn_of_unread(supervisor.state)
 
         return await _or_signal_code(supervisor.serve(until)) or code
+
+
+def _exists(name: str, environment: dict[str, str]) -> bool:
+    """Return whether there is such a command; files that the sidecar downloads are not executable."""
+    places = [name] if "/" in name else [os.path.join(each, name) for each in os.get_exec_path(environment)]
+    return any(map(os.path.exists, places))
+
+
+def _not_found(command: tuple[str, ...]) -> int:
+    log.error("no such command", command=command[0])
+    return Exit.NOT_FOUND
 
 
 async def _or_signal_code(serving: Coroutine[Any, Any, int]) -> int:
@@ -105,8 +118,7 @@ async def _run_trainer(state: JobState, command: tuple[str, ...], environment: d
                 *command, env=environment, start_new_session=own_group
             )
         except FileNotFoundError:
-            log.error("no such command", command=command[0])
-            return Exit.NOT_FOUND
+            return _not_found(command)
         except OSError as error:
             raise SinkError(f"cannot run {command[0]}: {error.strerror}") from error
         send = partial(_send, child, own_group=own_group)

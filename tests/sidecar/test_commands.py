@@ -104,6 +104,19 @@ def test_exec_of_no_such_command(stub: S3Stub, tmp_path: Path) -> None:
     done = run_exec(write_job(tmp_path / "j.yaml", job(stub.url, None, "b/train/")), "no-such-trainer")
     assert done.returncode == 127
     assert "no-such-trainer" in done.stderr
+    assert not stub.listings  # a typing error is not told after an hour of downloads
+
+
+def test_exec_looks_for_its_command_where_the_job_s_environment_says(stub: S3Stub, tmp_path: Path) -> None:
+    fill(stub, SIZES, prefix="b/train/")
+    (tmp_path / "bin").mkdir()
+    trainer = tmp_path / "bin/my trainer"
+    trainer.write_text("#!/bin/sh\nexit 9\n")
+    trainer.chmod(0o755)
+    document = job(stub.url, None, "b/train/") | {"Environment": {"PATH": str(trainer.parent)}}
+    path = write_job(tmp_path / "j.yaml", document)
+    assert run_exec(path, trainer.name).returncode == 9
+    assert run_exec(path, "sh").returncode == 127
 
 
 def test_exec_passes_options_of_the_trainer_on(stub: S3Stub, tmp_path: Path) -> None:
