@@ -11,6 +11,7 @@ state that is there and cannot be read is an error, never the beginning.
 from __future__ import annotations
 
 import os
+import re
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from streamer.errors import SourceError
     from streamer.s3.client.session import Clients
 
+_OTHER_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+"""Begins a URI, also S3's with a slash too few. Such a file would be absent, and the job begin anew."""
 LONGEST = 16 << 20
 """Most bytes of a state. One of each of 10,000 FIFOs takes 3 MB."""
 
@@ -41,6 +44,8 @@ async def read_states(value: str, clients: Clients, *, give_up_after: float) -> 
         return value
     if value.startswith("s3://"):
         where, raw = await _object(value, clients, RetryPolicy(give_up_after=give_up_after))
+    elif _OTHER_URI.match(value):
+        raise ConfigError(f"--resume: {value!r} is no S3 URI: write s3://BUCKET/KEY, a file or a directory")
     else:
         try:
             where, raw = await outside(_file, value)

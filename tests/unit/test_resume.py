@@ -141,6 +141,12 @@ def test_a_state_that_cannot_be_read_is_an_error(tmp_path: Path, name: str, word
         asyncio.run(read(str(tmp_path / name) if name else name))
 
 
+@pytest.mark.parametrize("value", ["S3://b/state", "s3:/b/state", "gs://b/state", "https://b.example/state"])
+def test_a_state_of_another_kind_of_uri_is_an_error_and_not_the_beginning(value: str) -> None:
+    with pytest.raises(ConfigError, match="write s3://BUCKET/KEY, a file or a directory"):
+        asyncio.run(read(value))
+
+
 def test_a_state_of_several_channels_is_one_of_each() -> None:
     places = [ReaderPosition.of(STATE, "train"), ReaderPosition("eval", 1, offset=5)]
     starts = [RemainingRecords(ReaderStart(position)) for position in places]
