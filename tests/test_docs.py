@@ -234,6 +234,18 @@ def logged() -> dict[str, set[str]]:
     return found
 
 
+def test_the_remedies_that_doctor_shows_are_its_own() -> None:
+    shown = re.findall(r"^ +-> (.+)$", (DOCS / "how-to/doctor.md").read_text(), re.MULTILINE)
+    forms = [
+        re.sub(r"\\{\w+\\}", ".+", re.escape(node.value))
+        for path in ROOT.glob("sidecar/doctor/*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    assert len(shown) >= 7
+    assert [each for each in shown if not any(re.fullmatch(form, each) for form in forms)] == []
+
+
 def test_every_kind_of_bottleneck_is_described() -> None:
     rows = table(DOCS / "reference/metrics.md", "Bottleneck", "`kind`", "When")
     assert sorted(bare(kind) for _, kind, _ in rows) == sorted(typing.get_args(Kind))
