@@ -67,7 +67,6 @@ class OpenIndex:
         return data
 
     def changed(self) -> SinkError:
-        """See `IndexSource.changed`."""
         return SinkError(f"the record index {self.path} was overwritten while {self.why_changed}")
 
 

@@ -113,23 +113,20 @@ class EngineBody(OneCall):
         """Wait for the first response header. Raises SourceError."""
         await self._opened
 
-    # Calls of the engine (`streamer.engines.engine.SpanBody`).
+    # Calls of the engine (`streamer.engines.engine.SpanCalls`).
 
     def opened(self, peer: str | None) -> None:
-        """As `SpanBody`."""
         self._request.peer = peer
         if not self._opened.done():
             self._opened.set_result(None)
 
     def phase(self, phase: Any, report: Any) -> None:
-        """As `SpanBody`."""
         if report is not None:
             self._request.on_report(unpack_report(report))
         if not self._closed:
             self._request.on_phase(phase)
 
     def ended(self, written: int, error: Any, report: Any) -> None:
-        """As `SpanBody`."""
         self._request.on_report(unpack_report(report))
         if error is not None:
             self._break(written, self._on_expired(unpack_error(error)))
@@ -137,7 +134,6 @@ class EngineBody(OneCall):
             self._break(written, Transient("an engine process has ended a span early", self._context()))
 
     def lost(self, why: str) -> None:
-        """As `SpanBody`."""
         self._request.reported = False
         self._break(self._length - self.left, Transient(why, self._context()))
 

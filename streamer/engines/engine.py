@@ -34,8 +34,8 @@ FIRST_WAIT, LONGEST_WAIT = 0.1, 5.0
 """Seconds before a process is replaced that ended before it was ready: the first wait, and the longest."""
 
 
-class SpanBody(Protocol):
-    """What an engine tells about a span; implemented by `EngineBody`."""
+class SpanCalls(Protocol):
+    """What an engine reports of a span; implemented by `EngineBody`."""
 
     def opened(self, peer: str | None) -> None:
         """Note that the first response header is right."""
@@ -87,7 +87,7 @@ class Engine:
         """Set when the process has ended or closed its end of the socket."""
         self.refusal: str | None = None
         """Why the kernel refused the process."""
-        self.spans: dict[int, SpanBody] = {}
+        self.spans: dict[int, SpanCalls] = {}
         self.load = 0
         """Bytes of the spans in flight."""
         self.sent: dict[str, Any] = {}

@@ -87,7 +87,7 @@ class SentEndpoints(RequestBuilder):
 
 
 class _Avoiding:
-    """A source whose requests avoid an address, for a second request (hedge)."""
+    """A `RangeSource` whose requests avoid an address, for a second request (hedge)."""
 
     name = "http"
     span_size = 0
@@ -97,7 +97,6 @@ class _Avoiding:
         self._avoid = avoid
 
     async def open(self, request: RangeRequest) -> Body:
-        """As `RangeSource.open`."""
         request.avoid = self._avoid
         return await self._source.open(request)
 
@@ -241,18 +240,16 @@ class EngineProcess:
 
 
 class _Observer:
-    """Sends a span's progress."""
+    """The `Observer` that reports a span to the parent."""
 
     def __init__(self, link: Link, number: int) -> None:
         self._link = link
         self._number = number
 
     def opened(self, peer: str | None) -> None:
-        """As `Observer`."""
         self._link.send(("opened", self._number, peer))
 
     def phase(self, phase: Phase, report: RequestReport | None) -> None:
-        """As `Observer`."""
         self._link.send(("phase", self._number, phase, report and pack_report(report)))
 
 

@@ -82,7 +82,6 @@ class HeaderScanner(BorderScanner):
         """Start of a header that has not arrived completely."""
 
     def feed(self, data: Block) -> None:
-        """See `BorderScanner.feed`."""
         base, size, first = self.fed, len(data), 0
         self.fed += size
         if self._held:
@@ -114,7 +113,6 @@ class HeaderScanner(BorderScanner):
         """
 
     def finish(self) -> int:
-        """See `BorderScanner.finish`."""
         if self._next != self.fed:
             raise BadRecord(f"the object ends inside a {self.what}, at byte {self.fed}", self._border())
         return self._next
@@ -219,7 +217,6 @@ class FixedScanner(BorderScanner):
         self._size = size
 
     def feed(self, data: Block) -> None:
-        """See `BorderScanner.feed`."""
         self.skip(len(data))
 
     def skip(self, count: int) -> None:
@@ -230,7 +227,6 @@ class FixedScanner(BorderScanner):
         self.offsets.extend(range(len(self.offsets) * step, self.fed, step))
 
     def finish(self) -> int:
-        """See `BorderScanner.finish`."""
         if rest := self.fed % self._size:
             raise BadRecord(
                 f"the object has {counted(self.fed, 'byte')}, no multiple of {self._size}: its last record "

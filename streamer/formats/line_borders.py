@@ -28,7 +28,6 @@ class LineScanner(BorderScanner):
         """Whether the next byte is the first of a line."""
 
     def feed(self, data: Block) -> None:
-        """See `BorderScanner.feed`."""
         if not len(data):
             return
         text, base = bytes(data), self.fed
@@ -70,7 +69,6 @@ class LineScanner(BorderScanner):
             self._begin(base + at)
 
     def finish(self) -> int:
-        """See `BorderScanner.finish`."""
         return self.fed
 
 
