@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from streamer.plan import ObjectRef
     from streamer.relay.deliver.held_back import HeldBack
     from streamer.relay.deliver.object_changes import Change
+    from streamer.relay.statistics import EpochRequests
     from streamer.trailer import Trailer
 
 
@@ -77,7 +78,7 @@ class EpochLog(ChannelEvents):
             do="if it reads tar or Arrow, add Penstock: {Join: tar} or {Join: arrow} to the channel",
         )
 
-    def epoch_ended(self, trailer: Trailer) -> None:
+    def epoch_ended(self, trailer: Trailer, requests: EpochRequests) -> None:
         failed = trailer.state == "failed"
         (log.error if failed else log.info)(
             f"epoch {trailer.state}",
@@ -85,7 +86,7 @@ class EpochLog(ChannelEvents):
             epoch=trailer.epoch,
             delivered=decimal_bytes(trailer.bytes_delivered),
             **({} if trailer.bytes_total is None else {"of": decimal_bytes(trailer.bytes_total)}),
-            **self._figures(),
+            **self._figures(requests),
             **({"changed": trailer.changed} if trailer.changed else {}),
             **({"error": trailer.error} if trailer.error else {}),
             **(self._failure() if failed else {}),
@@ -95,7 +96,7 @@ class EpochLog(ChannelEvents):
         if self._learner is not None:
             self._learner.epoch_ended(trailer)
 
-    def _figures(self) -> dict[str, Any]:
+    def _figures(self, requests: EpochRequests) -> dict[str, Any]:
         """Return the figures of an ended epoch: since the end of the one before it, without idle time."""
         now = Sample.of(self._state.channels[self._name].statistics(), time.monotonic())
         before, self._before = self._before, now
@@ -109,8 +110,8 @@ class EpochLog(ChannelEvents):
             "mb_per_second": round(written / seconds / 1e6, 1) if seconds > 0 else 0.0,
             "waited_for_storage": round(spent["starved"], 1),
             "waited_for_trainer": round(spent["blocked"], 1),
-            "requests": now.ok + now.failures - before.ok - before.failures,
-            "retries": now.failures - before.failures,
+            "requests": requests.ended,
+            "retries": requests.repeated,
             "summary": diagnose(before, now, when="the epoch").text,
         }
 

@@ -19,6 +19,7 @@ from streamer.errors import ErrorContext, SourceError, Transient
 from streamer.linux import PIPE_SIZE, SPLICE_FLAGS, bytes_unread, set_pipe_size
 from streamer.s3.fallback import LeftToAiobotocore
 from streamer.s3.http.body import OneCall
+from streamer.s3.ranges import RequestReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,6 +104,7 @@ class EngineBody(OneCall):
         self._failure: SourceError | None = None
         self._taken: asyncio.Future[None] | None = None
         self._closed = False
+        self._report_due = request.report_due = self._loop.create_future()
         engine.spans[number] = self
         engine.load += self._length
 
@@ -127,15 +129,27 @@ class EngineBody(OneCall):
             self._request.on_phase(phase)
 
     def ended(self, written: int, error: Any, report: Any) -> None:
-        self._request.on_report(unpack_report(report))
+        self._last_report(unpack_report(report))
         if error is not None:
             self._break(written, self._on_expired(unpack_error(error)))
         elif written < self._length:
             self._break(written, Transient("an engine process has ended a span early", self._context()))
 
     def lost(self, why: str) -> None:
+        if not self.left:  # all of its requests have succeeded, and one process less reports them
+            parts = self._request.part.rest(self._request.first)
+            self._last_report(RequestReport({"ok": sum(part.body > 0 for part in parts)}))
+            return
+        if self._closed:
+            self._last_report(RequestReport({"cancelled": 1}))
+            return
         self._request.reported = False
+        self._report_due.set_result(None)
         self._break(self._length - self.left, Transient(why, self._context()))
+
+    def _last_report(self, report: RequestReport) -> None:
+        self._request.on_report(report)
+        self._report_due.set_result(None)
 
     def _context(self) -> ErrorContext:
         ref, offset = self._request.part.at(self._request.part.end - self.left)

@@ -134,6 +134,7 @@ class ServedSpan:
         )
         for each in (counters.requests, counters.retries, counters.resumes, counters.notes):
             each.clear()
+        counters.by_epoch.clear()
         self._done, self._throttled = [], 0
         return report
 

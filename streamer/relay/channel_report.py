@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from streamer.plan import ObjectRef
     from streamer.relay.channel_spec import ChannelEvents
     from streamer.relay.deliver.object_changes import ChangePolicy
+    from streamer.relay.statistics import EpochRequests
     from streamer.s3.checksums import Outcome
     from streamer.trailer import Trailer
 
@@ -25,10 +26,10 @@ class ChannelReport:
         self.changes = Changes(when_changed, events.object_changed)
         self._events = events
 
-    def epoch_ended(self, trailer: Trailer) -> None:
+    def epoch_ended(self, trailer: Trailer, requests: EpochRequests) -> None:
         """Count and report the end of an epoch."""
         self.counters.epochs[trailer.state] += 1
-        self._events.epoch_ended(trailer)
+        self._events.epoch_ended(trailer, requests)
 
     def failed(self, error: SourceError | SinkError) -> None:
         """Count the error that fails the channel."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from streamer.errors import SinkError, SourceError
     from streamer.plan import ObjectRef, Plan
     from streamer.relay.deliver.object_changes import Change
+    from streamer.relay.statistics import EpochRequests
     from streamer.retry import RetryPolicy
     from streamer.s3.checksums import StoredChecksums
     from streamer.trailer import Trailer
@@ -71,8 +72,8 @@ class ChannelEvents:
     Its methods are called on the event loop and must return at once.
     """
 
-    def epoch_ended(self, trailer: Trailer) -> None:
-        """Note that an epoch has ended with this trailer."""
+    def epoch_ended(self, trailer: Trailer, requests: EpochRequests) -> None:
+        """Note that an epoch has ended with this trailer and after these requests."""
 
     def object_changed(self, change: Change) -> None:
         """Note that an object differs from the listed version, and was refetched or skipped."""

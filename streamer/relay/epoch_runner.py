@@ -20,6 +20,7 @@ from streamer.aio import first_of, in_thread, task_group
 from streamer.errors import KeeperLost, ReaderGone, Shortage, SinkError, SourceError
 from streamer.relay.channel_state import ChannelFailure
 from streamer.relay.failed_epoch import FailedEpoch
+from streamer.relay.statistics import EpochRequests
 from streamer.retry import retry_while_refused
 
 if TYPE_CHECKING:
@@ -191,6 +192,15 @@ class EpochRunner:
         delivery.abandon(self._state.epoch)
         if state == "abandoned" and outlet is not None:
             self._note_end_believed(delivery, outlet)
+        try:
+            await delivery.settled()
+        except asyncio.CancelledError:
+            await self._retire(delivery, outlet, state)
+            raise
+        return await self._retire(delivery, outlet, state)
+
+    async def _retire(self, delivery: EpochDelivery, outlet: PipeOutlet | None, state: TrailerState) -> bool:
+        """End the FIFO and report the epoch, whose requests are counted; as `_conclude`."""
         trailer = self._trailer(state)
         successor = not self._draining.is_set()
 
@@ -202,7 +212,7 @@ class EpochRunner:
             self._counters.records += records
         self._state.outlet = None
         self._fifos.retire(self._state.epoch, outlet)
-        self._report.epoch_ended(trailer)
+        self._report.epoch_ended(trailer, delivery.take_requests(trailer.epoch))
         return successor
 
     async def fail(self, delivery: EpochDelivery, error: SourceError | SinkError) -> None:
@@ -226,7 +236,8 @@ class EpochRunner:
             epoch.publish()
         except Shortage as shortage:
             self._report.shortage(shortage)
-        self._report.epoch_ended(trailer)  # the log reports the failure even if the trailer cannot be written
+        # The log reports the failure even if the trailer cannot be written.
+        self._report.epoch_ended(trailer, delivery.take_requests(trailer.epoch))
         delivery.close()
         if not epoch.published:
             await epoch.publish_before(self._draining.wait())
@@ -251,7 +262,9 @@ class EpochRunner:
         except Shortage as error:  # the trailer stays `open`, which proves no end either
             self._report.shortage(error)
         self._fifos.retire(state.epoch, outlet)
-        self._report.epoch_ended(trailer)
+        delivery = state.delivery
+        requests = EpochRequests() if delivery is None else delivery.take_requests(trailer.epoch)
+        self._report.epoch_ended(trailer, requests)
 
     def _trailer(self, state: TrailerState, poison: bytes = b"") -> Trailer:
         """Return the current epoch's last trailer."""

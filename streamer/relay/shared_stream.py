@@ -175,6 +175,7 @@ class _RankStream:
                     requests=requests,
                     spans="small" if self._sole else "large",
                 )
+                group.settled = prefetcher.settled
                 try:
                     await self._run_epochs(Delivery(prefetcher), outlet, dealt)
                 finally:

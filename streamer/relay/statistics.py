@@ -120,6 +120,16 @@ class RecentError:
 
 
 @dataclass(slots=True)
+class EpochRequests:
+    """Requests for the parts of an epoch, whenever they were sent."""
+
+    ended: int = 0
+    """Requests that have ended, with any outcome."""
+    repeated: int = 0
+    """Failed requests of these that were sent again."""
+
+
+@dataclass(slots=True)
 class ChannelCounters:
     """Running counters of one channel, kept across epochs."""
 
@@ -146,6 +156,8 @@ class ChannelCounters:
     """Requests by outcome: `ok`, `cancelled`, or the kind of the error."""
     retries: Counter[str] = field(default_factory=Counter)
     """Retries by the kind of the error."""
+    by_epoch: dict[int, EpochRequests] = field(default_factory=dict)
+    """The sums of `requests` and `retries`, by the epoch of the part, of epochs that are not reported."""
     resumes: Counter[str] = field(default_factory=Counter)
     """Resumes by kind, as in `RESUMED`."""
     hedges: Counter[str] = field(default_factory=Counter)
@@ -159,6 +171,31 @@ class ChannelCounters:
 
     def note(self, kind: str, text: str) -> None:
         self.notes.append(RecentError(time.time(), kind, text))
+
+    def request_ended(self, epoch: int, outcome: str, count: int = 1) -> None:
+        """Count requests for parts of `epoch` that have ended."""
+        self.requests[outcome] += count
+        self._of(epoch).ended += count
+
+    def retried(self, epoch: int, kind: str, count: int = 1) -> None:
+        """Count requests for parts of `epoch` that are sent again after an error of this kind."""
+        self.retries[kind] += count
+        self._of(epoch).repeated += count
+
+    def _of(self, epoch: int) -> EpochRequests:
+        try:
+            return self.by_epoch[epoch]
+        except KeyError:
+            return self.by_epoch.setdefault(epoch, EpochRequests())
+
+    def take_epoch(self, epoch: int) -> EpochRequests:
+        """Return the requests for `epoch`, and those for earlier epochs that ended after these were taken."""
+        taken = EpochRequests()
+        for number in [each for each in self.by_epoch if each <= epoch]:
+            found = self.by_epoch.pop(number)
+            taken.ended += found.ended
+            taken.repeated += found.repeated
+        return taken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,8 @@ from streamer.secrets import quoted
 from streamer.units import counted
 
 if TYPE_CHECKING:
+    import asyncio
+
     from streamer.errors import SourceError
     from streamer.plan import ObjectRef, Part
 
@@ -92,7 +94,9 @@ class RangeRequest:
     on_ended: Callable[[int], None] = no_end
     """Called when so many of these requests have ended, and the span sends no more of them."""
     on_report: Callable[[RequestReport], None] = no_report
-    """Called by a transport that retries by itself, before `open` fails or the body ends."""
+    """Called by a transport that retries by itself, before `open` fails or the body ends, or later."""
+    report_due: asyncio.Future[None] | None = None
+    """Set by a transport whose last report may come later: done with that report."""
     once: bool = False
     """Whether such a transport must not retry the request."""
     reported: bool = False

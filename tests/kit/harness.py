@@ -23,7 +23,7 @@ from streamer.relay.deliver.frame_aligner import Framing, WhenFailed
 from streamer.relay.deliver.object_changes import ChangePolicy, WhenChanged
 from streamer.relay.staging.buffers import BUFFER_SIZE
 from streamer.relay.staging.stage import Stage, Stages
-from streamer.relay.statistics import ChannelCounters
+from streamer.relay.statistics import ChannelCounters, EpochRequests
 from streamer.relay.transport import TransportSpec, Wish, open_transport
 from streamer.retry import RetryPolicy
 from streamer.s3.catalog.object_info import AiobotocoreHeadClient
@@ -169,7 +169,7 @@ class _Report(ChannelEvents):
         self._replaced = replaced
         self._on_end_believed = on_end_believed
 
-    def epoch_ended(self, trailer: Trailer) -> None:
+    def epoch_ended(self, trailer: Trailer, _: EpochRequests) -> None:
         self._states.append(trailer)
 
     def fifo_replaced(self, path: str) -> None:

@@ -15,6 +15,7 @@ from streamer.plan import Plan
 from streamer.relay.channel import Channel
 from streamer.relay.channel_spec import ChannelEvents, ChannelSpec
 from streamer.relay.deliver.object_changes import ChangePolicy
+from streamer.relay.statistics import EpochRequests
 from streamer.relay.transport import Transport, TransportSpec, open_transport, why_read
 from streamer.s3.catalog.object_info import AiobotocoreHeadClient
 from streamer.s3.catalog.pages import open_pages
@@ -35,7 +36,7 @@ class _Count(ChannelEvents):
     def __init__(self, epochs: Counter[str]) -> None:
         self._epochs = epochs
 
-    def epoch_ended(self, trailer: Trailer) -> None:
+    def epoch_ended(self, trailer: Trailer, _: EpochRequests) -> None:
         self._epochs[trailer.state] += 1
 
 

@@ -31,6 +31,7 @@ from streamer.relay.deliver.object_changes import ChangePolicy
 from streamer.relay.staging import stage as stages
 from streamer.relay.staging.buffers import BUFFER_SIZE, BufferPool, BufferStages
 from streamer.relay.staging.pipes import PipePool, PipeStages
+from streamer.relay.statistics import EpochRequests
 from streamer.retry import RetryPolicy
 from streamer.s3.catalog.object_info import HttpHeadClient
 from streamer.s3.client.endpoint import RequestOptions
@@ -64,7 +65,7 @@ class _Report(ChannelEvents):
     def __init__(self, epoch_ended: Callable[[Trailer], None]) -> None:
         self._epoch_ended = epoch_ended
 
-    def epoch_ended(self, trailer: Trailer) -> None:
+    def epoch_ended(self, trailer: Trailer, _: EpochRequests) -> None:
         self._epoch_ended(trailer)
 
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from streamer.relay.deliver.key_list import KeyList, KeyLists
     from streamer.relay.fetch.part_fetch import PartFetch
     from streamer.relay.fetch.prefetcher import Prefetcher
+    from streamer.relay.statistics import EpochRequests
     from streamer.sink.outlet import Outlet
 
 LONGEST_PAUSE = 0.5
@@ -105,6 +106,12 @@ class Delivery:
 
     def plan_grew(self) -> None:
         self.prefetcher.plan_grew()
+
+    async def settled(self) -> None:
+        await self.prefetcher.settled()
+
+    def take_requests(self, epoch: int) -> EpochRequests:
+        return self._counters.take_epoch(epoch)
 
     def close(self) -> None:
         self.prefetcher.close()
@@ -349,7 +356,7 @@ class Delivery:
             self.prefetcher.start()
         if done is not None:
             self._taking.part_delivered()
-            self._fetches.pop(done).stage.discard()
+            self.prefetcher.delivered(done)
             self._note_ends(done.part, self.delivered)
             self._changed.set()
             self.prefetcher.start()

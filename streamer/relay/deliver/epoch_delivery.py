@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from streamer.relay.deliver.object_ends import ObjectEnds
+    from streamer.relay.statistics import EpochRequests
     from streamer.sink.outlet import PipeOutlet
 
 
@@ -54,6 +55,12 @@ class EpochDelivery(Protocol):
 
     def abandon(self, epoch: int) -> None:
         """Drop the rest of `epoch`."""
+
+    async def settled(self) -> None:
+        """Wait until the requests of all delivered and dropped parts are counted."""
+
+    def take_requests(self, epoch: int) -> EpochRequests:
+        """Return the requests of an epoch that have ended; as `ChannelCounters.take_epoch`."""
 
     def close(self) -> None:
         """Drop all parts and cancel their requests; no further epoch is delivered."""

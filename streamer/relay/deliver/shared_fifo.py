@@ -17,12 +17,13 @@ from streamer.relay.deliver.object_ends import ObjectEnds
 from streamer.relay.statistics import Cause, ChannelCounters, State, StateTimer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from streamer.errors import SourceError
     from streamer.plan import Plan, Position
     from streamer.relay.deliver.held_back import HeldBackWatch
     from streamer.relay.deliver.key_list import KeyList, KeyLists
+    from streamer.relay.statistics import EpochRequests
     from streamer.schedule.budget import ChannelQuota
     from streamer.sink.outlet import Drainable, PipeOutlet
 
@@ -41,6 +42,8 @@ class SharedGroup:
     """Quota of the stream; None in a group that has no stream."""
     counters: ChannelCounters = field(default_factory=ChannelCounters)
     """Counters of the requests, and of the parts. The group sets their timer."""
+    settled: Callable[[], Awaitable[None]] | None = None
+    """Waits until the requests of all delivered parts are counted; None: no stream has run."""
     watch: HeldBackWatch | None = None
     """Watches the pace of the ranks, if they can be separated."""
     blocked_by: list[SharedFifo] = field(default_factory=list)
@@ -272,6 +275,13 @@ class SharedFifo:
     def abandon(self, epoch: int) -> None:
         self.epoch = max(self.epoch, epoch + 1)
         self.group.changed.set()
+
+    async def settled(self) -> None:
+        if self.first and self.group.settled is not None:
+            await self.group.settled()
+
+    def take_requests(self, epoch: int) -> EpochRequests:
+        return self.fetched.take_epoch(epoch)
 
     def close(self) -> None:
         self.closed = True

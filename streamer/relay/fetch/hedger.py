@@ -88,6 +88,9 @@ class Owner(Protocol):
     def request_ended(self) -> None:
         """Note that a second request has ended, with or without success."""
 
+    def ending(self, task: asyncio.Task[None]) -> None:
+        """Note that the requests of this task end without a further byte."""
+
 
 class Hedger:
     """Second requests of one channel: at most one for a part at a time."""
@@ -192,6 +195,7 @@ class Hedger:
         """Cancel the slot's second request: the first has ended, or the slot is dropped."""
         if task := self._tasks.pop(slot, None):
             task.cancel()
+            self._owner.ending(task)
 
     def close(self) -> None:
         """Stop watching; second requests are cancelled with their slots."""

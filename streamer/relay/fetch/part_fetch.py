@@ -69,6 +69,8 @@ class PartFetch:
         """Request in flight; None between two attempts."""
         self.on_ended: Callable[[int], None] | None = None
         """Called when so many of several requests at once have ended before the others."""
+        self.on_report_due: Callable[[asyncio.Future[None]], None] | None = None
+        """Called when a request has ended whose last report is still due."""
         self.error: SourceError | None = None
         """Final error, set once when retrying has ended: no further byte will arrive."""
         self.last_chance = False
@@ -136,7 +138,7 @@ class PartFetch:
         return self._received > before
 
     def _note_wait(self, error: SourceError) -> None:
-        self._counters.retries[error.kind] += 1
+        self._counters.retried(self.stage.part.epoch, error.kind)
         self.enter(_waiting_for(error))
 
     async def _attempt(self, attempt: int) -> None:
@@ -191,7 +193,7 @@ class PartFetch:
             body.close()
         self._forget(request)
         if not request.reported:
-            self._counters.requests["ok"] += 1
+            self._counters.request_ended(self.stage.part.epoch, "ok")
             self._note_done(request.part.end - request.first, first_byte, time.monotonic() - since)
 
     def _note_done(self, received: int, first_byte: float, seconds: float) -> None:
@@ -200,9 +202,11 @@ class PartFetch:
 
     def _note_report(self, report: RequestReport) -> None:
         """Count requests that the transport has sent by itself."""
-        counters = self._counters
-        counters.requests.update(report.requests)
-        counters.retries.update(report.retries)
+        counters, epoch = self._counters, self.stage.part.epoch
+        for outcome, count in report.requests.items():
+            counters.request_ended(epoch, outcome, count)
+        for kind, count in report.retries.items():
+            counters.retried(epoch, kind, count)
         if report.resumes:
             counters.resumes["part"] += report.resumes
         for received, first_byte, seconds in report.done:
@@ -217,6 +221,9 @@ class PartFetch:
         """Drop an ended request: it refers to this object, and the cycle would keep both and the stage."""
         if self.request is request:
             self.request = None
+        due = request.report_due
+        if due is not None and not due.done() and self.on_report_due is not None:
+            self.on_report_due(due)
 
     def _ended(self, request: RangeRequest, error: BaseException) -> None:
         """Count a failed or cancelled request; lower the concurrency limit if S3 answered SlowDown."""
@@ -224,9 +231,9 @@ class PartFetch:
         if request.reported:
             return
         if not isinstance(error, SourceError):
-            self._counters.requests["cancelled"] += 1
+            self._counters.request_ended(self.stage.part.epoch, "cancelled")
             return
-        self._counters.requests[error.kind] += 1
+        self._counters.request_ended(self.stage.part.epoch, error.kind)
         self._counters.note(error.kind, str(error))
         if isinstance(error, Throttled):
             self._quota.throttled(time.monotonic())
