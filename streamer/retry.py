@@ -122,12 +122,16 @@ class Attempts(Generic[E]):
         """`BadAnswer` errors since the last progress."""
         self._first: E | None = None
         self._limit: asyncio.Timeout | None = None
+        self.on_noted: Callable[[SourceError], None] | None = None
+        """Called with each failure inside an attempt, which may repeat a request by itself for long."""
         self._noted: SourceError | None = None
         """First failure inside the running attempt, since the last progress."""
 
     def note(self, error: SourceError) -> None:
         """Note the error of a request inside the running attempt."""
         self._noted = self._noted or error
+        if self.on_noted is not None:
+            self.on_noted(error)
 
     def progressed(self, silent: float = 0.0) -> None:
         """Restart the time limit: the last progress was `silent` seconds ago."""
@@ -264,12 +268,13 @@ async def retry_while_unavailable(
 
     `make` calls its argument for each page, row or piece that arrives. `give_up_after` limits the time until
     more of these arrive than in any attempt before. `what`: the missing result, for the text of GaveUp.
-    `on_wait` is called with each retried error. Raises SourceError: the first one, if the policy allows no
-    time.
+    `on_wait` is called with each retried error, also with those that `make` retries. Raises SourceError: the
+    first one, if the policy allows no time.
     """
     if policy.give_up_after <= 0:
         return await make(lambda: None)
     attempts, furthest = Attempts(policy, UNAVAILABLE, what=what), 0
+    attempts.on_noted = on_wait
 
     async def anew() -> T:
         reached = 0

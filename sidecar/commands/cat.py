@@ -124,7 +124,7 @@ async def _stream(
             )
             open_plan = OpenPlan(arrangement, sources)
             plan = progress.plan = open_plan.plan
-            why = why_read(plan)
+            why, waits = why_read(plan), WaitLog(give_up_after=policy.give_up_after)
             progress.started, cpu = time.monotonic(), time.process_time()
             spec = TransportSpec(
                 wish=options.transport,
@@ -145,7 +145,7 @@ async def _stream(
                         policy=policy,
                         counters=progress.counters,
                         open_outlet=partial(_standard_output, give_up_after=options.give_up_after),
-                        listing=open_plan.list(policy, on_wait=WaitLog().waiting),
+                        listing=open_plan.list(policy, on_wait=waits.waiting),
                     )
             except ReaderGone:
                 return None

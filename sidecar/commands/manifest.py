@@ -134,7 +134,8 @@ async def list_objects(
         ) as clients:
             with open_pages(clients) as pages:
                 policy = RetryPolicy(give_up_after=give_up_after)
-                found = await retry_while_unavailable(plan, policy, on_wait=WaitLog().waiting)
+                waits = WaitLog(give_up_after=give_up_after)
+                found = await retry_while_unavailable(plan, policy, on_wait=waits.waiting)
     warn_of_strays(found.strays, advice=option_advice)
     return Found(_Planned(found), partial(common_prefix, uris))
 

@@ -38,7 +38,7 @@ class PlanningLog:
         self._source = ", ".join(map(str, channel.sources))
         prefix = channel.source.s3_data_type == "S3Prefix"
         self._step = PlanningStep("listing" if prefix else "manifest")
-        self._waits = WaitLog(channel=self._name)
+        self._waits = WaitLog(give_up_after=state.job.penstock.give_up_after, channel=self._name)
         self._timer: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> Self:

@@ -51,6 +51,7 @@ from sidecar.job.resume import (
     with_published_digests,
 )
 from sidecar.job.state_source import read_states
+from sidecar.job.storage_watch import watch_storage
 from sidecar.observe.state import JobState
 from sidecar.process.exits import Exit, exit_code
 from sidecar.process.logs import log
@@ -247,6 +248,7 @@ class Supervisor:
                 group.create_task(stop_after_until(), name="stop")
                 group.create_task(state.history.run(), name="history")
                 group.create_task(remind(state.channels), name="reminder")
+                group.create_task(watch_storage(state), name="storage watch")
         except* Stop:
             state.offered = False
             self._log_cut_off()

@@ -15,6 +15,7 @@ import pytest
 from aiohttp import web
 
 from benchmarks.process import cpu_seconds
+from sidecar.process.exits import Exit
 from tests.kit.harness import MORE_THAN_A_FIFO, fill
 from tests.kit.pipes import read_all
 from tests.kit.processes import PENSTOCK, job, leftovers, penstock, sidecar, write_job
@@ -286,6 +287,38 @@ def test_names_that_do_not_resolve_for_a_while(
             while data := reader.read(1 << 20):
                 got += data
         assert got == truth
+        assert running.end() == 0
+
+
+def test_the_first_failure_is_logged(stub: S3Stub, proxy: TcpProxy, tmp_path: Path) -> None:
+    """Not when the listing's own retries end, nor when the part is given up."""
+    truth = fill(stub, [MORE_THAN_A_FIFO], prefix="b/train/")
+    url, base = f"http://127.0.0.1:{proxy.port}", tmp_path / "ml"
+    path = write_job(tmp_path / "job.yaml", job(url, base, "b/train/", GiveUpAfter=1))
+    proxy.refuse()
+    with sidecar(path) as down:
+        stated = down.wait_for("waiting for storage", channel="train")
+        assert "(Connection refused)" in stated["error"]
+        assert stated["retried_for"] == 1
+        assert down.process.wait() == Exit.UNREACHABLE
+    waits = [each for each in down.events if each["event"] == "waiting for storage"]
+    assert len(waits) == 1
+    proxy.accept()
+    path = write_job(tmp_path / "job.yaml", job(url, base, "b/train/", PartSize="1MiB", RequestsInFlight=1))
+    with sidecar(path) as running:
+        running.wait_for("ready")
+        with open(base / "input" / "data" / "train_0", "rb", buffering=0) as reader:
+            got = bytearray(reader.read(1000))
+            proxy.refuse()
+            proxy.cut_all()
+            rest: list[bytes] = []
+            late = threading.Thread(target=lambda: rest.append(reader.read()))
+            late.start()
+            running.wait_for("waiting for storage", channel="train")
+            proxy.accept()
+            running.wait_for("storage responds again", channel="train")
+            late.join()
+        assert got + rest[0] == truth
         assert running.end() == 0
 
 

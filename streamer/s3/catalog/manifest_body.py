@@ -56,6 +56,7 @@ async def read_manifest(
         limits = policy or RetryPolicy(give_up_after=min(PATIENCE, client.stall_timeout))
         context = ErrorContext(uri.bucket, uri.key)
         attempts = Attempts(limits, UNAVAILABLE, what=f"a byte of {what}", context=context)
+        attempts.on_noted = on_wait
         try:
             async with aclosing(_resumed(control, client, uri, attempts, on_wait)) as pieces:
                 async for piece in pieces:

@@ -116,6 +116,7 @@ class PrefixPages:
         if self._policy is None:
             return await request()
         attempts = Attempts(self._policy, UNAVAILABLE, what=what, context=context)
+        attempts.on_noted = self._on_wait
         return await retry(partial(attempts.bounded, request), attempts, on_wait=self._on_wait)
 
     def run(self, page: Page, claim: PlanClaim, *, start: int = 0, stop: int | None = None) -> Entries:

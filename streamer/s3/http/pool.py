@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import errno
 import itertools
+import os
 import socket
 import ssl
 import time
@@ -124,6 +125,8 @@ class ConnectionPool:
             raise BadAnswer(untrusted(str(error)), context) from error
         except OSError as error:
             reason = error.strerror or str(error)
+            if error.errno is not None and reason.startswith("Connect call failed"):  # asyncio's text
+                reason = os.strerror(error.errno)
             if isinstance(error, ssl.SSLError) and any(each in reason for each in NO_TLS):
                 raise BadAnswer(without_tls(reason), context) from error
             if error.errno in (errno.EMFILE, errno.ENFILE):
