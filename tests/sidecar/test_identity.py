@@ -197,7 +197,8 @@ def test_the_environment_names_certificates(
     cat(tls_stub)
 
 
-def test_an_unknown_certificate_is_refused(tls_stub: S3Stub) -> None:
+def test_an_unknown_certificate_is_refused(tls_stub: S3Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REQUESTS_CA_BUNDLE")  # botocore's own certificates
     done = penstock("cat", "s3://b/train/", "--endpoint-url", tls_stub.url, "--path-style")
     assert done.returncode == 5
     assert "CaBundle" in done.stderr
