@@ -34,7 +34,9 @@ def workers_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """DataLoader's workers, on a host with one process: soon there, and soon missed."""
 
     # From a process that has imported PyTorch and runs no threads.
-    multiprocessing.get_context("forkserver").set_forkserver_preload(["torch", "tests.readers.decoders"])
+    multiprocessing.get_context("forkserver").set_forkserver_preload(
+        ["torch", "tests.readers.decoders", "streamer.readers.table_dataset"]
+    )
     # After an error PyTorch waits so many seconds for each worker, and notices as late that one is dead.
     monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.5)
     for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"):

@@ -15,6 +15,10 @@ def with_worker(element: Any) -> Any:
     return get_worker_info().id, element
 
 
+def as_it_is(batch: Any) -> Any:
+    return batch
+
+
 def length(record: Any) -> Any:
     return torch.tensor(len(record))
 

@@ -24,6 +24,7 @@ if LATE:
     from streamer.readers.loader import ResumableLoader
     from streamer.readers.table_dataset import TableIterableDataset
     from streamer.readers.torch import PipeIterableDataset
+    from tests.readers.decoders import as_it_is
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -97,10 +98,6 @@ def test_the_rest_of_the_rows_follows(
 
 def rows_of(content: bytes) -> list[int]:
     return [*pa.parquet.read_table(pa.BufferReader(content))["n"].to_pylist()]
-
-
-def as_it_is(batch: Any) -> Any:
-    return batch
 
 
 def test_errors_of_tables(feeder: Feeder) -> None:
