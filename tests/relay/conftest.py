@@ -70,9 +70,9 @@ BOTH_LOOPS = {"test_epochs", "test_separation", "test_splice"}
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what would run the same code once more."""
-    redundant = [item for item in items if _redundant(item)] + list(_further_cases(items))
-    config.hook.pytest_deselected(items=redundant)
-    items[:] = [item for item in items if item not in set(redundant)]
+    redundant = {item for item in items if _redundant(item)}.union(_further_cases(items))
+    config.hook.pytest_deselected(items=list(redundant))
+    items[:] = [item for item in items if item not in redundant]
 
 
 AFTER_A_BODY = {"test_arranged", "test_inflated", "test_integrity", "test_joined"}
