@@ -9,7 +9,7 @@ import os
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,8 +26,8 @@ from streamer.relay.staging.stage import Stage, Stages
 from streamer.relay.statistics import ChannelCounters, EpochRequests
 from streamer.relay.transport import TransportSpec, Wish, open_transport
 from streamer.retry import RetryPolicy
-from streamer.s3.catalog.object_info import AiobotocoreHeadClient
-from streamer.s3.catalog.pages import PageSource, open_pages
+from streamer.s3.catalog.object_info import open_inspector
+from streamer.s3.catalog.pages import PageSource
 from streamer.s3.checksums import StoredChecksums
 from streamer.s3.client.endpoint import STALL_TIMEOUT, Endpoint
 from streamer.s3.client.session import Clients, open_clients
@@ -37,7 +37,7 @@ from streamer.sink.name_watch import NameWatch
 from streamer.sink.write_ends import LocalWriteEnds
 from streamer.trailer import Trailer, withdrawn_path
 from tests.kit.pipes import eventually, off_loop
-from tests.kit.planning import alone, plan_prefix
+from tests.kit.planning import plan_prefix
 from tests.kit.stub import S3Stub
 
 MORE_THAN_A_FIFO = 40_000_000
@@ -219,7 +219,7 @@ async def running_channel(  # noqa: PLR0913 - a test names only what it is about
     looked_at = inflate or join or framing is not None
     why = "checksums are computed in memory" if check else "a test looks at bytes" if looked_at else None
     async with (
-        clients_of(stub, **endpoint) as clients,
+        clients_of(stub, by_aiobotocore=transport == "aiobotocore", **endpoint) as clients,
         open_transport(
             clients,
             TransportSpec(
@@ -234,13 +234,13 @@ async def running_channel(  # noqa: PLR0913 - a test names only what it is about
                 retry=policy,
             ),
         ) as chosen,
+        open_inspector(clients, give_up_after=policy.give_up_after) as inspector,
     ):
         bucket, _, key = prefix.partition("/")
         if make_plan is None:
-            with open_pages(replace(clients, by_aiobotocore=transport == "aiobotocore")) as pages:
-                plan = await plan_prefix(pages, S3Uri(bucket, key), arrangement)
+            plan = await plan_prefix(clients, S3Uri(bucket, key), arrangement)
         else:
-            plan = await make_plan(alone(clients))
+            plan = await make_plan(clients)
         states: list[Trailer] = []
         chosen.memory_budget.ahead = ahead
         stages = KeptStages(chosen.stages(why))
@@ -249,7 +249,7 @@ async def running_channel(  # noqa: PLR0913 - a test names only what it is about
             plan=plan,
             directory=str(directory),
             retry=policy,
-            when_changed=ChangePolicy(when_changed, AiobotocoreHeadClient(clients.control).stat),
+            when_changed=ChangePolicy(when_changed, inspector.stat),
             stored_checksums=StoredChecksums(clients.control, clients.credentials) if check else None,
             when_failed=FailurePolicy(when_failed, framing),
             start=StartPosition(start),

@@ -8,7 +8,7 @@ from typing import Any
 
 from streamer.plan import Arrangement, Plan, S3Uri
 from streamer.s3.catalog.manifests import Manifest
-from streamer.s3.catalog.pages import PageSource
+from streamer.s3.catalog.pages import PageSource, open_pages
 from streamer.s3.catalog.sources import Sources
 from streamer.s3.client.session import Clients
 
@@ -19,9 +19,12 @@ def alone(clients: Clients) -> Clients:
 
 
 async def plan_prefix(
-    pages: PageSource, uri: S3Uri, arrangement: Arrangement | None = None, **options: Any
+    pages: PageSource | Clients, uri: S3Uri, arrangement: Arrangement | None = None, **options: Any
 ) -> Plan:
-    """Plan the objects below `uri`. `options`: of `Sources`."""
+    """Plan the objects below `uri`, listed by `pages` or those of the clients. `options`: of `Sources`."""
+    if isinstance(pages, Clients):
+        with open_pages(pages) as opened:
+            return await plan_prefix(opened, uri, arrangement, **options)
     return await Sources(pages, [uri], arrangement, **options).plan()
 
 

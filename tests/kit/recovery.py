@@ -39,7 +39,6 @@ from streamer.relay.channel import Channel
 from streamer.relay.channel_spec import ChannelSpec
 from streamer.relay.transport import HEDGED, TransportSpec, Wish, open_transport
 from streamer.retry import RetryPolicy
-from streamer.s3.catalog.pages import AiobotocorePages
 from streamer.s3.client.endpoint import Endpoint
 from streamer.s3.client.session import open_clients
 from streamer.units import KIB, MIB
@@ -169,7 +168,7 @@ async def channel_of(
                 ),
             ) as chosen,
         ):
-            plan = await plan_prefix(AiobotocorePages(clients.control), S3Uri("b", "data/"))
+            plan = await plan_prefix(clients, S3Uri("b", "data/"))
             spec = ChannelSpec(name="train", plan=plan, directory=directory, retry=RetryPolicy())
             channel = Channel(spec, chosen.source, chosen.stages())
             channel.prepare()

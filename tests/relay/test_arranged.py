@@ -15,7 +15,6 @@ from streamer.errors import ConfigError, Denied, Missing
 from streamer.plan import Arrangement, Balance, S3Uri, Shard
 from streamer.plan.plan import Plan
 from streamer.s3.catalog.object_info import HEADS
-from streamer.s3.catalog.pages import AiobotocorePages
 from streamer.s3.client.session import Clients
 from tests.kit.harness import MORE_THAN_A_FIFO, RunChannel, clients_of, fill
 from tests.kit.pipes import eventually, off_loop, read_all
@@ -66,7 +65,7 @@ def planner(kind: str, arrangement: Arrangement) -> Callable[[Clients], Coroutin
     async def make(clients: Clients) -> Plan:
         match kind:
             case "S3Prefix":
-                return await plan_prefix(AiobotocorePages(clients.control), S3Uri("b", "data/"), arrangement)
+                return await plan_prefix(clients, S3Uri("b", "data/"), arrangement)
             case "ManifestFile":
                 return await plan_manifest(clients, MANIFEST, arrangement)
             case _:

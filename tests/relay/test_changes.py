@@ -14,7 +14,6 @@ import pytest
 from streamer.plan import S3Uri
 from streamer.plan.plan import Plan
 from streamer.relay.deliver.object_changes import MOST_TRIES
-from streamer.s3.catalog.pages import AiobotocorePages
 from streamer.s3.client.session import Clients
 from tests.kit.harness import RunChannel, Running, fill
 from tests.kit.pipes import eventually, off_loop, read_all
@@ -38,7 +37,7 @@ def changing(
     """A `make_plan` that lists, and then changes what is there."""
 
     async def make(clients: Clients) -> Plan:
-        found = await plan_prefix(AiobotocorePages(clients.control), S3Uri("b", "data/"))
+        found = await plan_prefix(clients, S3Uri("b", "data/"))
         change(stub.objects)
         return found
 

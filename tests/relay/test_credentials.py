@@ -28,7 +28,6 @@ from streamer.relay.fetch.part_fetch import PartFetch
 from streamer.relay.staging.buffers import BufferPool, BufferStages
 from streamer.relay.statistics import ChannelCounters
 from streamer.retry import RetryPolicy
-from streamer.s3.catalog.pages import AiobotocorePages
 from streamer.s3.client.credentials import RenewableCredentials, renewed
 from streamer.s3.client.endpoint import Endpoint
 from streamer.s3.client.faults import error_from_response
@@ -330,7 +329,7 @@ async def failing_after_the_listing(
     """List with a key, have it refused from then on, and return why the channel fails."""
 
     async def plan(clients: Clients) -> Plan:
-        found = await plan_prefix(AiobotocorePages(clients.control), S3Uri("b", "data/"))
+        found = await plan_prefix(clients, S3Uri("b", "data/"))
         stub.refused_keys[key] = "ExpiredToken"
         return found
 

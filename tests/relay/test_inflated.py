@@ -25,7 +25,6 @@ from streamer.errors import ConfigError
 from streamer.plan import Arrangement, Plan, S3Uri, Shard
 from streamer.relay.deliver import spool, transform
 from streamer.relay.transport import TransportSpec, open_transport, why_read
-from streamer.s3.catalog.pages import AiobotocorePages
 from streamer.units import MIB
 from tests.kit.harness import MORE_THAN_A_FIFO, RunChannel, Running, clients_of, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all, read_some
@@ -355,9 +354,7 @@ async def test_digests_tell_an_inflating_plan_apart(stub: S3Stub) -> None:
     fill(stub, [100])
     async with clients_of(stub) as clients:
         plans = [
-            await plan_prefix(
-                AiobotocorePages(clients.control), S3Uri("b", "data/"), Arrangement(inflate=inflate)
-            )
+            await plan_prefix(clients, S3Uri("b", "data/"), Arrangement(inflate=inflate))
             for inflate in (False, True)
         ]
     assert plans[0].digest != plans[1].digest

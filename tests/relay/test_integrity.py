@@ -8,15 +8,14 @@ import gzip
 import random
 import zlib
 from pathlib import Path
-from typing import Any
 
 import pytest
 from awscrt import checksums
 
 from streamer.errors import ConfigError
 from streamer.plan import Arrangement, ObjectRef, Part, Plan, S3Uri
-from streamer.s3.catalog.pages import AiobotocorePages
 from streamer.s3.checksums import ChecksumVerifier, Stored, stored_sum
+from streamer.s3.client.session import Clients
 from tests.kit.faults import flips
 from tests.kit.harness import RunChannel, fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all
@@ -128,8 +127,8 @@ async def test_what_is_changed_before_its_sum_is_asked_for_is_a_change(
     fill(stub, SIZES)
     keep(stub, "crc32c")
 
-    async def make(control: Any) -> Plan:
-        found = await plan_prefix(AiobotocorePages(control), S3Uri("b", "data/"))
+    async def make(clients: Clients) -> Plan:
+        found = await plan_prefix(clients, S3Uri("b", "data/"))
         stub.objects["b/data/0003"] = b"another" * 20_000
         keep(stub, "crc32c")
         return found

@@ -16,7 +16,6 @@ from backports import zstd
 from streamer.formats.arrow_joiner import ArrowJoiner
 from streamer.plan import Arrangement, Join, Position, ResumePoint, S3Uri, Shard
 from streamer.relay.deliver import resume_points
-from streamer.s3.catalog.pages import AiobotocorePages
 from tests.kit.harness import RunChannel, Running, clients_of, fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all, read_exactly, read_some
 from tests.kit.planning import plan_prefix
@@ -242,9 +241,7 @@ async def test_digests_tell_joined_plans_apart(stub: S3Stub) -> None:
     digests = set()
     async with clients_of(stub) as clients:
         for join in (None, "tar", "arrow"):
-            plan = await plan_prefix(
-                AiobotocorePages(clients.control), S3Uri("b", "data/"), Arrangement(join=join)
-            )
+            plan = await plan_prefix(clients, S3Uri("b", "data/"), Arrangement(join=join))
             digests |= {plan.digest, *(rank.digest for rank in plan.ranks(2))}
             assert {rank.join for rank in plan.ranks(2)} == {join}
     assert len(digests) == 9

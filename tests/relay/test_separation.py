@@ -28,7 +28,6 @@ from streamer.relay.deliver.failure_policy import FailurePolicy
 from streamer.relay.deliver.held_back import HeldBack
 from streamer.relay.shared_stream import Separation, SharedStream
 from streamer.relay.transport import Transport, TransportSpec, Wish, open_transport
-from streamer.s3.catalog.pages import AiobotocorePages
 from streamer.units import KIB, MIB
 from tests.kit.harness import EAGER, clients_of, fill
 from tests.kit.pipes import eventually, off_loop, read_all
@@ -101,7 +100,7 @@ async def ranks(  # noqa: PLR0913 - a test names only what it is about
                 ),
             )
         )
-        listed = await plan_prefix(AiobotocorePages(clients.control), S3Uri("b", "data/"))
+        listed = await plan_prefix(clients, S3Uri("b", "data/"))
         table = FixedRecords(listed.entries, RECORD)
         order = RecordOrder(table.counts, listed.entries.sizes, seed=seed, block=100_000)
         deal = Deal(BATCH * count, count, 0, count, "drop")

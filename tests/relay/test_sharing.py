@@ -21,7 +21,6 @@ from streamer.relay.staging.buffers import BufferStages
 from streamer.relay.staging.pipes import PIPE_COST, PipeStages
 from streamer.relay.staging.stage import LEAST, PART_COST, TURN
 from streamer.relay.transport import Transport, TransportSpec, Wish, open_transport, why_read
-from streamer.s3.catalog.pages import AiobotocorePages
 from streamer.schedule.budget import ChannelQuota
 from streamer.units import MIB
 from tests.kit.harness import EAGER, MORE_THAN_A_FIFO, clients_of, fill, running_channel
@@ -73,7 +72,7 @@ async def sharing(
         shared = Shared(chosen, [], [], directory)
         for number, prefix in enumerate(prefixes):
             stages = chosen.stages()
-            plan = await plan_prefix(AiobotocorePages(clients.control), S3Uri("b", prefix))
+            plan = await plan_prefix(clients, S3Uri("b", prefix))
             spec = ChannelSpec(name=f"c{number}", plan=plan, directory=str(directory), retry=EAGER)
             channel = Channel(spec, chosen.source, stages)
             channel.prepare()
@@ -132,10 +131,8 @@ async def test_a_channel_that_is_read_costs_no_other_its_splice(stub: S3Stub, tm
     async with contextlib.AsyncExitStack() as stack:
         clients = await stack.enter_async_context(clients_of(stub))
         plans = [
-            await plan_prefix(AiobotocorePages(clients.control), S3Uri("b", "plain/")),
-            await plan_prefix(
-                AiobotocorePages(clients.control), S3Uri("b", "packed/"), Arrangement(inflate=True)
-            ),
+            await plan_prefix(clients, S3Uri("b", "plain/")),
+            await plan_prefix(clients, S3Uri("b", "packed/"), Arrangement(inflate=True)),
         ]
         whys = [why_read(plan) for plan in plans]
         chosen = await stack.enter_async_context(

@@ -30,7 +30,6 @@ from streamer.plan import ObjectRef, Plan, S3Uri
 from streamer.relay.files import outlet
 from streamer.relay.files.pieces import TargetFile
 from streamer.relay.transport import TransportSpec, Wish
-from streamer.s3.catalog.pages import AiobotocorePages
 from streamer.units import MIB, decimal_bytes
 from tests.kit.harness import EAGER, clients_of, fill
 from tests.kit.pipes import eventually
@@ -53,7 +52,7 @@ async def fetch(
 ) -> bool:
     """Download the prefix; `before` runs between listing and download."""
     async with clients_of(stub) as clients:
-        plan = await plan_prefix(AiobotocorePages(clients.control), uri)
+        plan = await plan_prefix(clients, uri)
         if before:
             before()
         spec = TransportSpec(
@@ -329,7 +328,7 @@ async def test_free_space_is_asked_for_what_is_missing_only(stub: S3Stub, tmp_pa
     data.mkdir(parents=True)
     await interrupted(stub, data)
     async with clients_of(stub) as clients:
-        plan = await plan_prefix(AiobotocorePages(clients.control), DATA)
+        plan = await plan_prefix(clients, DATA)
     blocks = sum(path.lstat().st_blocks for path in (data / ".c.penstock.new").iterdir())
     assert blocks * 512 >= 6 * MIB
     stated = await asyncio.to_thread(disk, layout, {"c": plan})
