@@ -9,12 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Checksum = Callable[[bytes | bytearray | memoryview], int]
+from typing import Protocol
 
 logger = logging.getLogger("penstock")
 
@@ -22,6 +17,13 @@ MASK_DELTA = 0xA282EAD8
 """Constant that the mask adds; a masked CRC protects data that contain CRCs themselves (contract §5.3)."""
 _POLYNOMIAL = 0x82F63B78
 _WORD = 0xFFFFFFFF
+
+
+class Checksum(Protocol):
+    """A function that computes a CRC-32C."""
+
+    def __call__(self, data: bytes | bytearray | memoryview, before: int = 0, /) -> int:
+        """Return the CRC of `data`, or of the bytes with the CRC `before` and then `data`."""
 
 
 @functools.cache
@@ -59,10 +61,10 @@ def _table() -> tuple[int, ...]:
     return tuple(table)
 
 
-def crc32c_in_python(data: bytes | bytearray | memoryview) -> int:
-    """Return the CRC-32C of `data`, computed byte by byte."""
+def crc32c_in_python(data: bytes | bytearray | memoryview, before: int = 0, /) -> int:
+    """Return the CRC-32C of `data`, computed byte by byte; `before` as for a `Checksum`."""
     table = _table()
-    value = _WORD
+    value = before ^ _WORD
     for byte in data:
         value = table[(value ^ byte) & 0xFF] ^ value >> 8
     return value ^ _WORD

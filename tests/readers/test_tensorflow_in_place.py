@@ -52,7 +52,14 @@ def random_records(seed: int, lengths: list[int]) -> list[bytes]:
 @pytest.mark.parametrize("drop_remainder", [False, True])
 @pytest.mark.parametrize(
     "lengths",
-    [[4000], [0, 1, 14, 15, 22, 23, 9000], [3000, 3001], [0, 50_000, 70_000], [*[5000] * 9, 900_000]],
+    [
+        [4000],
+        [0, 1, 14, 15, 22, 23, 9000],
+        [3000, 3001],
+        [*[4000] * 200, 4001],
+        [0, 50_000, 70_000],
+        [*[5000] * 9, 900_000],
+    ],
 )
 def test_any_lengths(feeder: Feeder, pool: SlotPool, lengths: list[int], drop_remainder: bool) -> None:
     """Batches are compared after all of them have come, when their slots could have been used again."""

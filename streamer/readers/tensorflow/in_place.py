@@ -3,8 +3,10 @@
     FIFO --read--> slot, frame after frame --> strings that point into it --> a tensor
 
 A batch costs one copy, from the FIFO into its slot (`streamer.readers.tensorflow.slots`), instead of three.
-The reader reads no further than the end of the batch if all records are of one length; else it copies what
-belongs to the next batch, 64 KiB at most for records of less, into the next slot.
+If all records are of one length, the reader reads no further than the end of the batch. It computes the CRC
+of the bytes as they arrive, while they are in the processor's cache, and verifies all records of the batch by
+it at once (`streamer.readers.tensorflow.checksums`). Otherwise it verifies one record after the other, and
+copies what belongs to the next batch, 64 KiB at most for records of less, into the next slot.
 
 It does the regular part of the work only. It ends at a frame that is not right, at the end of a stream inside
 a record, and where batches are smaller than `LEAST_BYTES`. Another reader goes on with the `rest`, skips
@@ -20,7 +22,7 @@ import numpy as np
 from streamer.formats.crc import crc32c, mask
 from streamer.formats.tfrecord import FRAME_BYTES, HEADER, HEADER_BYTES, KnownLengths
 from streamer.formats.window import BLOCK_BYTES
-from streamer.readers.tensorflow.checksums import leading_run, masked
+from streamer.readers.tensorflow.checksums import frames_crc, leading_run
 from streamer.readers.tensorflow.slots import POOL
 from streamer.units import KIB, MIB
 
@@ -35,8 +37,6 @@ LEAST_BYTES = 4 * MIB
 """Least bytes of a batch that is made in place; each is a step of its own."""
 SHRUNK = 4
 """Factor by which batches must be smaller than `LEAST_BYTES` to end what has begun."""
-RUN = 8
-"""Least number of frames of one length that are verified together."""
 _LEAST_READ = 64 * KIB
 
 
@@ -72,7 +72,10 @@ class InPlaceReader:
         self._mean = 0.0
         """Bytes of a frame, of this batch or the last one; 0 before the first record."""
         self._least = LEAST_BYTES
-        self._one_length = True
+        self._frame: int | None = None
+        """Bytes of each frame; 0 if they differ, None before the first one."""
+        self._crc = self._summed = 0
+        """CRC of the first bytes of the slot, and their number, while all frames are of one size."""
         self._known = KnownLengths()
         self._crc32c = crc32c()
 
@@ -89,7 +92,8 @@ class InPlaceReader:
                 if arrived is None:
                     yield None
                 elif arrived == 0:
-                    if self._start == self._end and self._count and not self._drop_remainder:
+                    whole = self._cut_each() and self._start == self._end
+                    if whole and self._count and not self._drop_remainder:
                         yield [self._place()]
                     break
             self.rest = bytes(self._slot.view[: self._end]), self._base
@@ -104,18 +108,21 @@ class InPlaceReader:
 
     def _place(self) -> Any:
         """Return a tensor of the records that were cut; begin the next batch with the bytes after them."""
-        full, used, count = self._slot, self._start, self._count
+        full, used = self._slot, self._start
+        offsets, lengths = self._offsets[: self._count], self._lengths[: self._count]
         left = self._end - used
         self._slot = POOL.take(used + used // SHRUNK + left + 1)
         self._slot.view[:left] = full.view[used : self._end]
         self._base += used
-        self._start, self._end, self._count = 0, left, 0
-        return full.lend(self._functions, self._offsets[:count], self._lengths[:count])
+        self._start, self._end, self._count, self._crc, self._summed = 0, left, 0, 0, 0
+        if not self._frame and (lengths == lengths[0]).all():
+            self._frame = int(lengths[0]) + FRAME_BYTES
+        return full.lend(self._functions, offsets, lengths)
 
     def _fill(self) -> int | None:
         """Read what the batch still needs, a block at most; return as `Source.readinto`."""
         due = max(int((self.batch_size - self._count) * self._mean), self._wanted) - (self._end - self._start)
-        if not self._one_length:
+        if not self._frame:
             due = max(due, _LEAST_READ)
         stop = self._end + min(due if self._mean else BLOCK_BYTES, BLOCK_BYTES)
         if stop >= self._slot.size:  # a zero follows the last record
@@ -125,55 +132,59 @@ class InPlaceReader:
         return arrived
 
     def _cut(self) -> bool:
-        """Cut the records of the batch that have arrived; return whether all are right."""
+        """Cut the records of the batch that have arrived; return whether all are right.
+
+        Frames of one size are cut once all of the batch have arrived.
+        """
+        if self._frame is None and self._end >= HEADER_BYTES:
+            length, stored = HEADER.unpack_from(self._slot.view)
+            if not self._known.holds(length, stored):
+                return False
+            self._mean = self._frame = length + FRAME_BYTES
+        if not self._frame:
+            return self._cut_each()
+        size = self._frame * self.batch_size
+        stop = min(size, self._end)
+        self._crc = self._crc32c(self._slot.view[self._summed : stop], self._crc)
+        self._summed = stop
+        return stop < size or self._cut_alike(self._frame)
+
+    def _cut_alike(self, frame: int) -> bool:
+        """Cut all records of the batch, which has arrived; do as `_cut_each` if a frame has another size."""
+        view, count = self._slot.view, self.batch_size
+        length, stored = HEADER.unpack_from(view)
+        alike = length + FRAME_BYTES == frame and self._known.holds(length, stored)
+        if not alike or len(frames := leading_run(view, 0, count, length, stored)) < count:
+            self._frame = 0
+            return self._cut_each()
+        if frames_crc(frames["crc"], length, self._crc32c(view[:HEADER_BYTES])) != self._crc:
+            return False
+        self._offsets[:] = np.arange(HEADER_BYTES, count * frame, frame)
+        self._lengths[:] = length
+        self._start, self._count = count * frame, count
+        return True
+
+    def _cut_each(self) -> bool:
+        """Cut the records of the batch that have arrived one by one; return whether all are right."""
         view, start, end = self._slot.view, self._start, self._end
         crc, unpack, known = self._crc32c, HEADER.unpack_from, self._known
         count, size = self._count, self.batch_size
-        right, self._wanted = True, HEADER_BYTES
+        self._wanted = HEADER_BYTES
         while count < size and end - start >= HEADER_BYTES:
             length, stored = unpack(view, start)
-            if known.get(length) != stored and not self._learn(length, stored):
-                right = False
-                break
+            if known.get(length) != stored and not known.holds(length, stored):
+                return False
             frame = length + FRAME_BYTES
             if end - start < frame:
                 self._wanted = frame
                 break
-            many = min((end - start) // frame, size - count)
-            if many >= RUN and unpack(view, start + frame) == (length, stored):
-                many = self._cut_run(start, length, stored, many)
-            else:
-                many = 1
-                self._offsets[count] = data = start + HEADER_BYTES
-                self._lengths[count] = length
-                found = mask(crc(view[data : data + length]))
-                if int.from_bytes(view[data + length : start + frame], "little") != found:
-                    many = 0
-            if not many:
-                right = False
-                break
-            start += many * frame
-            count += many
+            self._offsets[count] = data = start + HEADER_BYTES
+            self._lengths[count] = length
+            if int.from_bytes(view[data + length : start + frame], "little") != mask(
+                crc(view[data : data + length])
+            ):
+                return False
+            start += frame
+            count += 1
             self._start, self._count = start, count
-        return right
-
-    def _learn(self, length: int, stored: int) -> bool:
-        """Return whether `stored` is the CRC of the length of a frame."""
-        first = not self._known
-        if not self._known.holds(length, stored):
-            return False
-        self._one_length = first
         return True
-
-    def _cut_run(self, start: int, length: int, stored: int, many: int) -> int:
-        """Cut the next frames of one length, `many` at most; return how many, 0 if one has a wrong CRC."""
-        view, crc, data = self._slot.view, self._crc32c, start + HEADER_BYTES
-        frames = leading_run(view, start, many, length, stored)
-        many = len(frames)
-        offsets = range(data, data + frames.nbytes, frames.itemsize)
-        crcs = np.array([crc(view[offset : offset + length]) for offset in offsets], np.uint32)
-        if (masked(crcs) != frames["crc"]).any():
-            return 0
-        self._offsets[self._count : self._count + many] = offsets
-        self._lengths[self._count : self._count + many] = length
-        return many
