@@ -7,7 +7,7 @@
 
 A batch of less than `WHOLE_BYTES`, or of at most `FEW` records, is one row, so that many batches share the
 cost of a step. A larger batch is a step of its own. TensorFlow takes it as it is, and `filter` drops the
-steps without records.
+steps without records, by a flag of each step.
 
 Such a batch is in memory up to four times: as bytes objects and as strings while it is made, waiting, and at
 the consumer. If it is larger than the processor's cache, each copy also reads and writes memory. So a batch
@@ -100,7 +100,8 @@ def _flat_elements(
         return steps.prefetch(AHEAD).unbatch()
 
     def whole(steps: tf.data.Dataset) -> tf.data.Dataset:
-        batches = steps.prefetch(1).filter(lambda records, *_: tf.size(records) > 0)
+        # tf.data does not run functions that only return arguments of theirs.
+        batches = steps.prefetch(1).filter(lambda *arrays: arrays[-1]).map(lambda *arrays: arrays[:-1])
         spec = signature([full], after=position)  # states the length, without a copy of the batch
         return tf.data.experimental.from_variant(
             tf.data.experimental.to_variant(batches), spec if len(spec) > 1 else spec[0]
@@ -137,7 +138,10 @@ def _flat_elements(
                 signature([None, None], tf.TensorSpec([None], tf.int64)),
                 lambda steps, rows: ahead(steps).batch(rows, drop_remainder=True).map(join),
             ),
-            Layout(signature([None], after=position), lambda steps, _: whole(steps)),
+            Layout(
+                (*signature([None], after=position), tf.TensorSpec([], tf.bool)),
+                lambda steps, _: whole(steps),
+            ),
         ],
     )
 
@@ -196,9 +200,11 @@ def placed_steps(batches: Iterator[list[Any] | None], reader: InPlaceReader) -> 
             begun = True
             yield NewLayout(_WHOLE, 1)
         if batch:
-            yield (batch.pop(),)  # this generator does not keep it
+            yield batch.pop(), np.True_  # this generator does not keep the batch
+        elif begun:
+            yield _vector([]), np.False_
         else:
-            yield (_vector([]) if begun else _vector([]).reshape(0, reader.batch_size),)
+            yield (_vector([]).reshape(0, reader.batch_size),)
     if begun and reader.rest[0]:
         yield NewLayout(_ONE_ROW, 1)
 
@@ -272,11 +278,11 @@ class _Rows:
 
     def _whole(self, batch: list[bytes], left: int | None) -> Step:
         """`left`: number of records of the block after the batch; None without a batch."""
-        arrays = (_vector(batch), *self._keys(len(batch)))
-        if self._cursor is None:
-            return arrays
-        after = [b""] if left is None else self._cursor.positions([left])
-        return *arrays, np.array(after[0], dtype=object)
+        arrays: Step = (_vector(batch), *self._keys(len(batch)))
+        if self._cursor is not None:
+            after = [b""] if left is None else self._cursor.positions([left])
+            arrays += (np.array(after[0], dtype=object),)
+        return *arrays, np.bool_(left is not None)
 
     def _matrix(  # noqa: PLR0917 - the parts of a step
         self,

@@ -6,8 +6,8 @@
     end(number), at the end or whenever TensorFlow drops the iterator
 
 A layout has its own types of arrays and its own datasets after its steps (`Layout`). The generator begins
-with layout 0. When it yields a `NewLayout`, the datasets of the current layout end and those of the next one
-begin.
+with layout 0, unless it first yields a `NewLayout`. When it yields one later, the datasets of the current
+layout end and those of the next one begin.
 
 `tf.data.Dataset.from_generator` does the same with conversions and checks at every step, and with two changes
 of thread: it schedules each step on TensorFlow's pool, while the thread that requested the element waits. Two
@@ -55,12 +55,13 @@ if TYPE_CHECKING:
     from streamer.readers.tensorflow.failures import Failure
 
     Step = tuple[Any, ...]
+    Turn = tuple[Any, ...]
+    """A failure, `NewLayout.rows`, and for each layout the number of elements to take: 0, or -1 for all."""
     Steps = Generator["Step | NewLayout", None, None]
 
 PATIENCE_S = 0.2
 """Seconds that a step may wait for bytes."""
 _NUMBER = tf.TensorSpec([], tf.int64)
-_LAYOUT = tf.TensorSpec([2], tf.int64)
 _FAILURE = tf.TensorSpec([None], tf.uint8)
 _NO_FAILURE = np.empty(0, np.uint8)
 
@@ -83,6 +84,7 @@ class NewLayout(NamedTuple):
     """Number of rows that the layout joins to an element."""
 
 
+@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator] # nothing here is to be converted
 def stepped(make: Callable[[], Steps], layouts: Sequence[Layout]) -> tf.data.Dataset:
     """Return a dataset of a generator's steps, each a tuple of arrays as in its layout's signature.
 
@@ -91,42 +93,45 @@ def stepped(make: Callable[[], Steps], layouts: Sequence[Layout]) -> tf.data.Dat
     layouts have elements of one type.
     """
     fail = raiser()
-    registry = _Registry(make, encode=fail is not None)
+    registry = _Registry(make, len(layouts), encode=fail is not None)
+    counts = [_NUMBER] * (1 + len(layouts))
 
     def init(_: Any) -> Any:
         return _call(registry.begin, (), (_NUMBER,))[0]
 
     def turn(number: Any) -> Any:
-        failure, layout = _call(registry.turn, (number,), (_FAILURE, _LAYOUT))
+        failure, *layout = _call(registry.turn, (number,), (_FAILURE, *counts))
         if fail is not None:
             with tf.control_dependencies([fail(failure)]):
-                layout = tf.identity(layout)
-        return number, layout
+                layout = [tf.identity(count) for count in layout]
+        return number, *layout
 
     def finalize(number: Any) -> Any:
         return _call(registry.end, (number,), (_NUMBER,))[0]
 
-    def elements(number: Any, layout: Any) -> tf.data.Dataset:
+    def elements(number: Any, rows: Any, *takes: Any) -> tf.data.Dataset:
         """Return the elements of the chosen layout.
 
         `take(0)` makes no iterator of its input, so TensorFlow prepares no other layout's functions; that
-        costs milliseconds for each. (tf.data crashes if a count is not the first output of its operation.)
+        costs milliseconds for each.
         """
-        each = [kind.finish(_steps(registry, number, kind.signature), layout[1]) for kind in layouts]
+        numbers = tf.data.Dataset.from_tensors(number).repeat()
+        each = [kind.finish(_steps(registry, numbers, kind.signature), rows) for kind in layouts]
         if len(each) > 1:
-            counts = [-tf.cast(tf.equal(layout[0], index), tf.int64) for index in range(len(each))]
-            each = [kind.take(count) for kind, count in zip(each, counts, strict=True)]
+            each = [kind.take(count) for kind, count in zip(each, takes, strict=True)]
         return functools.reduce(tf.data.Dataset.concatenate, each)
 
     # In flat_map, as in from_generator: after a bare _GeneratorDataset tf.data warns and does not optimise.
     nothing = tf.data.Dataset.from_tensors(tf.constant(0, tf.int64))
     return nothing.flat_map(
-        lambda none: _GeneratorDataset(none, init, turn, finalize, (_NUMBER, _LAYOUT))
+        lambda none: _GeneratorDataset(none, init, turn, finalize, (_NUMBER, *counts))
     ).flat_map(elements)
 
 
-def _steps(registry: _Registry, number: Any, signature: tuple[tf.TensorSpec, ...]) -> tf.data.Dataset:
-    """Return the steps of one layout."""
+def _steps(
+    registry: _Registry, numbers: tf.data.Dataset, signature: tuple[tf.TensorSpec, ...]
+) -> tf.data.Dataset:
+    """Return the steps of one layout. `numbers`: that of the generator, without end."""
     call = OwnedCall(registry.step, signature)
     registry.calls.append(call)
 
@@ -135,7 +140,7 @@ def _steps(registry: _Registry, number: Any, signature: tuple[tf.TensorSpec, ...
         return tuple(tensors) if len(tensors) > 1 else tensors[0]
 
     return _MapDataset(
-        tf.data.Dataset.from_tensors(number).repeat(),
+        numbers,
         step,
         use_inter_op_parallelism=False,
         preserve_cardinality=False,  # the steps end when the layout does
@@ -156,25 +161,35 @@ class _Registry:
     """Generators of all datasets that were stepped and that TensorFlow has not dropped."""
     _closing = False
 
-    def __init__(self, make: Callable[[], Steps], *, encode: bool) -> None:
+    def __init__(self, make: Callable[[], Steps], layouts: int, *, encode: bool) -> None:
         self._make = make
+        self._layouts = layouts
         self.calls: list[OwnedCall] = []
         """What the graph's operations call; TensorFlow keeps weak references to them."""
         self._encoded = tuple(kind for kind, _ in CODES) if encode else ()
         self._numbers = itertools.count()
         self._steps: dict[int, Steps] = {}
-        self._turns: dict[int, tuple[Failure, Any]] = {}
+        self._turns: dict[int, Turn] = {}
         """The next turn of a generator: a layout, or a failure; none after the generator's end."""
+        self._first: dict[int, Step] = {}
+        """The first step of a generator, which was made to find the first layout."""
 
     def begin(self) -> tuple[np.int64]:
         number = next(self._numbers)
         self._steps[number] = self._make()
-        self._turns[number] = _turn(NewLayout(0, 1))
         return (np.int64(number),)
 
-    def turn(self, number: int) -> tuple[Failure, Any]:
+    def turn(self, number: int) -> Turn:
         """Return the next layout, or a failure if there is one; then raise StopIteration."""
-        turn = self._turns.pop(int(number), None)
+        key = int(number)
+        if self._steps[key] not in self._running:
+            try:
+                self._first[key] = self.step(key)
+            except StopIteration:
+                pass
+            else:
+                return self._turn(NewLayout(0, 1))
+        turn = self._turns.pop(key, None)
         if turn is None:
             raise StopIteration
         return turn
@@ -183,21 +198,28 @@ class _Registry:
         if _Registry._closing:
             raise StopIteration  # no data is lost: the program is past its last line
         key = int(number)
+        if (first := self._first.pop(key, None)) is not None:
+            return first
         steps = self._steps[key]
         self._running.add(steps)
         try:
             step = next(steps)
         except self._encoded as error:
-            self._turns[key] = _turn(NewLayout(0, 1), encode_failure(error))
+            self._turns[key] = self._turn(NewLayout(0, 1), encode_failure(error))
             raise StopIteration from error
         if isinstance(step, NewLayout):
-            self._turns[key] = _turn(step)
+            self._turns[key] = self._turn(step)
             raise StopIteration
         return step
+
+    def _turn(self, layout: NewLayout, failure: Failure = _NO_FAILURE) -> Turn:
+        takes = [-np.int64(index == layout.layout) for index in range(self._layouts)]
+        return failure, np.int64(layout.rows), *takes
 
     def end(self, number: int) -> tuple[np.int64]:
         steps = self._steps.pop(int(number))
         self._turns.pop(int(number), None)
+        self._first.pop(int(number), None)
         steps.close()
         self._running.discard(steps)
         return (np.int64(0),)
@@ -215,10 +237,6 @@ class _Registry:
             if time.monotonic() > deadline:
                 break
             time.sleep(0.001)  # gives the steps the interpreter's lock
-
-
-def _turn(layout: NewLayout, failure: Failure = _NO_FAILURE) -> tuple[Failure, Any]:
-    return failure, np.array(layout, np.int64)
 
 
 def _steps_run() -> bool:
