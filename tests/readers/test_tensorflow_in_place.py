@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+from typing import Any
 
 import pytest
 
@@ -95,6 +97,44 @@ def test_strings_that_leave_a_part_of_a_batch_are_copies(feeder: Feeder, count: 
     feeder.feed(1, encoded(records))
     pairs = parts.rebatch(count // 2).batch(2, drop_remainder=True)
     assert [record for pair in pairs.as_numpy_iterator() for record in pair.ravel().tolist()] == due
+
+
+@pytest.mark.parametrize("lengths", [[4000], [3000, 3001], [*[4000] * 200, 10]])
+def test_positions_and_keys(feeder: Feeder, pool: SlotPool, lengths: list[int]) -> None:
+    """From a position the epoch goes on in batches of the same size, which are in place again, or of another.
+
+    Objects have 100 records, and the last ones are too small to be in place.
+    """
+    records = random_records(10, lengths) + random_records(11, [0, 20])
+    frames = list(map(tfrecord.encode, records))
+    objects = [frames[start : start + 100] for start in range(0, len(frames), 100)]
+    keys = [(f"k{index}", number) for index, each in enumerate(objects) for number in range(len(each))]
+    data = b"".join(frames)
+
+    def offer(offset: int = 0) -> Any:
+        feeder.list_keys([(sum(map(len, each)), f"k{index}") for index, each in enumerate(objects)])
+        return feeder.feed(0, data[offset:], total=len(data), bytes_skipped=offset)
+
+    def rows(found: list[Any]) -> list[Any]:
+        columns = [(each.record.numpy(), each.key.numpy(), each.number.numpy()) for each, _ in found]
+        return [
+            (record, (key.decode(), number))
+            for each in columns
+            for record, key, number in zip(*each, strict=True)
+        ]
+
+    options: dict[str, Any] = {"positions": True, "key": True}
+    offer()
+    found = list(PipeModeDataset("train", "TFRecord", batch_size=SIZE, **options))
+    due = list(zip(records, keys, strict=True))
+    assert rows(found) == due
+    slots = int(repr(pool).split(" in ")[1].split()[0])
+    assert slots >= 6  # one for each batch that is still here
+    for index, size in ((0, SIZE), (2, SIZE), (2, SIZE + 3), (len(found) - 2, SIZE)):
+        state = json.loads(found[index][1].numpy())
+        offer(state["offset"])
+        rest = list(PipeModeDataset("train", "TFRecord", batch_size=size, start=state, **options))
+        assert rows(rest) == due[(index + 1) * SIZE :]
 
 
 @pytest.mark.parametrize("length", [10, 1000])

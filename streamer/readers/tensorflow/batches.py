@@ -35,6 +35,7 @@ import tensorflow as tf
 
 from streamer.formats.window import BLOCK_BYTES
 from streamer.readers.tensorflow.failures import Interrupted
+from streamer.readers.tensorflow.in_place import PlacedBatch
 from streamer.readers.tensorflow.interrupts import interrupted, now
 from streamer.readers.tensorflow.keys import TYPES, keyed_elements
 from streamer.readers.tensorflow.steps import PATIENCE_S, Layout, NewLayout, stepped
@@ -43,7 +44,6 @@ from streamer.units import MIB
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from streamer.readers.tensorflow.in_place import InPlaceReader
     from streamer.readers.tensorflow.keys import KeyColumns
     from streamer.readers.tensorflow.positions import EpochCursor
     from streamer.readers.tensorflow.steps import Step, Steps
@@ -64,6 +64,7 @@ WIDER = 4
 """Factor by which records must change before a row becomes wider, or a limit is crossed back."""
 _ONE_ROW, _SEVERAL, _WHOLE = range(3)
 """Layouts of a dataset with `batch_size`: one row a batch, several rows a batch, one step a batch."""
+_WHOLE_BATCHES = NewLayout(_WHOLE, 1)
 
 
 def has_layouts(batch_size: int) -> bool:
@@ -159,18 +160,26 @@ def record_steps(
 
 
 def batch_steps(
-    blocks: Iterator[list[bytes]],
+    blocks: Iterator[list[bytes] | PlacedBatch],
     batch_size: int,
     *,
     drop_remainder: bool,
     cursor: EpochCursor | None,
     columns: KeyColumns | None = None,
 ) -> Steps:
-    """Yield steps of batches or of rows; the last row of a batch has its position."""
+    """Yield steps of batches or of rows; the last row of a batch has its position.
+
+    Blocks are batches in place first, if there are any.
+    """
     rows = _Rows(batch_size, cursor, columns)
     kept: list[bytes] = []
     started = time.monotonic()
     for block in _uninterrupted(blocks):
+        if isinstance(block, PlacedBatch):
+            if rows.layout != _WHOLE_BATCHES:
+                yield rows.begin(_WHOLE_BATCHES)
+            yield rows.placed(block)
+            continue
         kept += block
         layout = rows.best_layout(block)
         if layout != rows.layout and rows.due <= len(kept):
@@ -187,26 +196,6 @@ def batch_steps(
         started = time.monotonic()
     if not drop_remainder and (kept or rows.due):
         yield rows.last_step(kept)
-
-
-def placed_steps(batches: Iterator[list[Any] | None], reader: InPlaceReader) -> Steps:
-    """Yield the batches of `reader`, each as a step, and then the layout of `batch_steps` for its rest.
-
-    `batches`: those of the reader, perhaps after some empty lists.
-    """
-    begun = False
-    for batch in _uninterrupted(batches):
-        if batch and not begun:
-            begun = True
-            yield NewLayout(_WHOLE, 1)
-        if batch:
-            yield batch.pop(), np.True_  # this generator does not keep the batch
-        elif begun:
-            yield _vector([]), np.False_
-        else:
-            yield (_vector([]).reshape(0, reader.batch_size),)
-    if begun and reader.rest[0]:
-        yield NewLayout(_ONE_ROW, 1)
 
 
 class _Rows:
@@ -239,7 +228,7 @@ class _Rows:
             better = width < self.width or width >= WIDER * self.width
             return NewLayout(_SEVERAL, size // width) if better else now
         least = WHOLE_BYTES / WIDER if now.layout == _WHOLE else WHOLE_BYTES
-        return NewLayout(_WHOLE if size * mean >= least else _ONE_ROW, 1)
+        return _WHOLE_BATCHES if size * mean >= least else NewLayout(_ONE_ROW, 1)
 
     def begin(self, layout: NewLayout) -> NewLayout:
         """Begin the rows of `layout`, between two batches."""
@@ -254,10 +243,10 @@ class _Rows:
         size, total = self._batch_size, left + len(records)
         if self.layout.layout == _WHOLE:
             if not records:
-                yield self._whole([], None)
+                yield self._whole_list([], None)
             while records:
                 # Nothing here keeps the records of a step, so they are freed when TensorFlow has copied them.
-                yield self._whole(_taken(records, size), left + len(records))
+                yield self._whole_list(_taken(records, size), left + len(records))
             return
         ends = range((self.due or size), len(records) + 1, size)
         self.due = (self.due - len(records)) % size
@@ -268,7 +257,7 @@ class _Rows:
     def last_step(self, records: list[bytes]) -> Step:
         """Return the step that completes the epoch's last batch with `records` and empty strings."""
         if self.layout.layout == _WHOLE:
-            return self._whole(records, 0)
+            return self._whole_list(records, 0)
         if self.layout.layout == _ONE_ROW:
             return self._matrix(records, len(records), [], [0], [0])
         due = self.due or self._batch_size
@@ -276,9 +265,16 @@ class _Rows:
         counts = [len(records)] + [0] * (rows - 1)
         return self._matrix(records, self.width, counts, [rows - 1], [0], size=due)
 
-    def _whole(self, batch: list[bytes], left: int | None) -> Step:
-        """`left`: number of records of the block after the batch; None without a batch."""
-        arrays: Step = (_vector(batch), *self._keys(len(batch)))
+    def placed(self, batch: PlacedBatch) -> Step:
+        """Return the step of a batch in place."""
+        return self._whole(len(batch), batch.take(), 0)
+
+    def _whole_list(self, batch: list[bytes], left: int | None) -> Step:
+        return self._whole(len(batch), _vector(batch), left)
+
+    def _whole(self, count: int, batch: Any, left: int | None) -> Step:
+        """`left`: number of records of the block after the batch of `count`; None without a batch."""
+        arrays: Step = (batch, *self._keys(count))
         if self._cursor is not None:
             after = [b""] if left is None else self._cursor.positions([left])
             arrays += (np.array(after[0], dtype=object),)

@@ -17,7 +17,6 @@ from streamer.readers.tensorflow.batches import (
     batch_steps,
     elements,
     has_layouts,
-    placed_steps,
     record_steps,
 )
 from streamer.readers.tensorflow.bulk import BulkTFRecordReader
@@ -92,15 +91,7 @@ class EpochSteps:
             if cursor is not None:
                 blocks = stack.enter_context(contextlib.closing(cursor.batches(stream, self._reader)))
             else:
-                reader = self._reader(stream)
-                if self._in_place() and (functions := tensor_functions()):
-                    placed = InPlaceReader(
-                        stream, functions, spec.batch_size or 1, drop_remainder=spec.drop_remainder
-                    )
-                    batches = stack.enter_context(contextlib.closing(placed.batches()))
-                    yield from placed_steps(itertools.chain(checks, batches), placed)
-                    reader.begin_with(*placed.rest)
-                blocks = reader.batches()
+                blocks = self._reader(stream).batches()
             blocks = itertools.chain(checks, blocks)
             if spec.benchmark or spec.benchmark_records_interval:
                 meter = Meter(benchmark=spec.benchmark, interval=spec.benchmark_records_interval)
@@ -129,21 +120,21 @@ class EpochSteps:
             self._channel, self._starts, columns, skipping=self._skipping, shuffle=spec.shuffle
         )
 
-    def _in_place(self) -> bool:
-        """Whether batches may stay where the FIFO is read into, if they are large."""
+    def _reader(self, stream: PipeStream, drop: int = 0) -> RecordReader:
+        """Return the reader of a stream. `drop`: number of the first records, which no step will have."""
         spec = self._spec
+        if spec.record_format != "TFRecord" or self._skipping is not None:
+            return record_reader(stream, spec.record_format)
+        size = spec.batch_size or 1
+        options: dict[str, Any] = {
+            "max_corrupted_records_to_skip": spec.max_corrupted_records_to_skip,
+            "skipped": self._skipped,
+        }
         measured = spec.benchmark or spec.benchmark_records_interval
-        return spec.record_format == "TFRecord" and has_layouts(spec.batch_size or 1) and not measured
-
-    def _reader(self, stream: PipeStream) -> RecordReader:
-        spec = self._spec
-        if spec.record_format == "TFRecord" and self._skipping is None:
-            return BulkTFRecordReader(
-                stream,
-                max_corrupted_records_to_skip=spec.max_corrupted_records_to_skip,
-                skipped=self._skipped,
-            )
-        return record_reader(stream, spec.record_format)
+        large = has_layouts(size) and not (measured or spec.shuffle or drop % size)
+        if large and (functions := tensor_functions()):
+            return InPlaceReader(stream, functions, size, drop_remainder=spec.drop_remainder, **options)
+        return BulkTFRecordReader(stream, **options)
 
 
 def _check_records(stream: PipeStream, records: int) -> Iterator[list[bytes]]:

@@ -2,9 +2,11 @@
 
     step -> lists of bytes -> strings in TensorFlow's memory -> unbatch, batch: moved
 
-TensorFlow moves strings only out of memory that it has allocated. The results of `tf.numpy_function` are in
-other memory, so `unbatch` copied every record once more. Here TensorFlow allocates a vector for the strings
-of a step and copies each of them once, while the records are in the processor's cache.
+TensorFlow moves the strings of a tensor only if its memory is TensorFlow's own and nothing else refers to it.
+The results of `tf.numpy_function` are in NumPy's memory, so `unbatch` copied every record once more. Here
+TensorFlow allocates a vector for the strings of a step and copies each of them once, while the records are in
+the processor's cache. (A part of a tensor, as of `batch[:8]`, counts as TensorFlow's own even if the tensor
+does not; `streamer.readers.tensorflow.foreign` has what follows.)
 
 `tf.py_function` can do this too, but enters contexts of devices and looks for gradients at each call. So this
 module uses the operation of `tf.py_function` and calls the function directly.

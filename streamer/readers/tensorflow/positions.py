@@ -84,15 +84,18 @@ class EpochCursor:
         """
 
     def batches(
-        self, stream: PipeStream, reader: Callable[[PipeStream], RecordReader]
+        self, stream: PipeStream, reader: Callable[[PipeStream, int], RecordReader]
     ) -> Generator[list[bytes], None, None]:
-        """Yield the lists of records of `stream` from its start on; empty lists while no bytes come."""
+        """Yield the lists of records of `stream` from its start on; empty lists while no bytes come.
+
+        `reader`: is given the number of records to drop at the start.
+        """
         start = self._starts[0] if self._starts else None
         position = yield from approach_start(stream, self._channel, start)
         if start is not None and start.position.epoch == stream.epoch:
             self._starts.clear()
         self._position = position
-        records, columns, base = reader(stream), self.columns, position.offset
+        records, columns, base = reader(stream, position.skip), self.columns, position.offset
         if self._skipping is not None:
             yield from self._good(stream, position, records, self._skipping)
             return
