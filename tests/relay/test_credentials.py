@@ -451,7 +451,7 @@ async def test_a_credential_process_that_does_not_end_is_killed(
 def _runs(pid: Path) -> bool:
     try:
         return Path(f"/proc/{pid.read_text().strip()}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter between open(2) and read(2)
         return False
 
 
