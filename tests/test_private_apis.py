@@ -28,7 +28,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("streamer", "sidecar")
 INTERNAL = "tensorflow.python."
 OWN_OBJECTS = {"self", "cls"}
-DOCUMENTED = {"_current_frames", "_exit", "_fields", "_replace"}
+DOCUMENTED = {"_asdict", "_current_frames", "_exit", "_fields", "_replace"}
 """The standard library's: of `sys`, `os` and named tuples."""
 
 

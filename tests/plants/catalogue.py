@@ -415,15 +415,15 @@ PLANTS = (
     Plant(
         "a record that the end cuts is left out",
         "streamer/formats/window.py",
-        "        if left := self._end - self._start:\n            raise CutRecord(",
-        "        if (left := self._end - self._start) < 0:\n            raise CutRecord(",
+        "        if left := self.arrived - self._base - self._start:\n            raise CutRecord(",
+        "        if (left := self.arrived - self._base - self._start) < 0:\n            raise CutRecord(",
         ("tests/unit/test_formats.py",),
     ),
     Plant(
         "checksum of TFRecord data not compared",
         "streamer/formats/tfrecord.py",
-        "if tail(view, stop)[0] != ((found >> 15 | found << 17) + MASK_DELTA) & _WORD:",
-        "if tail(view, stop)[0] != ((found >> 15 | found << 17) + MASK_DELTA) & _WORD and not record:",
+        "if tail(view, stop)[0] == ((found >> 15 | found << 17) + MASK_DELTA) & _WORD:",
+        "if tail(view, stop)[0] == ((found >> 15 | found << 17) + MASK_DELTA) & _WORD or record:",
         ("tests/unit/test_formats.py",),
     ),
     Plant(
