@@ -156,7 +156,7 @@ class EpochRunner:
         except ReaderGone:
             with contextlib.suppress(ReaderGone):
                 await self._fifos.settle()  # raises KeeperLost if the keeper died, which looks the same
-            self._counters.readers_gone += not outlet.reader_gone  # a write may fail before epoll reports
+            outlet.note_gone()
             return "abandoned"
         due = delivery.delivered - self._state.start.skipped_in(epoch)
         if accepted not in (None, due):

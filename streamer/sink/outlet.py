@@ -162,16 +162,21 @@ class PipeOutlet:
     def _on_event(self) -> None:
         for _, events in self._epoll.poll(0):
             if events & (select.EPOLLERR | select.EPOLLHUP):
-                # The condition persists: stop watching, or the loop would spin.
-                self._unwatch()
-                self.reader_gone = True
-                self._wake(ReaderGone("the reader closed the pipe"))
-                self._on_gone()
+                self.note_gone()
                 return
             # EPOLLONESHOT has disabled the registration, errors included; watch for errors again.
             with contextlib.suppress(OSError):  # the next push notices that the reader has gone
                 self._epoll.modify(self._fd, 0)
             self._wake(None)
+
+    def note_gone(self) -> None:
+        """Note that the reader has closed its end; a write may show it before epoll does."""
+        if self.reader_gone:
+            return
+        self._unwatch()  # the condition persists, and the loop would spin
+        self.reader_gone = True
+        self._wake(ReaderGone("the reader closed the pipe"))
+        self._on_gone()
 
     def _wake(self, error: ReaderGone | None) -> None:
         if self._waiter is None or self._waiter.done():
