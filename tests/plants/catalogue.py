@@ -379,7 +379,7 @@ PLANTS = (
     Plant(
         "departure of a reader not noticed",
         "streamer/sink/outlet.py",
-        "                self._on_gone()\n",
+        "        self._on_gone()\n",
         "",
         (f"{EPOCHS}::test_early_close_is_noticed_while_storage_is_silent",),
     ),
