@@ -49,7 +49,7 @@ class DataAhead:
     extensions do (PyBytes_FromStringAndSize), and writes to it until it is whole; nobody else has it before.
     """
 
-    __slots__ = ("_record", "arrived", "rest", "size", "whole")
+    __slots__ = ("_record", "arrived", "rest", "size")
 
     def __init__(self, size: int) -> None:
         """`size`: bytes of the data, at least 1. Raises MemoryError."""
@@ -60,8 +60,11 @@ class DataAhead:
         self.size = size
         self.arrived = 0
         """Bytes that have arrived."""
-        self.whole = False
+
+    @property
+    def whole(self) -> bool:
         """Whether all bytes have arrived."""
+        return self.arrived == self.size
 
     def put(self, begin: memoryview) -> None:
         """Take the first bytes."""
@@ -72,7 +75,6 @@ class DataAhead:
         """Note that `count` more bytes have arrived."""
         self.arrived += count
         self.rest = self.rest[count:]
-        self.whole = self.arrived == self.size
 
     def record(self) -> bytes:
         """Return the data, which is whole, without a copy."""

@@ -194,10 +194,9 @@ class EpochRunner:
             self._note_end_believed(delivery, outlet)
         try:
             await delivery.settled()
-        except asyncio.CancelledError:
-            await self._retire(delivery, outlet, state)
-            raise
-        return await self._retire(delivery, outlet, state)
+        finally:
+            successor = await self._retire(delivery, outlet, state)
+        return successor
 
     async def _retire(self, delivery: EpochDelivery, outlet: PipeOutlet | None, state: TrailerState) -> bool:
         """End the FIFO and report the epoch, whose requests are counted; as `_conclude`."""

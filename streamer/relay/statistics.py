@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -156,7 +156,7 @@ class ChannelCounters:
     """Requests by outcome: `ok`, `cancelled`, or the kind of the error."""
     retries: Counter[str] = field(default_factory=Counter)
     """Retries by the kind of the error."""
-    by_epoch: dict[int, EpochRequests] = field(default_factory=dict)
+    by_epoch: defaultdict[int, EpochRequests] = field(default_factory=lambda: defaultdict(EpochRequests))
     """The sums of `requests` and `retries`, by the epoch of the part, of epochs that are not reported."""
     resumes: Counter[str] = field(default_factory=Counter)
     """Resumes by kind, as in `RESUMED`."""
@@ -175,18 +175,12 @@ class ChannelCounters:
     def request_ended(self, epoch: int, outcome: str, count: int = 1) -> None:
         """Count requests for parts of `epoch` that have ended."""
         self.requests[outcome] += count
-        self._of(epoch).ended += count
+        self.by_epoch[epoch].ended += count
 
     def retried(self, epoch: int, kind: str, count: int = 1) -> None:
         """Count requests for parts of `epoch` that are sent again after an error of this kind."""
         self.retries[kind] += count
-        self._of(epoch).repeated += count
-
-    def _of(self, epoch: int) -> EpochRequests:
-        try:
-            return self.by_epoch[epoch]
-        except KeyError:
-            return self.by_epoch.setdefault(epoch, EpochRequests())
+        self.by_epoch[epoch].repeated += count
 
     def take_epoch(self, epoch: int) -> EpochRequests:
         """Return the requests for `epoch`, and those for earlier epochs that ended after these were taken."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import tarfile
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from backports import zstd
 from streamer.formats.arrow_joiner import ArrowJoiner
 from streamer.plan import Arrangement, Join, Position, ResumePoint, S3Uri, Shard
 from streamer.relay.deliver import resume_points
+from streamer.relay.transport import Wish
 from tests.kit.harness import RunChannel, Running, clients_of, fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all, read_exactly, read_some
 from tests.kit.planning import plan_prefix
@@ -25,6 +27,7 @@ from tests.relay.test_faults import failed_after
 from tests.unit.test_joiners import arrow, joined, listed, table, without_mark
 from tests.unit.test_tar import archive
 
+TRANSPORTS: tuple[Wish, ...] = ("splice", "buffered", "aiobotocore")
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
 
 
@@ -189,20 +192,29 @@ async def test_a_mark_waits_for_the_schema(
         assert running.marks == []
 
 
+@contextlib.asynccontextmanager
+async def reporting_ends(
+    stub: S3Stub, tmp_path: Path, transport: Wish
+) -> AsyncIterator[tuple[Running, list[tuple[int, int]]]]:
+    """Run a channel in a directory of its own; with the epochs and offsets of believed ends, as they come."""
+    reported: list[tuple[int, int]] = []
+    directory = tmp_path / transport
+    directory.mkdir()
+    async with running_channel(
+        stub,
+        directory,
+        transport=transport,
+        part_size=1 << 20,
+        on_end_believed=lambda *place: reported.append(place),
+    ) as running:
+        yield running, reported
+
+
 async def test_a_reader_that_believes_an_end_mark_is_noticed(stub: S3Stub, tmp_path: Path) -> None:
     """Without `Join`, over all transports; and not one that leaves in the middle of an object."""
     archives = tars(stub, 4, 3_000_000)
-    for transport in ("splice", "buffered", "aiobotocore"):
-        reported: list[tuple[int, int]] = []
-        directory = tmp_path / transport
-        directory.mkdir()
-        async with running_channel(
-            stub,
-            directory,
-            transport=transport,
-            part_size=1 << 20,
-            on_end_believed=lambda *place, reported=reported: reported.append(place),
-        ) as running:
+    for transport in TRANSPORTS:
+        async with reporting_ends(stub, tmp_path, transport) as (running, reported):
             for epoch, count in enumerate([len(archives[0]) + len(archives[1]), 5_000_000]):
                 await off_loop(read_some, running.fifo(epoch), count)
                 await eventually(lambda epoch=epoch: len(running.states) > epoch)
@@ -218,17 +230,8 @@ async def test_a_reader_that_believes_the_end_of_a_small_archive_is_noticed(
     """A hundred such archives are in the FIFO by then, and a transport may fetch many as one part."""
     small = archive([("0.bin", b"0")], kind=tarfile.USTAR_FORMAT)
     stub.objects |= {f"b/data/{i:04d}.tar": small for i in range(600)}
-    for transport in ("splice", "buffered", "aiobotocore"):
-        reported: list[tuple[int, int]] = []
-        directory = tmp_path / transport
-        directory.mkdir()
-        async with running_channel(
-            stub,
-            directory,
-            transport=transport,
-            part_size=1 << 20,
-            on_end_believed=lambda *place, reported=reported: reported.append(place),
-        ) as running:
+    for transport in TRANSPORTS:
+        async with reporting_ends(stub, tmp_path, transport) as (running, reported):
             await off_loop(read_exactly, running.fifo(0), len(small))
             await eventually(lambda: running.states)
             statistics = running.channel.statistics()
