@@ -1,12 +1,11 @@
 """Measures record indexes: `python -m benchmarks.index`.
 
     scan     every format and record size: bytes per second of the scanner alone, and bytes of the index
-    build    `penstock index build` and `penstock cat > /dev/null` of the same objects over HTTP, in turns;
-             the build also with engine processes
+    build    `penstock index build` and `penstock cat > /dev/null` of the same objects over HTTP, in turns
     large    the index of very many records (`benchmarks.large_index`)
 
 The figures of `build` are the commands' own: CPU seconds (user and system) of the stream for each GB, without
-the start of the program and without the engines, and bytes of the objects per second.
+the start of the program, and bytes of the objects per second.
 """
 
 from __future__ import annotations
@@ -94,13 +93,8 @@ def figures(command: list[str], folder: str) -> dict[str, float]:
     return found["channels"]["train"] if command[0] == "index" else found
 
 
-def measure_builds(
-    sizes: list[int], rounds: int, *, objects: int, megabytes: int, engines: list[int]
-) -> None:
-    """Print what a build takes beside `penstock cat > /dev/null`, for TFRecord objects.
-
-    `engines`: numbers of engine processes of further builds.
-    """
+def measure_builds(sizes: list[int], rounds: int, *, objects: int, megabytes: int) -> None:
+    """Print what a build takes beside `penstock cat > /dev/null`, for TFRecord objects."""
     for size in sizes:
         with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
             data = records("TFRecord", size, max(1, megabytes * 1_000_000 // size))
@@ -114,11 +108,8 @@ def measure_builds(
             with running_server(served) as url:
                 commands = {
                     "cat": ["cat", "s3://bucket/data/", "--endpoint-url", url, "--path-style"],
+                    "build": ["index", "build", "-c", _job(folder, url), "--format", "TFRecord"],
                 }
-                for each in [0, *engines]:
-                    name = f"build, {each} engines" if each else "build"
-                    job = _job(folder, url, each)
-                    commands[name] = ["index", "build", "-c", job, "--format", "TFRecord"]
                 found: dict[str, list[dict[str, float]]] = {}
                 for round_number, name in in_turns(rounds, list(commands)):
                     to = os.path.join(folder, f"{name} {round_number}")
@@ -128,17 +119,17 @@ def measure_builds(
                 cpu = spread([each["cpu_seconds_per_gb"] for each in lists]).text()
                 rate = spread([total / each["seconds"] for each in lists]).text()
                 print(
-                    f"build  {name:16} {size:9,} bytes a record, {total:.1f} GB: {cpu} CPU-s/GB, {rate} GB/s",
+                    f"build  {name:5} {size:9,} bytes a record, {total:.1f} GB: {cpu} CPU-s/GB, {rate} GB/s",
                     flush=True,
                 )
 
 
-def _job(folder: str, url: str, engines: int) -> str:
-    path = os.path.join(folder, f"job{engines}.json")
+def _job(folder: str, url: str) -> str:
+    path = os.path.join(folder, "job.json")
     source = {"S3DataType": "S3Prefix", "S3Uri": "s3://bucket/data/"}
     document = {
         "InputDataConfig": [{"ChannelName": "train", "DataSource": {"S3DataSource": source}}],
-        "Penstock": {"Endpoint": {"Url": url, "PathStyle": True}, "Processes": engines},
+        "Penstock": {"Endpoint": {"Url": url, "PathStyle": True}},
     }
     with open(path, "w", encoding="utf-8") as file:
         json.dump(document, file)
@@ -152,7 +143,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7, help="measurements of each (%(default)s)")
     parser.add_argument("--objects", type=int, default=20, help="objects of a build (%(default)s)")
     parser.add_argument("--megabytes", type=int, default=100, help="size of each (%(default)s)")
-    parser.add_argument("--engines", default="1,2", help="engine processes of further builds (%(default)s)")
     parser.add_argument("--records", type=int, default=100_000_000, help="of the large index (%(default)s)")
     parser.add_argument("--only", choices=["scan", "build", "large"], help="one of the three")
     arguments = parser.parse_args()
@@ -160,13 +150,7 @@ def main() -> None:
     if arguments.only in {None, "scan"}:
         measure_scans(sizes, arguments.rounds)
     if arguments.only in {None, "build"}:
-        measure_builds(
-            sizes,
-            arguments.rounds,
-            objects=arguments.objects,
-            megabytes=arguments.megabytes,
-            engines=[int(each) for each in arguments.engines.split(",") if each],
-        )
+        measure_builds(sizes, arguments.rounds, objects=arguments.objects, megabytes=arguments.megabytes)
     if arguments.only in {None, "large"}:
         measure_large(arguments.records, arguments.rounds)
 

@@ -122,11 +122,8 @@ WRITTEN = rate(channel("penstock_fifo_written_bytes_total"))
 RECEIVED = rate(channel("penstock_received_bytes_total"))
 PROGRESS = channel("penstock_epoch_progress_ratio")
 SIZE = channel("penstock_epoch_size_bytes")
-_OWN, _ENGINES = (
-    rate(sidecar(name)) for name in ("process_cpu_seconds_total", "penstock_engine_cpu_seconds_total")
-)
-PROCESSOR = f"sum without (engine) ({_OWN} or {_ENGINES})"
-"""Cores of a sidecar with its engine processes."""
+PROCESSOR = rate(sidecar("process_cpu_seconds_total"))
+"""Cores of a sidecar."""
 BLOCKED = seconds('state="blocked"')
 STARVED = seconds('state="starved"')
 STARVED_BY = rate(channel("penstock_starved_seconds_total"))

@@ -326,7 +326,6 @@ ROOMS = {
     "sidecar.config": (-2, 6, "job file"),
     "sidecar.process": (-2, 7, "loop, signals, logs"),
     "streamer.relay": (0, 0, "channels"),
-    "streamer.engines": (1, 2, "other processes"),
     "streamer.relay.deliver": (0, 1, "parts in order"),
     "streamer.relay.fetch": (0, 2, "requests, hedges"),
     "streamer.relay.staging": (0, 3, "where bytes wait"),
@@ -356,7 +355,7 @@ FOUNDATION = {
 }  # fmt: skip
 """Rooms that import no other room; the diagram has them as a list, without arrows."""
 SHARED = {
-    "streamer.engines", "streamer.formats", "streamer.helpers", "streamer.plan", "streamer.relay",
+    "streamer.formats", "streamer.helpers", "streamer.plan", "streamer.relay",
     "streamer.relay.deliver", "streamer.relay.fetch", "streamer.relay.staging",
     "streamer.relay.statistics", "streamer.s3", "streamer.s3.catalog", "streamer.s3.client",
     "streamer.schedule", "streamer.sink",
@@ -366,9 +365,7 @@ ROOM_ARROWS = [
     "sidecar.__main__ sidecar.cli", "sidecar.cli sidecar.commands", "sidecar.cli sidecar.doctor",
     "sidecar.commands sidecar.job", "sidecar.doctor sidecar.job", "sidecar.job sidecar.admin",
     "sidecar.admin sidecar.observe", "sidecar.observe sidecar.config", "sidecar.config sidecar.process",
-    "streamer.relay streamer.relay.deliver", "streamer.relay streamer.engines",
-    "streamer.engines streamer.relay.fetch", "streamer.engines streamer.sink",
-    "streamer.relay.deliver streamer.relay.fetch",
+    "streamer.relay streamer.relay.deliver", "streamer.relay.deliver streamer.relay.fetch",
     "streamer.relay.deliver streamer.sink", "streamer.relay.fetch streamer.relay.staging",
     "streamer.relay.staging streamer.relay.statistics", "streamer.relay.staging streamer.schedule",
     "streamer.relay.statistics streamer.s3", "streamer.s3.catalog streamer.s3",
@@ -398,11 +395,7 @@ def _room_arrow(source: str, target: str) -> list[tuple[float, float]]:
     side, to_side = top + ROOM_HEIGHT / 2, to_top + ROOM_HEIGHT / 2
     bottom = top + ROOM_HEIGHT
     match f"{source} {target}":
-        case (
-            "streamer.relay.deliver streamer.sink"
-            | "streamer.relay.staging streamer.schedule"
-            | "streamer.relay streamer.engines"
-        ):
+        case "streamer.relay.deliver streamer.sink" | "streamer.relay.staging streamer.schedule":
             return [(left + ROOM_WIDTH, side), (to_middle, side), (to_middle, to_top - 2)]
         case "streamer.s3.catalog streamer.s3":
             return [(middle, bottom), (middle, to_side), (to_left + ROOM_WIDTH + 2, to_side)]

@@ -121,15 +121,6 @@ def sync_file_system(directory: str) -> None:
         os.close(fd)
 
 
-def has_pidfds() -> bool:
-    """Return whether the kernel has pidfd_open(2), which Linux has since 5.3 and some sandboxes lack."""
-    try:
-        os.close(os.pidfd_open(os.getpid()))
-    except OSError:
-        return False
-    return True
-
-
 def bytes_unread(fd: int) -> int:
     """Return the number of unread bytes in a pipe (FIONREAD, pipe(7)) or TCP socket (SIOCINQ, tcp(7))."""
     return int(struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, b"\0\0\0\0"))[0])
@@ -173,7 +164,7 @@ def forbid_dumps() -> None:
     still use /proc/self/fd.
 
     fork(2) passes the setting on, execve(2) resets it: the trainer of `penstock exec` and the keeper, which
-    has no credentials, can dump core. A restarted sidecar and the template of engines call this again.
+    has no credentials, can dump core. A restarted sidecar calls this again.
     Raises SinkError.
     """
     if _libc().prctl(PR_SET_DUMPABLE, 0, 0, 0, 0):

@@ -74,13 +74,8 @@ MAY_IMPORT = {
         "streamer.relay.fetch", "streamer.relay.staging", "streamer.relay.statistics", "streamer.retry",
         "streamer.s3", "streamer.schedule", "streamer.sink",
     },
-    "streamer.engines": {
-        "streamer.aio", "streamer.helpers", "streamer.linux", "streamer.plan", "streamer.relay.fetch",
-        "streamer.relay.staging", "streamer.relay.statistics", "streamer.retry", "streamer.s3",
-        "streamer.s3.client", "streamer.s3.http", "streamer.s3.signing", "streamer.secrets", "streamer.sink",
-    },
     "streamer.relay": {
-        "streamer.aio", "streamer.engines", "streamer.helpers", "streamer.linux", "streamer.plan",
+        "streamer.aio", "streamer.helpers", "streamer.linux", "streamer.plan",
         "streamer.relay.deliver", "streamer.relay.fetch", "streamer.relay.staging",
         "streamer.relay.statistics", "streamer.retry", "streamer.s3", "streamer.s3.client",
         "streamer.s3.http", "streamer.s3.signing", "streamer.schedule",
@@ -111,7 +106,7 @@ MAY_IMPORT = {
 }  # fmt: skip
 """By room, the rooms that it may import."""
 ENGINE = {
-    "streamer.aio", "streamer.engines", "streamer.file_reads", "streamer.formats", "streamer.helpers",
+    "streamer.aio", "streamer.file_reads", "streamer.formats", "streamer.helpers",
     "streamer.linux", "streamer.plan", "streamer.relay", "streamer.relay.deliver", "streamer.relay.fetch",
     "streamer.relay.staging", "streamer.relay.statistics", "streamer.retry", "streamer.s3",
     "streamer.s3.catalog",
@@ -121,7 +116,7 @@ ENGINE = {
 FOREIGN = {
     "aiobotocore": {"streamer.s3.client"},
     "botocore": {"streamer.s3.client"},
-    "uvloop": {"sidecar.process", "streamer.engines"},
+    "uvloop": {"sidecar.process"},
     "aiohttp": {"streamer.s3.client", "sidecar.admin"},
     "prometheus_client": {"sidecar.admin"},
     "click": {"sidecar.cli"},

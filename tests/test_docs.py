@@ -187,7 +187,7 @@ def test_every_metric_is_described() -> None:
     ]
 
 
-FREE = ("channel", "engine", "training_job", "whole", "order", "prefix")
+FREE = ("channel", "training_job", "whole", "order", "prefix")
 """Labels whose values are of the job."""
 
 

@@ -32,7 +32,6 @@ def status(state: JobState) -> dict[str, Any]:
         "ready": state.ready,
         "transport": state.transport,
         "process": _process(),
-        "engines": [asdict(usage) for usage in state.engine_usage()],
         "limits": current(state),
         "channels": {
             name: {field: value for field, value in asdict(statistics).items() if field not in _HISTOGRAMS}
@@ -58,7 +57,6 @@ def view(state: JobState, *, ended: bool = False) -> dict[str, Any]:
         "reason": state.reason,
         "host": {"name": state.hosts.current, "of": len(state.hosts.names)},
         "process": _process(),
-        "engines": [asdict(usage) for usage in state.engine_usage()],
         "requests": {
             "planning": sum(state.control_requests.values()),
             "parts": sum(sum(each.requests.values()) for each in channels.values()),

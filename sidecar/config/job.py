@@ -28,7 +28,6 @@ from sidecar.config.request import (
     ResourceConfig,
 )
 from sidecar.config.settings import PenstockConfig
-from sidecar.process.cores import granted_cores
 from sidecar.process.footprint import Footprint
 from sidecar.process.logs import log
 from sidecar.process.memory import default_budget, memory_limit
@@ -37,7 +36,6 @@ from streamer.plan import S3Uri
 from streamer.plan.selection import Selection
 from streamer.relay.staging.buffers import BUFFER_SIZE
 from streamer.schedule.concurrency import MOST_REQUESTS, SMALLEST_PART
-from streamer.schedule.processes import automatic
 from streamer.trailer import rank_channel_name
 from streamer.units import counted, human_bytes
 
@@ -163,16 +161,6 @@ class Job(Model):
         """Number of FIFOs; 1 if there is none, because downloads take memory as a FIFO does."""
         return max(1, sum(len(self.fifos(channel)) for channel in self.channels("Pipe")))
 
-    @property
-    def processes(self) -> int:
-        """The engine processes that the job file asks for, or that `auto` probably means."""
-        penstock = self.penstock
-        if penstock.processes != "auto":
-            return penstock.processes
-        if penstock.transport == "aiobotocore":
-            return 0
-        return automatic(granted_cores(), tls=penstock.endpoint.probably_tls)
-
     def footprint(self, transport: str | None = None, *, keeper: bool = False) -> Footprint:
         """Return what the memory of this job depends on.
 
@@ -187,7 +175,6 @@ class Job(Model):
             transport=transport,
             fifos=self._streams,
             requests=penstock.requests_in_flight or MOST_REQUESTS,
-            processes=self.processes,
             keeper=keeper,
         )
 

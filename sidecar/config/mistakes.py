@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from sidecar.config.document import Mistake, shortened
 from sidecar.config.endpoint import REGION_ADVICE
 from sidecar.config.model import Model
+from sidecar.config.retired import RETIRED
 from streamer.units import counted
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ _OF_A_CHANNEL = {
 }
 """By key that a user may expect in the `Penstock` section of the job, the setting of a channel."""
 _SUBJECT = re.compile(r"^(?:Input|String|Tuple|List|Dictionary|Set|Value) should ")
+_NUMBER = re.compile(r"\[\d+\]")
 _TOP = "the top level"
 
 
@@ -132,6 +134,9 @@ _TEXTS = {
 def _message(detail: Any, root: type[Model], path: tuple[str | int, ...]) -> str:
     kind, shown = detail["type"], shortened(repr(detail["input"]))
     advice = _ADVICE.get(str(path[-1])) if path else None
+    if kind in ("extra_forbidden", "literal_error") and (instead := _retired(path, detail["input"])):
+        subject = f"{shown} " if kind == "literal_error" else ""
+        return f"{subject}is retired: {instead}"
     if kind == "extra_forbidden":
         return f"is not a key that Penstock supports here; {_advice(root, path)}"
     if kind == "literal_error":
@@ -148,6 +153,12 @@ def _message(detail: Any, root: type[Model], path: tuple[str | int, ...]) -> str
     else:
         text = _SUBJECT.sub("must ", str(detail["msg"]).removeprefix("Value error, "))
     return f"{text}; {advice}" if advice and kind not in ("missing", "string_type", "value_error") else text
+
+
+def _retired(path: Sequence[str | int], value: object) -> str | None:
+    """Return what to use in place of a retired key, or of a retired value of a key; None if neither is."""
+    key = _NUMBER.sub("[]", key_of(path))
+    return RETIRED.get(key) or RETIRED.get(f"{key}: {value}")
 
 
 def _advice(root: type[Model], path: tuple[str | int, ...]) -> str:

@@ -10,7 +10,6 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
-    PlainValidator,
     StrictStr,
     WithJsonSchema,
     model_validator,
@@ -25,12 +24,6 @@ from streamer.file_reads import read_file
 from streamer.s3.client.endpoint import STALL_TIMEOUT, Endpoint, IfMatch
 from streamer.secrets import remember
 from streamer.units import KIB, MIB
-
-
-def _processes(value: object) -> object:
-    if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 64):
-        return value
-    raise ValueError("write auto, or a number from 0 to 64")
 
 
 def _octal(value: object) -> object:
@@ -167,12 +160,6 @@ class PenstockConfig(Model):
     """Seconds without a byte of progress before a channel fails."""
     stall_timeout: Annotated[Seconds, Field(ge=1)] = STALL_TIMEOUT
     """Seconds without a byte before a request counts as stalled, and is sent again on another connection."""
-    processes: Annotated[
-        Literal["auto"] | int,
-        PlainValidator(_processes),
-        WithJsonSchema({"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 0, "maximum": 64}]}),
-    ] = "auto"
-    """Engine processes that send the requests and decrypt; 0: the sidecar's own process does."""
     hedge_budget: Annotated[float, Field(ge=0, le=1)] = 0.05
     """Of all bytes, those that may be fetched twice where the reader waits for a slow connection; 0: none."""
     drain_for: Annotated[Seconds, Field(ge=0)] = 20.0

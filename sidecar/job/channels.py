@@ -135,7 +135,6 @@ def transport_spec(
         part_size=job.penstock.part_size,
         bandwidth=job.penstock.bandwidth,
         hedge=job.penstock.hedge_budget,
-        processes=job.penstock.processes,
         cores=granted_cores(),
         retry=_retry(job),
         on_fallback=_log_fallback,

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from sidecar.observe.state import DownloadStatistics, JobState
-    from streamer.engines.engine import EngineUsage
     from streamer.plan.host_ranks import HostRanks
     from streamer.schedule.budget import MemoryBudget
 
@@ -133,8 +132,6 @@ def _process(name: str, state: JobState, channels: dict[str, ChannelStatistics])
     elif name in _OF_BUDGET:
         if state.memory_budget is not None:
             yield f"{name} {_number(_OF_BUDGET[name](state.memory_budget))}\n"
-    elif name in _OF_ENGINE:
-        yield from _engines(name, state)
     elif name in _OF_JOB_BY_CHANNEL:
         for channel in channels:
             yield f'{name}{{channel="{channel}"}} {_number(_OF_JOB_BY_CHANNEL[name](state, channel))}\n'
@@ -143,12 +140,6 @@ def _process(name: str, state: JobState, channels: dict[str, ChannelStatistics])
             yield f"{name}{{{labels}}} {_number(number)}\n"
     elif name == "penstock_loop_lag_seconds":
         yield from _histogram(name, "", state.history.lag.snapshot())
-
-
-def _engines(name: str, state: JobState) -> Iterator[str]:
-    """Yield the lines of a metric of the engine processes."""
-    for usage in state.engine_usage():
-        yield f'{name}{{engine="{usage.number}"}} {_number(_OF_ENGINE[name](usage))}\n'
 
 
 def _of_config(name: str, state: JobState) -> Iterator[str]:
@@ -228,10 +219,6 @@ _OF_JOB: dict[str, Callable[[JobState, dict[str, ChannelStatistics]], float]] = 
     "penstock_ready": lambda state, _: state.ready,
     "penstock_planning_seconds": lambda state, _: state.planning_seconds,
     "penstock_request_cost_dollars_total": request_cost,
-    "penstock_engine_processes": lambda state, _: len(state.engine_usage()),
-    "penstock_engine_replacements_total": lambda state, _: (
-        0 if state.engines is None else state.engines.replaced
-    ),
 }
 _COUNTED: dict[str, Callable[[JobState], Iterable[tuple[str, float]]]] = {
     "penstock_control_requests_total": lambda state: (
@@ -250,10 +237,6 @@ _OF_BUDGET: dict[str, Callable[[MemoryBudget], float]] = {
     "penstock_bandwidth_limit_bytes": lambda budget: budget.bandwidth.limit or math.inf,
 }
 """Values of the memory budget's metrics, which exist once the transport is open."""
-_OF_ENGINE: dict[str, Callable[[EngineUsage], float]] = {
-    "penstock_engine_cpu_seconds_total": lambda usage: usage.cpu_seconds,
-    "penstock_engine_resident_bytes": lambda usage: usage.resident_bytes,
-}
 _OF_JOB_BY_CHANNEL: dict[str, Callable[[JobState, str], float]] = {
     "penstock_channel_unjoined": lambda state, channel: channel in state.unjoined,
     "penstock_epoch_eta_seconds": _eta,

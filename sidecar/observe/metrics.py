@@ -185,16 +185,6 @@ METRICS: dict[str, Spec] = {
     "penstock_requests_in_flight_limit": Spec(
         "gauge", (), "Ranged GETs that may run at once, of all channels together."
     ),
-    "penstock_engine_processes": Spec("gauge", (), "Engine processes that serve requests now."),
-    "penstock_engine_replacements_total": Spec(
-        "counter", (), "Engine processes that have ended and were replaced."
-    ),
-    "penstock_engine_cpu_seconds_total": Spec(
-        "counter", ("engine",), "User and system time of a running engine process."
-    ),
-    "penstock_engine_resident_bytes": Spec(
-        "gauge", ("engine",), "Resident memory of an engine process, with what all share."
-    ),
     "penstock_bandwidth_limit_bytes": Spec(
         "gauge", (), "Bytes per second that all channels together may deliver; +Inf for no limit."
     ),

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from sidecar.config.hosts import Hosts
     from sidecar.config.job import Job
-    from streamer.engines.engine import Engines, EngineUsage
     from streamer.errors import SinkError, SourceError
     from streamer.plan import Join
     from streamer.plan.host_ranks import HostRanks
@@ -97,8 +96,6 @@ class JobState:
         self.transport = "none"
         self.reason = ""
         """Reason for the choice of the transport."""
-        self.engines: Engines | None = None
-        """Engine processes; None: this process sends the requests itself, or the transport is not open."""
         self.memory_budget: MemoryBudget | None = None
         """Memory budget of all channels; None until the transport is open."""
         self.control_requests: Counter[str] = Counter()
@@ -137,11 +134,6 @@ class JobState:
         """Note the transport of all channels."""
         self.transport, self.reason = transport.name, transport.reason
         self.memory_budget = transport.memory_budget
-        self.engines = transport.engines
-
-    def engine_usage(self) -> list[EngineUsage]:
-        """Return what each running engine process uses."""
-        return [] if self.engines is None else self.engines.usage()
 
     @property
     def phase(self) -> Phase:

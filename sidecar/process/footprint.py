@@ -24,14 +24,9 @@ _BASE = {"splice": 44 * MIB, "buffered": 56 * MIB, "aiobotocore": 112 * MIB}
 _FILES = 10 * MIB
 """Pages of programs and libraries that must stay in memory."""
 _FIFO = {"splice": 256 * KIB, "buffered": 1152 * KIB, "aiobotocore": 1152 * KIB}
-"""A channel and its FIFO. Pages that splice(2) moves from a socket into a FIFO are charged to nobody; those
-that an engine process has written are charged."""
+"""A channel and its FIFO. Pages that splice(2) moves from a socket into a FIFO are charged to nobody."""
 _REQUEST = 32 * KIB
 """A connection, its TLS state and what the kernel keeps for it."""
-_TEMPLATE, _ENGINE = 20 * MIB, 16 * MIB
-"""The template of the engine processes with its interpreter and libraries, and the pages that an engine does
-not share with it: 3 MiB at first, then those that it writes to, and 4 MiB of free buffers. All other buffers
-and the bytes in its pipes are in the budget."""
 _KEEPER, _KEEPER_PIPE = 8 * MIB, 1 * MIB
 _SOCKETS = 32 * MIB
 """Most bytes in sockets while the buffers of the whole budget stay allocated."""
@@ -46,8 +41,6 @@ class Footprint:
     fifos: int
     requests: int
     """Most requests in flight."""
-    processes: int = 0
-    """Engine processes, which have the same limit."""
     keeper: bool = False
     """Whether the sidecar starts a keeper, which has the same limit."""
 
@@ -58,16 +51,15 @@ class Footprint:
         return (
             _BASE[self.transport]
             + _FILES
-            + self.fifos * _FIFO["buffered" if self.processes else self.transport]
+            + self.fifos * _FIFO[self.transport]
             + self.requests * _REQUEST
-            + (_TEMPLATE + self.processes * _ENGINE if self.processes else 0)
             + keeper
         )
 
     @property
     def _buffers(self) -> bool:
-        """Whether bytes wait in buffers, of this process or of the engines."""
-        return self.transport == "buffered" or self.processes > 0
+        """Whether bytes wait in buffers."""
+        return self.transport == "buffered"
 
     def needed(self, budget: int) -> int:
         """Return the bytes that the sidecar may take with this memory budget, in whole MiB."""

@@ -177,10 +177,10 @@ class ChannelCounters:
         self.requests[outcome] += count
         self.by_epoch[epoch].ended += count
 
-    def retried(self, epoch: int, kind: str, count: int = 1) -> None:
-        """Count requests for parts of `epoch` that are sent again after an error of this kind."""
-        self.retries[kind] += count
-        self.by_epoch[epoch].repeated += count
+    def retried(self, epoch: int, kind: str) -> None:
+        """Count a request for a part of `epoch` that is sent again after an error of this kind."""
+        self.retries[kind] += 1
+        self.by_epoch[epoch].repeated += 1
 
     def take_epoch(self, epoch: int) -> EpochRequests:
         """Return the requests for `epoch`, and those for earlier epochs that ended after these were taken."""

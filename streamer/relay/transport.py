@@ -12,11 +12,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from streamer.engines.engine import Engines
-from streamer.engines.engine import running as running_engines
-from streamer.engines.source import EngineSource, settings_of
 from streamer.errors import ConfigError
-from streamer.linux import PIPE_SIZE, has_pidfds
+from streamer.linux import PIPE_SIZE
 from streamer.plan import Plan
 from streamer.relay.limits import RequestLimits, open_files, pipe_limits
 from streamer.relay.staging.buffers import BUFFER_SIZE, BufferPool, BufferStages
@@ -25,7 +22,7 @@ from streamer.relay.staging.pipes import PipePool, PipeStages
 from streamer.relay.staging.stage import Stages
 from streamer.retry import RetryPolicy
 from streamer.s3.aiobotocore_source import AiobotocoreSource
-from streamer.s3.client.session import Clients, certificate_file
+from streamer.s3.client.session import Clients
 from streamer.s3.fallback import Fallback, LeftToAiobotocore, no_cause
 from streamer.s3.http.connection import largest_window
 from streamer.s3.http_source import HttpSource, tls_context, why_not, why_not_splice
@@ -34,7 +31,6 @@ from streamer.s3.signing.requests import RangeSigner
 from streamer.schedule.budget import ChannelQuota, MemoryBudget
 from streamer.schedule.concurrency import ConcurrencyController
 from streamer.schedule.hedging import Hedging
-from streamer.schedule.processes import automatic
 from streamer.units import MIB
 
 HEDGED = 0.05
@@ -60,8 +56,6 @@ class Transport:
     """Pipes that hold spliced bodies; None: all bodies are read into buffers."""
     buffers: BufferPool
     """Buffers that bodies are read into."""
-    engines: Engines | None = None
-    """Engine processes that send the requests; None: this process does."""
     few_files: str = ""
     """Warning, with a remedy, if the limit of open files reduces the connections; else empty."""
 
@@ -79,7 +73,7 @@ class Transport:
     def _stages(self, quota: ChannelQuota, why_read: str | None) -> Stages:
         if self.pipes is None or why_read:
             return BufferStages(quota, self.buffers)
-        return PipeStages(quota, self.pipes, engines=self.engines is not None)
+        return PipeStages(quota, self.pipes)
 
     def observed(self, stages: Stages, observer: Observer) -> ObservedStages:
         """Return these stages of one channel, so that `observer` sees the bytes that it wants."""
@@ -124,12 +118,10 @@ class TransportSpec:
     """Fraction of all bytes that hedges may fetch a second time."""
     to_pipes: bool = True
     """Whether all sinks are pipes; `splice` needs that."""
-    processes: int | Literal["auto"] = 0
-    """Engine processes that send the requests; 0: this process sends them."""
     cores: int = 1
-    """Cores that this process may use; `auto` processes and inflating ahead depend on it."""
+    """Cores that this process may use; with one, nothing is inflated ahead."""
     retry: RetryPolicy = field(default_factory=RetryPolicy)
-    """Policy for failed requests; engine processes need it at their start."""
+    """Policy for failed requests, for a caller of `stream_once`."""
     on_fallback: Callable[[LeftToAiobotocore], None] = no_cause
     """Called with the first error of each cause for which aiobotocore fetches instead of our own client."""
 
@@ -156,7 +148,6 @@ async def open_transport(clients: Clients, spec: TransportSpec) -> AsyncIterator
         inflating=spec.channels.count(INFLATED) if spec.cores > 1 else 0,
     )
     memory_budget.bandwidth.change(spec.bandwidth, time.monotonic())
-    engines: Engines | None = None
     source: RangeSource = AiobotocoreSource(clients.data, clients.credentials)
     fallback = Fallback(source, spec.on_fallback)
     async with contextlib.AsyncExitStack() as stack:
@@ -164,33 +155,10 @@ async def open_transport(clients: Clients, spec: TransportSpec) -> AsyncIterator
         if splice:
             pipes = PipePool(pipe_budget, most=most_pipes)
             stack.callback(pipes.close)
-        if choice.processes:
-            certificates = certificate_file(clients.ca_bundle) if clients.over_tls else None
-            engines = await stack.enter_async_context(
-                running_engines(
-                    choice.processes,
-                    settings_of(clients, spec.retry),
-                    certificates,
-                    silent_after=clients.stall_timeout,
-                )
-            )
-            signer = RangeSigner.of(clients.data, clients)
-            source = stack.enter_context(
-                contextlib.closing(
-                    EngineSource(
-                        engines,
-                        signer,
-                        fallback,
-                        count=choice.processes,
-                        tls=clients.over_tls,
-                        limit=clients.stall_timeout,
-                    )
-                )
-            )
-        elif choice.name != "aiobotocore":
+        if choice.name != "aiobotocore":
             source = stack.enter_context(contextlib.closing(_http_source(clients, fallback)))
         yield Transport(
-            source, choice.name, choice.reason, memory_budget, pipes, BufferPool(), engines, requests.bounded
+            source, choice.name, choice.reason, memory_budget, pipes, BufferPool(), requests.bounded
         )
 
 
@@ -199,50 +167,27 @@ class _Choice(NamedTuple):
 
     name: Literal["splice", "buffered", "aiobotocore"]
     reason: str
-    processes: int
-    """Engine processes that send the requests; 0: this process sends them."""
 
 
 def _choose(clients: Clients, spec: TransportSpec, pipe_budget: int) -> _Choice:
     """Choose a transport. Raises ConfigError if the one that `spec.wish` names is impossible."""
     wish = spec.wish
     no_client = why_not(clients, spec.buckets)
-    processes = _processes(clients, spec, "aiobotocore is asked for" if wish == "aiobotocore" else no_client)
     spliced = sum(why is None for why in spec.channels)
     no_splice = (
         no_client
         or (next(filter(None, spec.channels), None) if not spliced or wish == "splice" else None)
-        or _no_splice(
-            clients,
-            min(spec.budget, pipe_budget),
-            spliced,
-            to_pipes=spec.to_pipes,
-            engines=processes > 0,
-        )
+        or _no_splice(clients, min(spec.budget, pipe_budget), spliced, to_pipes=spec.to_pipes)
     )
     obstacle = {"splice": no_splice, "buffered": no_client}.get(wish)
     if obstacle:
         others = "auto or aiobotocore" if no_client else "auto, buffered or aiobotocore"
         raise ConfigError(f"the {wish} transport is asked for, but {obstacle}; use {others}")
     if wish == "aiobotocore" or no_client:
-        return _Choice("aiobotocore", no_client or "asked for", 0)
+        return _Choice("aiobotocore", no_client or "asked for")
     splice = wish != "buffered" and no_splice is None
     reason = "plain HTTP to pipes" if splice else no_splice or "asked for"
-    if processes:
-        reason = f"fetched by {processes} engine process{'es' if processes > 1 else ''}"
-    return _Choice("splice" if splice else "buffered", reason, processes)
-
-
-def _processes(clients: Clients, spec: TransportSpec, obstacle: str | None) -> int:
-    """Return the number of engine processes. Raises ConfigError if some are asked for and cannot be used."""
-    if spec.processes == "auto":
-        return automatic(spec.cores, tls=clients.over_tls) if has_pidfds() and not obstacle else 0
-    if spec.processes and obstacle:
-        raise ConfigError(
-            f"Penstock.Processes asks for {spec.processes} engine processes, which send requests by our own "
-            f"client, but {obstacle}; set Penstock.Processes: 0"
-        )
-    return spec.processes
+    return _Choice("splice" if splice else "buffered", reason)
 
 
 def _concurrency(
@@ -251,8 +196,6 @@ def _concurrency(
     if choice.name == "aiobotocore":
         return requests.concurrency(16, 8 * MIB)
     absorbed = _absorbed(tls=clients.over_tls)
-    if choice.processes:
-        return requests.concurrency(max(16 * choice.processes, 2 * channels), absorbed, largest_part=absorbed)
     if choice.name == "splice":
         return requests.concurrency(max(64, 4 * channels), absorbed, largest_part=absorbed)
     # One thread reads all bodies: start with few requests, and let only a clear gain raise the limit.
@@ -278,12 +221,10 @@ def _absorbed(*, tls: bool) -> int:
     return max(MIB, min(8 * MIB, body // MIB * MIB))
 
 
-def _no_splice(
-    clients: Clients, reserved_bytes: int, channels: int, *, to_pipes: bool, engines: bool
-) -> str | None:
+def _no_splice(clients: Clients, reserved_bytes: int, channels: int, *, to_pipes: bool) -> str | None:
     if not to_pipes:
         return "the output is not a pipe"
-    if not engines and (obstacle := why_not_splice(clients.endpoint_url)):
+    if obstacle := why_not_splice(clients.endpoint_url):
         return obstacle
     if reserved_bytes < 2 * PIPE_SIZE * channels:
         return (

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from streamer.s3.http.body import HttpBody
     from streamer.s3.http.tls import TlsContext
     from streamer.s3.ranges import Body, RangeRequest
-    from streamer.s3.signing.requests import RequestBuilder
+    from streamer.s3.signing.requests import RangeSigner
 
 
 SPAN_SIZE = 1 * MIB
@@ -114,15 +114,15 @@ class HttpSource:
 
     def __init__(
         self,
-        signer: RequestBuilder,
-        fallback: Fallback | None,
+        signer: RangeSigner,
+        fallback: Fallback,
         *,
         tls: TlsContext | None = None,
         stall_timeout: float = STALL_TIMEOUT,
     ) -> None:
-        """`fallback`: fetches what this client does not support; None: `open` raises LeftToAiobotocore.
+        """`fallback`: fetches what this client does not support. `tls`: see `HttpClient`.
 
-        `tls`: see `HttpClient`. `stall_timeout`: seconds without a byte after which a request fails.
+        `stall_timeout`: seconds without a byte after which a request fails.
         """
         self._signer = signer
         self._fallback = fallback
@@ -142,8 +142,6 @@ class HttpSource:
                 return await self._open_span(request)
             return await self._open_part(request)
         except LeftToAiobotocore as left:
-            if self._fallback is None:
-                raise
             return await self._fallback.open(request, left)
 
     async def _open_part(self, request: RangeRequest) -> Body:
@@ -255,7 +253,7 @@ def _body(response: Response, ref: ObjectRef, first: int, end: int, context: Err
     return response.body(length, context)
 
 
-async def refusal(response: Response, context: ErrorContext, signer: RequestBuilder) -> SourceError | None:
+async def refusal(response: Response, context: ErrorContext, signer: RangeSigner) -> SourceError | None:
     """Return the error of a response that is neither a success nor a redirect; None for WrongEndpoint.
 
     After None the caller lets aiobotocore repeat the request, because botocore resolves the bucket's region.

@@ -25,8 +25,6 @@ from streamer.secrets import quoted
 from streamer.units import counted
 
 if TYPE_CHECKING:
-    import asyncio
-
     from streamer.errors import SourceError
     from streamer.plan import ObjectRef, Part
 
@@ -42,14 +40,10 @@ def no_phase(_: Phase) -> None:
 
 @dataclass(slots=True)
 class RequestReport:
-    """What a transport that retries by itself did for one `RangeRequest` since its last report."""
+    """What a transport that counts its requests itself did for one `RangeRequest`."""
 
     requests: dict[str, int] = field(default_factory=dict)
     """Requests by outcome: `ok`, `cancelled`, or the kind of the error."""
-    retries: dict[str, int] = field(default_factory=dict)
-    """Retries by the kind of the error."""
-    resumes: int = 0
-    """Requests for the rest of a broken body."""
     done: list[tuple[int, float, float]] = field(default_factory=list)
     """Of each successful request the bytes, the seconds to the first byte, and the seconds to the end."""
     errors: list[tuple[str, str]] = field(default_factory=list)
@@ -94,11 +88,9 @@ class RangeRequest:
     on_ended: Callable[[int], None] = no_end
     """Called when so many of these requests have ended, and the span sends no more of them."""
     on_report: Callable[[RequestReport], None] = no_report
-    """Called by a transport that retries by itself, before `open` fails or the body ends, or later."""
-    report_due: asyncio.Future[None] | None = None
-    """Set by a transport whose last report may come later: done with that report."""
+    """Called by a transport that counts its requests itself, before `open` fails or the body ends."""
     once: bool = False
-    """Whether such a transport must not retry the request."""
+    """Whether this is a second request (hedge): a span then begins with one part at a time."""
     reported: bool = False
     """Set by such a transport: the caller must not count this request too."""
 

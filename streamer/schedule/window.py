@@ -29,7 +29,7 @@ from streamer.plan import Part
 from streamer.schedule.budget import ChannelQuota
 
 MOST_REQUESTS_EACH = 16
-"""Maximum requests in flight for one span: enough that small objects of one engine process overlap."""
+"""Maximum requests in flight for one span: enough that small objects overlap."""
 
 FIRST_REQUESTS = 8
 """Maximum requests in flight before the first byte: few cost little CPU time, and one of several is early."""

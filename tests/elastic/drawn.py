@@ -1,7 +1,7 @@
 """What a seed draws, and the global batches that its job must have, by the specification.
 
 order   format, shuffle, block, part of the records or mix, global batch, remainder    one for the job
-runs    ranks, hosts, copies, fetch, join, engine processes                            others for each run
+runs    ranks, hosts, copies, fetch, join                                              others for each run
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ class Run:
     grace: float
     """Seconds for which `Fetch: auto` lets a rank hold back others; the least separates them at once."""
     joined: bool
-    processes: int
 
     @classmethod
     def draw(cls, draw: random.Random, batch: int, kind: str) -> Run:
@@ -58,9 +57,8 @@ class Run:
         joined = kind == "tar" and draw.random() < 0.5
         drawn = draw.random()
         fetch = "separately" if drawn < 0.25 else "auto" if drawn < 0.75 or joined else "together"
-        processes = draw.choice([0, 0, 0, 2])
         hosts, copies = hosts if ranks % hosts == 0 else 1, copies if ranks * copies <= MOST_FIFOS else 1
-        return cls(ranks, hosts, copies, fetch, 0.0 if drawn < 0.5 else 0.1, joined, processes)
+        return cls(ranks, hosts, copies, fetch, 0.0 if drawn < 0.5 else 0.1, joined)
 
 
 @dataclass(frozen=True)
@@ -118,7 +116,7 @@ class Job:
         found.update(name for name, drawn in parts.items() if drawn)
         for run in self.runs:
             each = {"hosts": run.hosts > 1, "copies": run.copies > 1, f"fetched {run.fetch}": True}
-            each |= {"join": run.joined, "processes": run.processes > 0}
+            each["join"] = run.joined
             found.update(name for name, drawn in each.items() if drawn)
         return found
 

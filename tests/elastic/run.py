@@ -140,7 +140,7 @@ class _Runner:
     def _job(self, run: Run, host: int) -> str:
         """Write the job file of a host; return its path."""
         drawn, kind = self._drawn, self._drawn.kind
-        fields = {"MemoryBudget": "64MiB", "PartSize": "64KiB", "Processes": run.processes}
+        fields = {"MemoryBudget": "64MiB", "PartSize": "64KiB"}
         prefix = f"b/{kind.partition(':')[0]}/train/"
         document = job(self._data.url, self._directory / f"ml-{host}", prefix, **fields)
         channel = document["InputDataConfig"][0]

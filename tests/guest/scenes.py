@@ -244,32 +244,27 @@ def short_of_memory(most: int) -> Callable[[str, str], Outcomes]:
     return scene
 
 
-def least_memory(engines: int = 0) -> Callable[[str, str], Outcomes]:
+def least_memory(transport: str, scheme: str) -> Outcomes:
     """Twenty channels within the least memory that is accepted, and within 1 MiB less, which is refused."""
-
-    def scene(transport: str, scheme: str) -> Outcomes:
-        mounted = Path("/sys/fs/cgroup")  # where the sidecar looks for its limit
-        subprocess.run(["mount", "-t", "cgroup2", "none", mounted], check=False)
-        processes = 0 if transport == "aiobotocore" else engines
-        footprint = Footprint(transport=transport, fifos=20, requests=MOST_REQUESTS, processes=processes)
-        least = footprint.needed(2 * 20 * MIB) // MIB
-        section = {"MemoryBudget": None, "Processes": processes}
-        stage = Stage(transport, scheme, channels=20, objects=4, size=MIB, section=section)
-        refused = Limited(f"refused-{engines}-{transport}-{scheme}", memory_max=f"{least - 1}M")
-        with stage.running(prefix=refused.prefix) as running:
-            code, last = running.wait(), running.events[-2:-1]
-            if code != Exit.LOCAL or "memory limit" not in str(last):
-                return [f"BROKEN: exit {code}, {str(last)[-400:]}"] * stage.channels, {"least": least}
-        accepted = Limited(f"accepted-{engines}-{transport}-{scheme}", memory_max=f"{least}M")
-        with stage.running(prefix=accepted.prefix) as running:
-            running.wait_for("ready")
-            stage.read()
-            states, code = stage.states(), running.end()
-            if killed := accepted.events("memory")["oom_kill"]:
-                states = ["BROKEN: the kernel has killed the sidecar"]
-            return states, {"code": code, "least": least, "killed": killed}
-
-    return scene
+    mounted = Path("/sys/fs/cgroup")  # where the sidecar looks for its limit
+    subprocess.run(["mount", "-t", "cgroup2", "none", mounted], check=False)
+    footprint = Footprint(transport=transport, fifos=20, requests=MOST_REQUESTS)
+    least = footprint.needed(2 * 20 * MIB) // MIB
+    section = {"MemoryBudget": None}
+    stage = Stage(transport, scheme, channels=20, objects=4, size=MIB, section=section)
+    refused = Limited(f"refused-{transport}-{scheme}", memory_max=f"{least - 1}M")
+    with stage.running(prefix=refused.prefix) as running:
+        code, last = running.wait(), running.events[-2:-1]
+        if code != Exit.LOCAL or "memory limit" not in str(last):
+            return [f"BROKEN: exit {code}, {str(last)[-400:]}"] * stage.channels, {"least": least}
+    accepted = Limited(f"accepted-{transport}-{scheme}", memory_max=f"{least}M")
+    with stage.running(prefix=accepted.prefix) as running:
+        running.wait_for("ready")
+        stage.read()
+        states, code = stage.states(), running.end()
+        if killed := accepted.events("memory")["oom_kill"]:
+            states = ["BROKEN: the kernel has killed the sidecar"]
+        return states, {"code": code, "least": least, "killed": killed}
 
 
 def short_of_processes(most: int) -> Callable[[str, str], Outcomes]:
@@ -329,8 +324,7 @@ SCENES: dict[str, Callable[[str, str], Outcomes]] = {
     "memory-96": short_of_memory(96),
     "memory-160": short_of_memory(160),
     "memory-256": short_of_memory(256),
-    "memory-least": least_memory(),
-    "memory-engines": least_memory(engines=2),
+    "memory-least": least_memory,
     "pids-3": short_of_processes(3),
     "pids-6": short_of_processes(6),
     "pids-12": short_of_processes(12),

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-
-from streamer.linux import SPLICE_FLAGS
 
 
 class Arriving:
@@ -69,27 +66,3 @@ class Arrived(Arriving):
     def __init__(self, data: bytes) -> None:
         super().__init__(data)
         self.arrive(len(data))
-
-
-class Spliced(Arriving):
-    """A `Body` of which nothing has arrived at first, and whose bytes can be spliced."""
-
-    spliceable = True
-
-    def __init__(self, data: bytes) -> None:
-        super().__init__(data)
-        self._file = os.memfd_create("body")
-        os.pwrite(self._file, data, 0)
-
-    def splice_into(self, pipe_fd: int, most: int) -> int:
-        self.probe()
-        at = len(self._data) - self.left
-        count = os.splice(
-            self._file, pipe_fd, min(most, self.arrived - at), offset_src=at, flags=SPLICE_FLAGS
-        )
-        self.left -= count
-        return count
-
-    def close(self) -> None:
-        super().close()
-        os.close(self._file)

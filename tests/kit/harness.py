@@ -197,7 +197,6 @@ async def running_channel(  # noqa: PLR0913 - a test names only what it is about
     ahead: int = 0,
     join: bool = False,
     hedge: float = 0.0,
-    processes: int = 0,
     when_changed: WhenChanged = "fail",
     check: bool = False,
     when_failed: WhenFailed = "hold",
@@ -213,7 +212,6 @@ async def running_channel(  # noqa: PLR0913 - a test names only what it is about
     `parts`: how many parts the budget has room for. `make_plan`: from clients, instead of the prefix.
     `inflate`, `join`: whether that plan does. `ahead`: bytes in which it inflates ahead of delivery.
     `hedge`: as of `open_transport`; none, as faults are scripted.
-    `processes`: engine processes.
     `endpoint`: as of `clients_of`.
     """
     looked_at = inflate or join or framing is not None
@@ -230,8 +228,6 @@ async def running_channel(  # noqa: PLR0913 - a test names only what it is about
                 requests_in_flight=requests_in_flight,
                 part_size=part_size,
                 hedge=hedge,
-                processes=processes,
-                retry=policy,
             ),
         ) as chosen,
         open_inspector(clients, give_up_after=policy.give_up_after) as inspector,

@@ -90,7 +90,7 @@ async def eventually(condition: Callable[[], object] | Callable[[], Awaitable[ob
 async def until_equal(expected: object, value: Callable[[], object]) -> None:
     """Wait until `value()` equals `expected`, or the test's deadline.
 
-    The messages in which an engine process counts its requests may arrive after the FIFO's last byte.
+    A request may be counted after the FIFO's last byte: the task that sent it runs later than delivery.
     """
     try:
         await eventually(lambda: value() == expected)

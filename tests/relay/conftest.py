@@ -20,11 +20,9 @@ from tests.kit.harness import PagesFrom, RunChannel, Server, clients_of, running
 from tests.kit.stub import S3Stub
 
 
-@pytest.fixture(params=["aiobotocore", "buffered", "splice", "engine"])
+@pytest.fixture(params=["aiobotocore", "buffered", "splice"])
 def run(request: pytest.FixtureRequest) -> RunChannel:
-    """`running_channel` over one of the transports; `engine`: spliced from an engine process."""
-    if request.param == "engine":
-        return functools.partial(running_channel, transport="splice", processes=1)
+    """`running_channel` over one of the transports."""
     return functools.partial(running_channel, transport=request.param)
 
 
@@ -78,8 +76,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 AFTER_A_BODY = {"test_arranged", "test_inflated", "test_integrity", "test_joined"}
 """Modules whose subject is what happens to bytes in memory, after any body has brought them there. Over
 aiobotocore each test has its first case only."""
-WITH_ENGINES = {"test_faults", "test_if_match", "test_redirects"}
-"""Modules that also run over engine processes: what storage may do. Each test starts a process."""
 
 
 def _further_cases(items: list[pytest.Item]) -> Iterator[pytest.Item]:
@@ -94,8 +90,6 @@ def _further_cases(items: list[pytest.Item]) -> Iterator[pytest.Item]:
 
 
 def _redundant(item: pytest.Item) -> bool:
-    if "engine" in item.name.partition("[")[2].rstrip("]").split("-"):
-        return "[asyncio" in item.name or Path(item.path).stem not in WITH_ENGINES
     by_aiobotocore = "aiobotocore" in item.name
     if "[uvloop" in item.name:
         return by_aiobotocore

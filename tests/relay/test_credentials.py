@@ -200,15 +200,15 @@ async def test_the_question_for_a_checksum_renews_them_too(
         assert running.channel.statistics().checked == {"unverifiable": 6}
 
 
-async def test_small_objects_of_an_engine_process_renew_them_too(
+async def test_small_objects_that_are_fetched_together_renew_them_too(
     bare: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The engine reports the refusal of one request of several at once, and the parent renews."""
+    """The request of one object of several is refused."""
     truth = fill(bare, [9_000] * 24)
     bare.script(*[stalls(bare, after=1000)] * 2)
     async with (
         _source("file", tmp_path, monkeypatch) as (_, rotate),
-        running_channel(bare, tmp_path, transport="splice", processes=1, requests_in_flight=4) as running,
+        running_channel(bare, tmp_path, transport="splice", requests_in_flight=4) as running,
     ):
         reading = asyncio.create_task(off_loop(read_all, running.fifo(0)))
         await eventually(lambda: bare.requests_in_flight >= 2)

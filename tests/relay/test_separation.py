@@ -76,7 +76,6 @@ async def ranks(  # noqa: PLR0913 - a test names only what it is about
     each: int = 2_000_000,
     grace: float = 0,
     transport: Wish = "splice",
-    processes: int = 0,
     seed: int | None = None,
     at_separation: Callable[[], object] = bool,
 ) -> AsyncIterator[Job]:
@@ -94,8 +93,6 @@ async def ranks(  # noqa: PLR0913 - a test names only what it is about
                     fifos=count * copies,
                     budget=4 * count * MIB,
                     part_size=512 * KIB,
-                    processes=processes,
-                    retry=EAGER,
                     hedge=0,
                 ),
             )
@@ -169,20 +166,16 @@ def opened(path: Path) -> FileIO:
     return FileIO(path)
 
 
-WAYS = pytest.mark.parametrize(
-    ("transport", "processes"),
-    [("splice", 0), ("buffered", 0), ("splice", 2)],
-    ids=["splice", "buffered", "engines"],
-)
+WAYS = pytest.mark.parametrize("transport", ["splice", "buffered"])
 
 
 @WAYS
 @pytest.mark.parametrize("copies", [1, 2])
 async def test_fifos_that_are_read_one_after_the_other(
-    stub: S3Stub, tmp_path: Path, transport: Wish, processes: int, copies: int
+    stub: S3Stub, tmp_path: Path, transport: Wish, copies: int
 ) -> None:
     """Copies of a rank are read at the same time, as ever."""
-    async with ranks(stub, tmp_path, copies=copies, transport=transport, processes=processes) as job:
+    async with ranks(stub, tmp_path, copies=copies, transport=transport) as job:
         names = [*job.channels]
         for epoch in range(2):
             for first in range(0, len(names), copies):
@@ -197,13 +190,9 @@ async def test_fifos_that_are_read_one_after_the_other(
 
 
 @WAYS
-async def test_a_rank_that_pauses_in_mid_slice(
-    stub: S3Stub, tmp_path: Path, transport: Wish, processes: int
-) -> None:
+async def test_a_rank_that_pauses_in_mid_slice(stub: S3Stub, tmp_path: Path, transport: Wish) -> None:
     """The grace lets both readers come first, unless this machine is very slow."""
-    async with ranks(
-        stub, tmp_path, count=2, each=MUCH, grace=0.2, transport=transport, processes=processes, seed=1
-    ) as job:
+    async with ranks(stub, tmp_path, count=2, each=MUCH, grace=0.2, transport=transport, seed=1) as job:
         paused, other = await asyncio.gather(*(off_loop(opened, job.fifo(name)) for name in job.channels))
         with paused, other:
             begun = await off_loop(paused.read, 12_345)

@@ -55,14 +55,6 @@ def test_the_largest_budget_fits_and_no_larger_one_does(footprint: Footprint, li
     assert footprint.needed(budget + 3 * MIB) > limit
 
 
-def test_an_engine_process_s_pages_in_a_fifo_count() -> None:
-    """They are charged to the container, unlike those that come from a socket."""
-    spliced = Footprint(transport="splice", fifos=1, requests=1)
-    for each in (spliced, replace(spliced, processes=2)):
-        fifo = replace(each, fifos=2).fixed - each.fixed
-        assert (fifo > MIB) == (each.processes > 0)
-
-
 @given(FOOTPRINTS, st.integers(0, 1 << 36))
 def test_more_of_anything_takes_no_less(footprint: Footprint, budget: int) -> None:
     least = footprint.needed(budget)

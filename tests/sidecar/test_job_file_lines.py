@@ -12,6 +12,7 @@ import yaml
 
 from sidecar.config.document import FileMistakes, read_document
 from sidecar.config.job import load_job
+from sidecar.config.retired import RETIRED
 from tests.sidecar.test_config import document
 
 YAML = """\
@@ -121,6 +122,10 @@ def test_rules_between_keys_and_syntax_errors_have_a_line(tmp_path: Path, text: 
         ("Penstock__path_style", True, "PathStyle belongs in Penstock.Endpoint"),
         ("Url", "http://h", "it belongs in Penstock.Endpoint"),
         ("Penstock__Zebra", 1, "remove it"),
+        *(
+            ("Penstock__Processes", each, "Penstock.Processes: is retired: one process")
+            for each in (0, "auto")
+        ),
         ("Penstock__Transport", "Splice", "did you mean 'splice'?"),
         ("InputDataConfig__0__InputMode", "pipe", "did you mean 'Pipe'?"),
         ("InputDataConfig__0__CompressionType", "gzip", "did you mean 'Gzip'?"),
@@ -144,6 +149,18 @@ def test_rules_between_keys_and_syntax_errors_have_a_line(tmp_path: Path, text: 
 def test_the_message_says_what_to_write(tmp_path: Path, path: str, value: Any, words: str) -> None:
     for dump in (yaml.safe_dump, json.dumps):
         assert words in " ".join(reported(tmp_path, dump(document(**{path: value}))))
+
+
+def test_a_retired_key_or_value_of_a_channel_is_refused_with_what_to_use_instead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for each in ("Zebra", "Fetch: striped"):
+        monkeypatch.setitem(RETIRED, f"InputDataConfig[].Penstock.Ranks.{each}", "write a lion")
+    ranks = "InputDataConfig__0__Penstock", {"Ranks": {"Count": 2, "Zebra": 1, "Fetch": "striped"}}
+    header, fetch, zebra = reported(tmp_path, yaml.safe_dump(document(**dict([ranks]))))
+    assert header == "job.yaml has 2 mistakes"
+    assert fetch.endswith("Fetch: 'striped' is retired: write a lion")
+    assert zebra.endswith("Zebra: is retired: write a lion")
 
 
 @pytest.mark.parametrize(

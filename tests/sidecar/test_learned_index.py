@@ -143,20 +143,6 @@ def test_a_shuffled_channel_of_several_ranks(stub: S3Stub, tmp_path: Path) -> No
     assert rows(tmp_path / "learned") == built(document_path, tmp_path)
 
 
-@pytest.mark.parametrize("size", ["small", "large"])
-def test_engine_processes_fetch_and_the_sidecar_learns(stub: S3Stub, tmp_path: Path, size: str) -> None:
-    """Small objects come in spans of several."""
-    if size == "small":
-        stream = put(stub)
-    else:
-        stub.objects["b/train/0"] = stream = made("TFRecord", [bytes(70_000)] * 60)
-    path = written(stub, tmp_path, {"Every": 1}, Processes=1)
-    with sidecar(path) as started:
-        streamed(started, tmp_path, stream, 0, 1)
-        assert started.end() == 0
-    assert rows(tmp_path / "learned") == built(path, tmp_path, every=1)
-
-
 def test_a_joined_channel(stub: S3Stub, tmp_path: Path) -> None:
     """The index is of the objects, not of the stream that leaves out their end marks."""
     stream = put(stub, "tar")

@@ -461,21 +461,16 @@ def children(pid: int) -> list[int]:
 
 
 @root
-def test_root_owns_the_memory_of_the_sidecar_and_its_engines(stub: S3Stub, tmp_path: Path) -> None:
+def test_root_owns_the_memory_of_the_sidecar(stub: S3Stub, tmp_path: Path) -> None:
     """proc(5): the files of a process belong to its user and group unless it forbids dumps."""
     fill(stub, [10], prefix="b/train/")
-    path = write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/", Processes=1))
+    path = write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/"))
     prefix = ("setpriv", f"--regid={NOBODY}", "--clear-groups")
     with sidecar(path, "--keeper", "auto", prefix=prefix) as running:
         keeper = running.wait_for("keeper")["pid"]
         running.wait_for("ready")
-        [template] = set(children(running.process.pid)) - {keeper}
-        [engine] = children(template)
-        groups = [
-            Path(f"/proc/{pid}/environ").stat().st_gid
-            for pid in (running.process.pid, template, engine, keeper)
-        ]
-        assert groups == [0, 0, 0, NOBODY]
+        groups = [Path(f"/proc/{pid}/environ").stat().st_gid for pid in (running.process.pid, keeper)]
+        assert groups == [0, NOBODY]
 
 
 @two_users

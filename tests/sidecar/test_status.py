@@ -218,14 +218,12 @@ def test_a_token_file_must_hold_a_token(tmp_path: Path, content: str) -> None:
         read_token(str(tmp_path / "token"))
 
 
-@pytest.mark.parametrize(
-    ("sizes", "processes"), [([50_000] * 16, 0), ([3_000_000, *[50_000] * 7] * 2, 0), ([50_000] * 16, 1)]
-)
+@pytest.mark.parametrize("sizes", [[50_000] * 16, [3_000_000, *[50_000] * 7] * 2])
 def test_plan_log_metrics_and_status_agree_on_the_requests(
-    stub: S3Stub, tmp_path: Path, sizes: list[int], processes: int
+    stub: S3Stub, tmp_path: Path, sizes: list[int]
 ) -> None:
     fill(stub, sizes, prefix="b/train/")
-    settings = {"PartSize": "1MiB", "HedgeBudget": 0, "Processes": processes}
+    settings = {"PartSize": "1MiB", "HedgeBudget": 0}
     path = write_job(tmp_path / "plan.yaml", job(stub.url, None, "b/train/", **settings))
     planned = json.loads(penstock("plan", "-c", path, "--json").stdout)["channels"]["train"]["parts"]
     with serving(stub, tmp_path, "b/train/", **settings) as running:

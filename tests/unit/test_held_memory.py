@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
-import os
 import tracemalloc
 from collections.abc import Iterator
 from mmap import mmap
@@ -13,12 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.engines.process import KEPT
-from streamer.engines.served_span import ServedSpan
-from streamer.plan import ObjectRef, Part, Span, gathered
+from streamer.plan import ObjectRef, Part, gathered
 from streamer.relay.fetch.part_fetch import PartFetch
 from streamer.relay.staging.buffers import (
-    BUFFER_SIZE,
     BufferPool,
     BufferStage,
     BufferStages,
@@ -29,13 +24,12 @@ from streamer.relay.staging.pipes import PipePool, PipeStages
 from streamer.relay.staging.stage import Stages
 from streamer.relay.statistics import ChannelCounters
 from streamer.retry import RetryPolicy
-from streamer.s3.ranges import Phase, RangeRequest, RequestReport
+from streamer.s3.ranges import RangeRequest
 from streamer.schedule.budget import ChannelQuota, MemoryBudget
 from streamer.schedule.concurrency import ConcurrencyController
 from streamer.schedule.window import Window
 from streamer.units import KIB, MIB
 from tests.kit.bodies import Arrived, Arriving
-from tests.kit.pipes import eventually
 
 BUDGET = 2 * MIB
 SIZES = [1, 1000, 40_000, 64 * KIB + 1, 100_000, 129 * KIB, 200_000]
@@ -104,7 +98,7 @@ async def test_buffers_and_objects_are_within_what_is_reserved(size: int) -> Non
 def test_a_part_has_no_more_buffers_than_it_has_reserved(size: int, steps: list[tuple[int, bool]]) -> None:
     """However its bytes arrive and leave."""
     pool, part = BufferPool(0), next(parts(size, 1))  # which keeps no free buffer
-    stage = BufferStage(part, pool, on_change=lambda: None, counters=ChannelCounters(), eager=True)
+    stage = BufferStage(part, pool, on_change=lambda: None, counters=ChannelCounters())
     body = Arriving(bytes(size))
     stage.attach(body)
     for count, leaves in [*steps, (size, False)]:
@@ -147,49 +141,10 @@ async def test_a_part_in_a_small_pipe_reserves_its_objects_and_the_kernel_s() ->
 
 
 @pytest.mark.parametrize("size", SIZES)
-async def test_an_engine_allocates_no_more_than_the_parent_has_reserved(size: int) -> None:
-    """While its span waits for a pipe, while it is written, and afterwards."""
-    span = next(gathered(parts(size, 200), MIB, held_in_buffers))
-    assert isinstance(span, Span)
-    reserved = PipeStages(quota(), PipePool(1024 * MIB, most=1), engines=True).reserved_bytes(span)
-    assert reserved <= MIB
-    pool, source = BufferPool(KEPT), Here()
-    served = ServedSpan(span, source, pool, policy=RetryPolicy(), requests=256, observer=Unobserved())
-    running = asyncio.ensure_future(served.run())
-    await eventually(lambda: source.opened == 1)
-    for _ in range(10):
-        await asyncio.sleep(0)
-    assert len(span) <= pool.allocated <= reserved
-    read_end, write_end = os.pipe2(os.O_NONBLOCK)
-    served.attach(write_end, ahead=True)
-    while served.written < len(span):
-        await asyncio.sleep(0)
-        try:
-            os.read(read_end, 32 * KIB)
-        except BlockingIOError:
-            continue
-        assert pool.allocated <= reserved - served.written + KEPT + BUFFER_SIZE
-    await running
-    served.close()
-    os.close(read_end)
-    assert pool.allocated <= KEPT == pool.limit
-
-
-class Unobserved:
-    """An `Observer` that ignores everything."""
-
-    def opened(self, peer: str | None) -> None:
-        pass
-
-    def phase(self, phase: Phase, report: RequestReport | None) -> None:
-        pass
-
-
-@pytest.mark.parametrize("size", SIZES)
 def test_every_span_fits_the_floor(size: int) -> None:
     """A span of parts of one floor never reserves more, so it can always be admitted."""
     shared = quota(members=4)
-    stages = PipeStages(shared, PipePool(1024 * MIB, most=1), engines=True)
+    stages = PipeStages(shared, PipePool(1024 * MIB, most=1))
     found = list(gathered(parts(size, 300), shared.floor, held_in_buffers))
     assert all(part is not None and shared.fits(stages.reserved_bytes(part)) for part in found)
     assert sum(len(part) for part in found if part is not None) == 300 * size

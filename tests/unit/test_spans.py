@@ -1,24 +1,14 @@
-"""Spans: consecutive parts as one part, and their description for an engine process."""
+"""Spans: consecutive parts as one part."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.engines.wire import (
-    pack_error,
-    pack_part,
-    pack_report,
-    unpack_error,
-    unpack_parts,
-    unpack_report,
-)
-from streamer.errors import ClockSkew, ErrorContext, ObjectMissing, SourceError, Throttled, Truncated
 from streamer.plan import Arrangement, ObjectRef, Part, Plan, Span, cut, gathered
 from streamer.plan.parts import FEW
-from streamer.s3.ranges import RequestReport
 
 PLANS = st.builds(
     lambda sizes, wrap: Plan.of(
@@ -81,36 +71,3 @@ def test_a_pause_of_the_plan_is_passed_on(plan: Plan, span: int) -> None:
     found = list(gathered(iter(parts), span))
     at = found.index(None)
     assert sum(len(part) for part in found[:at] if part) == sum(len(part) for part in found[at:] if part)
-
-
-@given(PLANS, st.integers(1, 200))
-def test_parts_travel_without_their_place(plan: Plan, size: int) -> None:
-    parts = parts_of(plan, size)
-    assume(parts)
-    found = unpack_parts([pack_part(part) for part in parts])
-    assert stream(list(found.pieces)) == stream(parts)
-    assert [part.object for part in found.pieces] == [part.object for part in parts]
-    assert [part.offset for part in found.pieces] == [part.offset - parts[0].offset for part in parts]
-    assert len(found) == sum(map(len, parts))
-
-
-def test_errors_and_reports_travel_whole() -> None:
-    context = ErrorContext("b", "k", 5, 2, "id")
-    throttled = Throttled("slow", context, retry_after=3.0)
-    throttled.code = "SlowDown"
-    errors: list[SourceError] = [
-        throttled,
-        Truncated("cut", context, silent=4.0),
-        ClockSkew("wrong", context, ahead=7.0),
-        ObjectMissing("gone", context),
-    ]
-    for error in errors:
-        found = unpack_error(pack_error(error))
-        assert type(found) is type(error)
-        assert (str(found), found.context, found.code, found.retry_after) == (
-            str(error), error.context, error.code, error.retry_after,
-        )  # fmt: skip
-        assert getattr(found, "silent", 0) == getattr(error, "silent", 0)
-        assert getattr(found, "ahead", 0) == getattr(error, "ahead", 0)
-    report = RequestReport({"ok": 2}, {"transient": 1}, 1, [(5, 0.1, 0.2)], [("transient", "text")], 1)
-    assert unpack_report(pack_report(report)) == report

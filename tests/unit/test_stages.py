@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 from collections.abc import Iterator
@@ -10,14 +9,14 @@ from collections.abc import Iterator
 import pytest
 
 from streamer.plan import ObjectRef, Part
-from streamer.relay.staging.buffers import READ_AT_ONCE, BufferPool, BufferStage, BufferStages
+from streamer.relay.staging.buffers import BufferPool, BufferStage, BufferStages
 from streamer.relay.staging.pipes import PipePool, PipeStages
 from streamer.relay.staging.stage import Stages
 from streamer.relay.statistics import ChannelCounters
 from streamer.schedule.budget import MemoryBudget
 from streamer.schedule.concurrency import ConcurrencyController
 from streamer.units import MIB
-from tests.kit.bodies import Arrived, Arriving, Spliced
+from tests.kit.bodies import Arrived, Arriving
 
 HEAD, BODY, TAIL = b"a header", b"a body of some bytes", b"pad"
 
@@ -81,36 +80,6 @@ def test_delivery_looks_for_what_came_after_a_full_socket_was_emptied() -> None:
             assert changes, "delivery waits, and nobody wakes it"
     os.close(out)
     stage.discard()
-
-
-@pytest.mark.parametrize("full", [False, True])
-def test_only_bytes_that_the_socket_cannot_hold_are_read_where_a_body_can_be_spliced(*, full: bool) -> None:
-    data = os.urandom(3 * MIB)
-    part = Part(0, ObjectRef("b", "k", len(data), "e"), 0, len(data), 0, HEAD, TAIL)
-    pool = BufferPool(len(data))
-    stage = BufferStage(part, pool, on_change=lambda: None, counters=ChannelCounters(), splices=True)
-    body, (source, sink) = Spliced(data), os.pipe2(os.O_NONBLOCK)
-    stage.attach(body)
-    body.arrive(MIB)
-    if full:
-        body.fill()
-    got = bytearray()
-    while len(got) < len(part):
-        try:
-            stage.drain_into(sink)
-        except BlockingIOError:
-            got += os.read(source, MIB)
-        else:
-            if not stage.ready:
-                body.arrive(min(300_001, len(data) - body.arrived))
-        with contextlib.suppress(BlockingIOError):
-            got += os.read(source, MIB)
-    body.close()
-    for fd in (source, sink):
-        os.close(fd)
-    stage.discard()
-    assert got == HEAD + data + TAIL
-    assert pool.allocated == (READ_AT_ONCE if full else 0)
 
 
 @pytest.mark.parametrize("full", [False, True])

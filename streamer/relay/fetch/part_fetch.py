@@ -21,7 +21,7 @@ import asyncio
 import contextlib
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from streamer.errors import ErrorContext, Expired, SourceError, Throttled, Transient
 from streamer.retry import PART_FAILED, Attempts, retry
@@ -34,16 +34,7 @@ if TYPE_CHECKING:
     from streamer.relay.statistics import ChannelCounters
     from streamer.retry import RetryPolicy
     from streamer.s3.ranges import Body, Phase, RangeSource, RequestReport
-
-
-class RequestLog(Protocol):
-    """Learns from the ends of requests: a channel's quota, or an engine process's report."""
-
-    def landed(self, now: float, *, received: int, first_byte: float, seconds: float) -> None:
-        """Note a successful request (`ChannelQuota.landed`)."""
-
-    def throttled(self, now: float) -> None:
-        """Note that S3 answered SlowDown."""
+    from streamer.schedule.budget import ChannelQuota
 
 
 class PartFetch:
@@ -56,7 +47,7 @@ class PartFetch:
         *,
         policy: RetryPolicy,
         counters: ChannelCounters,
-        quota: RequestLog,
+        quota: ChannelQuota,
         requests: int = 1,
     ) -> None:
         """`requests`: see `RangeRequest.requests`."""
@@ -69,8 +60,6 @@ class PartFetch:
         """Request in flight; None between two attempts."""
         self.on_ended: Callable[[int], None] | None = None
         """Called when so many of several requests at once have ended before the others."""
-        self.on_report_due: Callable[[asyncio.Future[None]], None] | None = None
-        """Called when a request has ended whose last report is still due."""
         self.error: SourceError | None = None
         """Final error, set once when retrying has ended: no further byte will arrive."""
         self.last_chance = False
@@ -205,10 +194,6 @@ class PartFetch:
         counters, epoch = self._counters, self.stage.part.epoch
         for outcome, count in report.requests.items():
             counters.request_ended(epoch, outcome, count)
-        for kind, count in report.retries.items():
-            counters.retried(epoch, kind, count)
-        if report.resumes:
-            counters.resumes["part"] += report.resumes
         for received, first_byte, seconds in report.done:
             counters.first_byte.add(first_byte)
             self._note_done(received, first_byte, seconds)
@@ -221,9 +206,6 @@ class PartFetch:
         """Drop an ended request: it refers to this object, and the cycle would keep both and the stage."""
         if self.request is request:
             self.request = None
-        due = request.report_due
-        if due is not None and not due.done() and self.on_report_due is not None:
-            self.on_report_due(due)
 
     def _ended(self, request: RangeRequest, error: BaseException) -> None:
         """Count a failed or cancelled request; lower the concurrency limit if S3 answered SlowDown."""

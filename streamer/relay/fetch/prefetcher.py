@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from streamer.s3.checksums import ChecksumVerifier
     from streamer.s3.ranges import RangeSource
 
-
-SETTLED_WITHIN = 5.0
-"""Most seconds that `Prefetcher.settled` waits: an engine process that has stopped reports nothing."""
 Spans = Literal["none", "small", "large"]
 """Which parts are fetched together (`streamer.plan.Span`).
 
@@ -130,8 +127,8 @@ class Prefetcher:
         """Fetches of the admitted parts that are not delivered."""
         self.changed = asyncio.Event()
         """Set when the head of line gets bytes or an error, when it changes, or when the reader leaves."""
-        self._ending: set[asyncio.Future[None]] = set()
-        """Tasks of parts that are delivered or dropped, and reports that are due: requests to be counted."""
+        self._ending: set[asyncio.Task[None]] = set()
+        """Tasks of parts that are delivered or dropped, whose requests are still to be counted."""
         self._plan_error: SourceError | SinkError | None = None
         """Error of the plan, which ends the parts."""
         self.hedger = Hedger(self, source, quota=stages.quota, counters=counters, requests=requests)
@@ -223,17 +220,15 @@ class Prefetcher:
         if fetch.task is not None:
             self.ending(fetch.task)
 
-    def ending(self, counted: asyncio.Future[None]) -> None:
-        """As `hedger.Owner`; also of a report that is due."""
-        self._ending.add(counted)
-        counted.add_done_callback(self._ending.discard)
+    def ending(self, task: asyncio.Task[None]) -> None:
+        """As `hedger.Owner`."""
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
 
     async def settled(self) -> None:
         """Wait until the requests of all delivered and dropped parts are counted."""
-        loop = asyncio.get_running_loop()
-        until = loop.time() + SETTLED_WITHIN
-        while self._ending and (left := until - loop.time()) > 0:
-            await asyncio.wait(self._ending, timeout=left)
+        while self._ending:
+            await asyncio.wait(self._ending)
 
     def close(self) -> None:
         """Drop all parts and cancel their requests; no further part is requested."""
@@ -265,7 +260,6 @@ class Prefetcher:
             quota=self.quota,
             requests=slot.requests,
         )
-        fetch.on_report_due = self.ending
         if slot.requests > 1:
             fetch.on_ended = partial(self._requests_ended, slot)
         if slot is self.window.head_of_line:

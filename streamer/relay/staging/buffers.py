@@ -3,8 +3,6 @@
     socket ─read─→ buffers ─writev─→ FIFO       part of more than 1 MiB: read when it is the head of line
     socket ─read─→ buffers ... ─writev─→ FIFO   smaller part, or more than the socket holds: read on arrival
 
-An engine process splices the bytes of a plain body that are in no buffer into its pipe to the parent.
-
 A stage reads into buffers from a pool, and returns each buffer once its bytes are delivered. The last buffer
 returned is the next one used, so its memory is still in the processor's cache.
 
@@ -108,32 +106,14 @@ class BufferStage(Stage):
         *,
         on_change: Callable[[], None],
         counters: ChannelCounters,
-        eager: bool = False,
-        splices: bool = False,
-        at_once: int = READ_AT_ONCE,
     ) -> None:
-        """`eager`: read all bytes as they arrive, even those of a large part before its delivery.
-
-        `splices`: splice the bytes that are in no buffer, if the body can, when they are delivered.
-        `at_once`: most bytes read per event or delivery.
-        """
         super().__init__(part, on_change=on_change, counters=counters)
-        self._parks = self._parks and not eager
         self._pool = pool
-        self._splices = splices
-        self._at_once = at_once
         self._observers: tuple[Callable[[memoryview], None], ...] = ()
 
     def observe(self, on_leave: Callable[[memoryview], None]) -> None:
         """Call `on_leave` with the object's bytes when they are delivered, in order; also if others are."""
         self._observers += (on_leave,)
-
-    def read_ahead(self) -> None:
-        """Read all bytes as they arrive from now on, as with `eager`."""
-        if self._parks:
-            self._parks = False
-            if self._body is not None and not self.awaited:
-                self._on_bytes()
 
     @property
     def staged(self) -> int:
@@ -143,10 +123,10 @@ class BufferStage(Stage):
         self._read(body)
 
     def _read(self, body: Body) -> None:
-        # At most `at_once`, so that the loop serves other connections in between.
+        # At most READ_AT_ONCE, so that the loop serves other connections in between.
         taken = 0
         try:
-            while body.left and taken < self._at_once:
+            while body.left and taken < READ_AT_ONCE:
                 memory = self._unfilled()[: body.left]
                 count = body.read_into(memory)
                 taken += count
@@ -220,9 +200,6 @@ class BufferStage(Stage):
         return data if count == len(data) else bytes(memoryview(data)[:count])
 
     def _drain_rest(self, fd: int, most: int) -> int:
-        body = self._body
-        if self._splices and not self._in_memory and body is not None and body.left and body.spliceable:
-            return self._move_on(fd, body, most)
         self._pull()
         return self._write_memory(fd, most) if self._in_memory else 0
 

@@ -17,8 +17,8 @@ abandoned part is closed, never reused.
 The pieces of a span (`streamer.plan.Span`) share one pipe, which has a page for each at the least.
 
 A part reserves its whole length, since bytes outside its pipes are in its socket, whose pages are charged to
-the container too; a small part reserves the kernel's memory for its pipe as well. With engine processes a
-part reserves the engine's buffers, where its bytes may wait; a span reserves as much.
+the container too; a small part reserves the kernel's memory for its pipe as well. A span reserves the sum of
+its parts, as if each were in buffers of its own.
 
 Pipes are scarce: an unprivileged user may have 64 MiB of them (/proc/sys/fs/pipe-user-pages-soft), FIFOs
 included, and each takes two open files. If that is less than the memory budget, a pipe reserves
@@ -124,11 +124,9 @@ class PipePool:
 class PipeStages:
     """One channel's `Stages` in the kernel: a pipe for each part, and further ones if it is full."""
 
-    def __init__(self, quota: ChannelQuota, pool: PipePool, *, engines: bool = False) -> None:
-        """`engines`: whether bodies come from engine processes."""
+    def __init__(self, quota: ChannelQuota, pool: PipePool) -> None:
         self.quota = quota
         self._pool = pool
-        self._engines = engines
         self._further = 0
         """Bytes of further pipes, at most a quarter of the channel quota."""
 
@@ -146,7 +144,7 @@ class PipeStages:
         """Return the memory that the part takes, wherever its bytes wait."""
         body = part.body
         pipe = PIPE_COST if body else 0
-        if self._engines or part.requests > 1:
+        if part.requests > 1:
             held = max(buffer_bytes(body), sum(map(held_in_buffers, part.pieces)))
             return held + (pipe if body <= OWN_BUFFER else 0)
         if body <= OWN_BUFFER:

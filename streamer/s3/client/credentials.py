@@ -206,7 +206,6 @@ def renewed(error: SourceError, credentials: RenewableCredentials | None, sent_a
         return error
     denied = Denied(error.message, error.context)
     denied.code = error.code
-    denied.__cause__ = error  # an engine process's parent renews the credentials
     return denied
 
 

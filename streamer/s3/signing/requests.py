@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import re
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
@@ -36,30 +34,79 @@ def _use_regional_endpoint(context: dict[str, Any], **_: Any) -> None:
     context.pop("use_global_endpoint", None)
 
 
-class RequestBuilder(ABC):
-    """Builds and signs requests; subclasses know the endpoints of buckets. Does not sign if `anonymous`."""
+class RangeSigner:
+    """Builds and signs the requests of one session; does not sign if `anonymous`.
+
+    botocore resolves the endpoints that `endpoint_of` does not.
+    """
 
     def __init__(
-        self,
-        credentials: Any,
-        *,
-        anonymous: bool,
-        headers: Mapping[str, str],
-        list_headers: Mapping[str, str] = MappingProxyType({}),
-        sends_if_match: bool = True,
+        self, client: S3Client, credentials: Any, *, anonymous: bool, reading: RequestOptions
     ) -> None:
-        """`credentials`: the session's, or None if anonymous. `headers`: of every GET and HEAD."""
+        """`credentials`: the session's, or None if anonymous."""
         self.credentials = credentials
-        self.sends_if_match = sends_if_match
+        self.sends_if_match = client.sends_if_match
         self.ahead = 0.0
         """Seconds by which this machine's clock is ahead of the endpoint's; 0 until an error has shown it."""
         self._anonymous = anonymous
-        self._headers = headers
-        self._list_headers = list_headers
+        self._headers = reading.headers()
+        self._list_headers = reading.list_headers()
+        self._client = client
+        self._regions: dict[str, str] = {}
+        """By bucket, the region of its endpoint."""
+        self._endpoints: dict[str, BucketEndpoint] = {}
+        self._moved: set[str] = set()
+        """Buckets that are in another region than the client's, by S3's word."""
+        self._default_region: str | None = None
+        """The region of aiobotocore's client."""
+        client.when_open(self._watch)
 
-    @abstractmethod
+    @classmethod
+    def of(cls, client: S3Client, clients: Clients) -> Self:
+        """Return the signer of `client`, one of `clients`."""
+        return cls(client, clients.credentials, anonymous=clients.anonymous, reading=clients.reading)
+
     async def endpoint(self, bucket: str) -> BucketEndpoint:
         """Return the bucket's endpoint. Raises SourceError for a bucket name that botocore refuses."""
+        endpoint = self._endpoints.get(bucket)
+        if endpoint is None:
+            settings, computed = self._client.settings, None
+            if settings is not None and bucket not in self._moved:
+                computed = endpoint_of(settings, bucket)
+            if settings is not None and computed is not None:
+                endpoint = computed
+                self._regions[bucket] = signing_region(settings.region)
+            else:
+                endpoint = await self._resolved_endpoint(bucket)
+            self._endpoints[bucket] = endpoint
+        return endpoint
+
+    async def _resolved_endpoint(self, bucket: str) -> BucketEndpoint:
+        """Return the endpoint that botocore resolves."""
+        with map_errors(ErrorContext(bucket)):
+            client = await self._client.opened()
+            url = await client.generate_presigned_url(
+                "get_object", Params={"Bucket": bucket, "Key": "k"}, ExpiresIn=60
+            )
+        region = self._regions.get(bucket) or signing_region(self._default_region)
+        return BucketEndpoint.of_url(url.partition("?")[0].removesuffix("k"), region)
+
+    def _watch(self, client: Any) -> None:
+        """Follow the regions that `client`, aiobotocore's, learns."""
+        self._default_region = client.meta.region_name
+        events = client.meta.events
+        events.register("provide-client-params.s3.GetObject", _use_regional_endpoint)
+        events.register("before-endpoint-resolution.s3", self._before_resolution)
+
+    def _before_resolution(self, builtins: dict[str, Any], params: Any, **_: Any) -> None:
+        """Note the region for which botocore is about to resolve an endpoint; S3 may have named another."""
+        if not REGION.fullmatch(builtins.get("AWS::Region") or ""):
+            builtins["AWS::Region"] = self._default_region
+        bucket, region = params.get("Bucket", ""), signing_region(builtins["AWS::Region"])
+        if self._regions.get(bucket, region) != region:
+            self._endpoints.pop(bucket, None)
+            self._moved.add(bucket)
+        self._regions[bucket] = region
 
     async def ranged_get(self, endpoint: BucketEndpoint, part: Part, first: int) -> bytes:
         """Build the GET of bytes `first` to `part.end` of the listed version. Raises Denied."""
@@ -151,77 +198,6 @@ class RequestBuilder(ABC):
             f"{method} {target} HTTP/1.1\r\nHost: {endpoint.authority}\r\n"
             f"User-Agent: penstock/{__version__}\r\n{lines}\r\n"
         ).encode("ascii")
-
-
-class RangeSigner(RequestBuilder):
-    """Builds the requests of one session; botocore resolves the endpoints that `endpoint_of` does not."""
-
-    def __init__(
-        self, client: S3Client, credentials: Any, *, anonymous: bool, reading: RequestOptions
-    ) -> None:
-        """`credentials`: the session's, or None if anonymous."""
-        super().__init__(
-            credentials,
-            anonymous=anonymous,
-            headers=reading.headers(),
-            list_headers=reading.list_headers(),
-            sends_if_match=client.sends_if_match,
-        )
-        self._client = client
-        self._regions: dict[str, str] = {}
-        """By bucket, the region of its endpoint."""
-        self._endpoints: dict[str, BucketEndpoint] = {}
-        self._moved: set[str] = set()
-        """Buckets that are in another region than the client's, by S3's word."""
-        self._default_region: str | None = None
-        """The region of aiobotocore's client."""
-        client.when_open(self._watch)
-
-    @classmethod
-    def of(cls, client: S3Client, clients: Clients) -> Self:
-        """Return the signer of `client`, one of `clients`."""
-        return cls(client, clients.credentials, anonymous=clients.anonymous, reading=clients.reading)
-
-    async def endpoint(self, bucket: str) -> BucketEndpoint:
-        endpoint = self._endpoints.get(bucket)
-        if endpoint is None:
-            settings, computed = self._client.settings, None
-            if settings is not None and bucket not in self._moved:
-                computed = endpoint_of(settings, bucket)
-            if settings is not None and computed is not None:
-                endpoint = computed
-                self._regions[bucket] = signing_region(settings.region)
-            else:
-                endpoint = await self._resolved_endpoint(bucket)
-            self._endpoints[bucket] = endpoint
-        return endpoint
-
-    async def _resolved_endpoint(self, bucket: str) -> BucketEndpoint:
-        """Return the endpoint that botocore resolves."""
-        with map_errors(ErrorContext(bucket)):
-            client = await self._client.opened()
-            url = await client.generate_presigned_url(
-                "get_object", Params={"Bucket": bucket, "Key": "k"}, ExpiresIn=60
-            )
-        region = self._regions.get(bucket) or signing_region(self._default_region)
-        return BucketEndpoint.of_url(url.partition("?")[0].removesuffix("k"), region)
-
-    def _watch(self, client: Any) -> None:
-        """Follow the regions that `client`, aiobotocore's, learns."""
-        self._default_region = client.meta.region_name
-        events = client.meta.events
-        events.register("provide-client-params.s3.GetObject", _use_regional_endpoint)
-        events.register("before-endpoint-resolution.s3", self._before_resolution)
-
-    def _before_resolution(self, builtins: dict[str, Any], params: Any, **_: Any) -> None:
-        """Note the region for which botocore is about to resolve an endpoint; S3 may have named another."""
-        if not REGION.fullmatch(builtins.get("AWS::Region") or ""):
-            builtins["AWS::Region"] = self._default_region
-        bucket, region = params.get("Bucket", ""), signing_region(builtins["AWS::Region"])
-        if self._regions.get(bucket, region) != region:
-            self._endpoints.pop(bucket, None)
-            self._moved.add(bucket)
-        self._regions[bucket] = region
 
 
 def _object_target(endpoint: BucketEndpoint, key: str, version: str | None) -> tuple[str, str]:

@@ -1,0 +1,9 @@
+"""Keys and values that job files no longer have, and what to use in their place."""
+
+from __future__ import annotations
+
+RETIRED = {
+    "Penstock.Processes": "one process sends all requests; remove it, and to use more cores run several "
+    "sidecars, each with some of the channels",
+}
+"""By key, as `InputDataConfig[].Penstock.KEY`, or by key and value, as `Penstock.KEY: VALUE`, the advice."""
