@@ -68,10 +68,11 @@ class Gunzip:
 
 
 _SPACE = re.compile(r"[ \t\r\n]*")
-_STRING = r'"(?:[^"\\\x00-\x1f]++|\\.)*+"'
-_TOKEN = re.compile(rf'(\{{(?:[^"{{}}]++|{_STRING})*+\}}|{_STRING})[ \t\r\n]*+([,\]])')
+# `(?>…)++`, not `(?:…)++`: before Python 3.11.5 that keeps the characters of its last try, which failed.
+_STRING = r'"(?>[^"\\\x00-\x1f]++|\\.)*+"'
+_TOKEN = re.compile(rf'(\{{(?>[^"{{}}]++|{_STRING})*+\}}|{_STRING})[ \t\r\n]*+([,\]])')
 _PLAIN = r'"[^"\\\x00-\x1f]++"[ \t\r\n]*+,[ \t\r\n]*+'
-_RUN = re.compile(rf"(?:{_PLAIN})++")
+_RUN = re.compile(rf"(?>{_PLAIN})++")
 """Entries without an escape, none of them empty, of which another follows: one parser call reads them all."""
 _BUCKET = re.compile(r"s3://[^/]+/.*", re.DOTALL)
 

@@ -90,9 +90,10 @@ def _element(name: str, inside: bytes) -> bytes:
 
 _TEXT = rb"[ -%'-;=?-~]*+"
 """Printable ASCII without `<`, `>` and `&`; `*+` never gives back, so no document takes quadratic time."""
-_QUOTE = rb'(?:&quot;|&#34;|")?+'
-_OWNER = rb"(?:%b|%b)*+" % (_element("ID", _TEXT), _element("DisplayName", _TEXT))
-_OTHERS = rb"(?:%b)*+" % b"|".join(
+# `(?>…)*+`, not `(?:…)*+`: before Python 3.11.5 that keeps the characters of its last try, which failed.
+_QUOTE = rb'(?>&quot;|&#34;|")?+'
+_OWNER = rb"(?>%b|%b)*+" % (_element("ID", _TEXT), _element("DisplayName", _TEXT))
+_OTHERS = rb"(?>%b)*+" % b"|".join(
     [
         *(
             _element(name, _TEXT)
