@@ -46,16 +46,20 @@ async def test_a_request_that_is_cancelled_leaves_the_others_their_client(stub: 
         assert first.cancelled()
 
 
+@pytest.mark.parametrize("closing", [False, True])
 async def test_a_body_of_aiobotocore_given_up_over_tls_closes_its_socket(
-    tls_stub: S3Stub, tmp_path: Path
+    tls_stub: S3Stub, tmp_path: Path, *, closing: bool
 ) -> None:
     """Without waiting for the server's end of the connection, which would outlast the event loop."""
     tls_stub.objects["b/k"] = b"bytes"
     tls_stub.faults["b/k"].append(stalls(tls_stub, after=1))
     async with clients_of(tls_stub, ca_bundle=str(tmp_path / "ca.pem")) as clients:
         response = await clients.data.get_object(Bucket="b", Key="k")
-        fd = response["Body"].raw_stream.connection.transport.get_extra_info("socket").fileno()
+        transport = response["Body"].raw_stream.connection.transport
+        fd = transport.get_extra_info("socket").fileno()
         os.fstat(fd)
+        if closing:
+            transport.close()
         response["Body"].close()
         for _ in range(3):
             await asyncio.sleep(0)

@@ -88,6 +88,10 @@ def _release_at_once(release: Callable[..., None], key: Any, protocol: Any, **op
     `release`: the pool's method.
     """
     transport = protocol.transport
+    if transport is not None and transport.is_closing():
+        # Before the pool closes it again: after that Python 3.11.2's abort() over TLS is an AttributeError.
+        transport.abort()
+        transport = None
     release(key, protocol, **options)
     if transport is not None and transport.is_closing():
         transport.abort()
