@@ -70,8 +70,7 @@ format: .venv/.stamp-dev
 	.venv/bin/ruff check --fix .
 	.venv/bin/ruff format .
 
-bench: .venv/.stamp-bench
-	@benchmarks/install
+bench: system-tools .venv/.stamp-bench
 	@.venv/bin/python -m benchmarks $(BENCH)
 
 dashboards: .venv/.stamp-dev

@@ -39,7 +39,7 @@ def own_network(mtu: int) -> Iterator[Network]:
         raise NetworkUnavailable("network namespaces need root")
     ip, ethtool = shutil.which("ip", path=_PATH), shutil.which("ethtool", path=_PATH)
     if not ip or not ethtool:
-        raise NetworkUnavailable("ip or ethtool is missing (benchmarks/install brings them)")
+        raise NetworkUnavailable("ip or ethtool is missing (scripts/install-system-tools brings them)")
     name = f"penstock-{os.getpid()}"
     near, far = f"pn{os.getpid()}a", f"pn{os.getpid()}b"
     there = (ip, "netns", "exec", name)

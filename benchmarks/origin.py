@@ -55,9 +55,9 @@ def nginx_path() -> str | None:
 def missing() -> str | None:
     """Return why no origin can run on this machine; None if it can."""
     if nginx_path() is None:
-        return "nginx is not installed (benchmarks/install brings it)"
+        return "nginx is not installed (scripts/install-system-tools brings it)"
     if not os.path.exists(ECHO_MODULE):
-        return f"nginx's echo module is missing at {ECHO_MODULE} (benchmarks/install brings it)"
+        return f"nginx's echo module is missing at {ECHO_MODULE} (scripts/install-system-tools brings it)"
     return None
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import functools
 import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
 import yaml
 
 from tests.operate.containers import SCRIPTS
@@ -88,16 +86,11 @@ def documents(source: str) -> tuple[dict[str, Any], ...]:
 
 
 def kustomized(directory: str) -> str:
-    """What kustomize makes of a directory; the test is skipped where there is no kustomize."""
-    command = next(
-        (words for words in (("kubectl", "kustomize"), ("kustomize", "build")) if shutil.which(words[0])),
-        None,
-    )
-    if command is None:
-        pytest.skip("neither kubectl nor kustomize is installed")
+    """What kustomize makes of a directory."""
     done = subprocess.run(
-        [*command, str(KUBERNETES / directory)], capture_output=True, text=True, check=False
-    )
+        [os.path.join(SCRIPTS, "kubectl"), "kustomize", str(KUBERNETES / directory)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout
 
