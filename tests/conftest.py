@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -28,6 +28,7 @@ from tests.kit.late import group_of, late_imports  # noqa: F401 - a fixture of e
 from tests.kit.order import order_of
 from tests.kit.patience import Patience, progress_timeout
 from tests.kit.proxy import TcpProxy, standing_before
+from tests.kit.skips import refuse_unlisted
 from tests.kit.stub import S3Stub, StubThread
 from tests.kit.tls import serving
 
@@ -72,11 +73,25 @@ def pytest_timeout_set_timer(item: Any, settings: Any) -> bool | None:
     return True
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Give the report of a failure, and the cleaning up after it, a deadline of their own."""
     if call.excinfo is not None and signal.getitimer(signal.ITIMER_REAL)[0]:
         signal.setitimer(signal.ITIMER_REAL, 60)
+    report = yield
+    refuse_unlisted(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    refuse_unlisted(report)
+    return report
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -21,7 +21,6 @@ def no_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"benchmarks.{name}", 1e6)
 
 
-@pytest.mark.skipif(origin.missing() is not None, reason=str(origin.missing()))
 @pytest.mark.timeout(120)
 def test_a_training_job_is_fed_by_whoever_is_asked(tmp_path: Path) -> None:
     """On the CPU, with a model that is none: every feed's records are whole, and the page gets its table."""

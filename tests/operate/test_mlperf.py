@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import origin, report
+from benchmarks import report
 from benchmarks.clients import ROOT
 from benchmarks.mlperf import __main__ as program
 from benchmarks.mlperf import runs
@@ -22,7 +22,6 @@ from benchmarks.mlperf.feeds import FEEDS, RANGE, groups
 from benchmarks.mlperf.loads import LOADS, batches, sample_sizes, utilisation
 from benchmarks.mlperf.samples import Samples
 
-needs_origin = pytest.mark.skipif(origin.missing() is not None, reason=str(origin.missing()))
 TINY = replace(
     LOADS["unet3d-a100"], sample=200_000.0, deviation=60_000.0, batch=3, computation=0.02, loaders=2
 )
@@ -94,7 +93,6 @@ def test_every_client_has_settings() -> None:
             assert setting.loaders >= 1
 
 
-@needs_origin
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("samples_per_object", [1, 4])
 def test_a_tiny_run(samples_per_object: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

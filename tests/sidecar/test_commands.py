@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -457,7 +456,6 @@ def test_a_shell_completes_commands_and_options(shell: str) -> None:
     )
 
 
-@pytest.mark.skipif(not shutil.which("bash"), reason="no bash")
 def test_the_line_of_the_help_is_one_that_bash_takes(tmp_path: Path) -> None:
     (tmp_path / "penstock").write_text(f'#!/bin/sh\nexec {shlex.join(PENSTOCK)} "$@"\n')
     (tmp_path / "penstock").chmod(0o755)
