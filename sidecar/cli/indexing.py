@@ -54,7 +54,6 @@ class Format(click.ParamType["RecordFormat"]):
         "penstock index build -c job.yaml --to index --format TFRecord",
         "penstock index build -c job.yaml --to index --format TFRecord --every 1",
         "penstock index build -c job.yaml --to index --channel images --format tar",
-        "penstock index build -c job.yaml --to index --format RecordIO --import idx",
         "penstock index build -c job.yaml --to s3://my-bucket/index/ --format TFRecord --every 1",
     ],
     page=_PAGE,
@@ -75,13 +74,6 @@ class Format(click.ParamType["RecordFormat"]):
     metavar="N",
     help="Index every Nth record; Ranks with a batch need 1. Default: that of the index, or 256.",
 )
-@click.option(
-    "--import",
-    "imports",
-    metavar="DIR",
-    type=click.Path(),
-    help="Index files of other programs, by the paths of the objects: tfrecord2idx, or RecordIO's .idx.",
-)
 @quiet_option
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def build(
@@ -91,7 +83,6 @@ def build(
     place: str,
     record_format: RecordFormat | None,
     every: int | None,
-    imports: str | None,
     quiet: bool,
     as_json: bool,
 ) -> None:
@@ -108,7 +99,6 @@ def build(
         channels=channels,
         record_format=record_format,
         every=every,
-        imports=imports,
         quiet=quiet,
     )
     _print(run_loop(command.build(load_job_file(path), options)), as_json=as_json)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,6 @@ from sidecar.config.index_place import index_uri
 from sidecar.job.channels import job_clients
 from sidecar.job.index_build import Findings, IndexBuild
 from sidecar.job.index_check import check_all, check_borders, check_rows, sample_borders
-from sidecar.job.index_import import import_rows
 from sidecar.job.index_object import open_channel_index
 from sidecar.job.index_objects import Access, ChannelObjects, check_indexable
 from sidecar.job.index_target import index_target
@@ -34,7 +32,6 @@ from streamer.aio import in_thread
 from streamer.errors import ConfigError, CorruptObject
 from streamer.formats.borders import STRIDE
 from streamer.formats.record_format import RecordFormat
-from streamer.formats.record_index import RecordIndex
 from streamer.relay.statistics import ChannelCounters
 from streamer.scratch import scratch_directory
 from streamer.units import decimal_bytes
@@ -44,14 +41,10 @@ if TYPE_CHECKING:
 
     from sidecar.config.job import Job
     from sidecar.config.request import ChannelConfig
-    from sidecar.job.index_file import IndexFile
     from sidecar.job.index_target import IndexTarget
     from sidecar.job.stored_index import StoredIndex
     from streamer.plan import Plan
     from streamer.s3.client.session import Clients
-
-IMPORT_CHECKS = 1000
-"""Most records that are looked at before the rows of imported files are added."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +59,6 @@ class BuildOptions:
     """Format of the objects; None: that of the index or of the channel's Framing."""
     every: int | None = None
     """Number of records from one in the index to the next; None: that of the index, or `STRIDE`."""
-    imports: str | None = None
-    """Folder of index files that other programs wrote."""
     quiet: bool = False
 
 
@@ -196,7 +187,7 @@ async def build(job: Job, options: BuildOptions) -> dict[str, Any]:
                 targets[name] = target, *_kind(target, channel, options)
             for name, plan in (await work.plans()).items():
                 try:
-                    document[name] = await _build(name, plan, targets[name], options.imports, work)
+                    document[name] = await _build(name, plan, targets[name], work)
                 except CorruptObject as error:
                     failure = failure or error
     if failure is not None:
@@ -205,15 +196,12 @@ async def build(job: Job, options: BuildOptions) -> dict[str, Any]:
 
 
 async def _build(
-    name: str, plan: Plan, target: tuple[IndexTarget, RecordFormat, int], imports: str | None, work: _Work
+    name: str, plan: Plan, target: tuple[IndexTarget, RecordFormat, int], work: _Work
 ) -> dict[str, Any]:
     """Build the index of a channel; return its part of the document. Raises CorruptObject at the end."""
     index, record_format, stride = target
     objects = await in_thread(ChannelObjects, plan)
     async with index.open(record_format, stride) as (file, upload):
-        imported = 0
-        if imports is not None:
-            imported = await _import(name, file, objects, folder=imports, work=work)
         building = IndexBuild(file, objects, Findings(name), upload)
         await in_thread(building.prepare)
         counters = work.progress.begin(name, building.bytes_to_read)
@@ -224,7 +212,6 @@ async def _build(
     read = counters.consumed_bytes
     return figures(index.name, file.index, size) | {
         "scanned": building.scanned,
-        "imported": imported,
         "bytes_read": read,
         "seconds": round(seconds, 3),
         "cpu_seconds_per_gb": round(cpu / read * 1e9, 3) if read else None,
@@ -246,28 +233,6 @@ def _kind(target: IndexTarget, channel: ChannelConfig, options: BuildOptions) ->
             "RecordIO, lines, tar or fixed:BYTES, and --channel if others have another one"
         )
     return record_format, options.every or found[1]
-
-
-async def _import(channel: str, file: IndexFile, objects: ChannelObjects, *, folder: str, work: _Work) -> int:
-    """Add the rows of imported index files, once their records are found in the objects; return how many.
-
-    Raises CorruptObject for a file that does not fit its object.
-    """
-    index = file.index
-    found = await in_thread(import_rows, folder, objects, index)
-    imported = RecordIndex(index.format, index.stride)
-    for _, row in found:
-        imported.add(row)
-    refs = [each for each, _ in found]
-    names = array("Q", [each.name for each in refs])
-    borders = sample_borders(imported, refs, names, IMPORT_CHECKS)
-    bad: list[CorruptObject] = []
-    await check_borders(index.format, borders, work.access(channel), on_bad=bad.append)
-    if bad:
-        raise bad[0]
-    if found:
-        file.append([row for _, row in found])
-    return len(found)
 
 
 async def verify(job: Job, options: VerifyOptions) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def lines(document: dict[str, Any]) -> list[str]:
     """Return what people read about the indexes of a document."""
     return [
         f"{name}\n  format   {channel['format']}\n  objects  {channel['objects']}"
-        + (f" ({channel['scanned']} scanned, {channel['imported']} imported)" if "scanned" in channel else "")
+        + (f" ({channel['scanned']} scanned)" if "scanned" in channel else "")
         + f"\n  records  {channel['records']}"
         f"\n  bytes    {channel['bytes']} ({decimal_bytes(channel['bytes'])})"
         f"\n  index    {decimal_bytes(channel['index_bytes'])}, {channel['index_bytes_per_record']} bytes a "

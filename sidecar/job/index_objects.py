@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, overload
 
 from sidecar.job.channels import transport_spec
-from sidecar.job.download_paths import common_prefix
 from streamer.errors import BadAnswer, ConfigError, ErrorContext
 from streamer.formats.record_index import object_name, object_version
 from streamer.plan import is_modified
@@ -64,7 +63,6 @@ class ChannelObjects(Sequence[IndexedRef]):
 
     def __init__(self, plan: Plan) -> None:
         """`plan`: of a channel that `check_indexable` allows. Takes seconds for a million objects."""
-        self.prefix = common_prefix(plan)
         self.names, self._versions, self._numbers = array("Q"), array("Q"), array("Q")
         self._entries = plan.entries
         known: dict[int, int] = {}

@@ -142,18 +142,6 @@ def kind_of_index(path: str, name: str) -> tuple[RecordFormat, int] | None:
     return index.format, index.stride
 
 
-def read_file(path: str, most: int = -1) -> bytes | None:
-    """Return the first `most` bytes of a file, or all; None if there is no file. Raises OSError.
-
-    A FIFO in its place is no file, and does not block.
-    """
-    fd = _open(path)
-    if fd is None:
-        return None
-    with open(fd, "rb") as file:
-        return file.read(most)
-
-
 def _open(path: str) -> int | None:
     """Open a file for reading; return its descriptor, or None if there is no file. Raises OSError."""
     try:
@@ -167,9 +155,16 @@ def _open(path: str) -> int | None:
 
 
 def _bytes_of(path: str, most: int = -1) -> bytes | None:
-    """As `read_file`. Raises SinkError."""
+    """Return the first `most` bytes of a file, or all; None if there is no file. Raises SinkError.
+
+    A FIFO in its place is no file, and does not block.
+    """
     try:
-        return read_file(path, most)
+        fd = _open(path)
+        if fd is None:
+            return None
+        with open(fd, "rb") as file:
+            return file.read(most)
     except OSError as error:
         raise SinkError(f"cannot read the record index {path}: {error.strerror}") from error
 

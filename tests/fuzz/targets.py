@@ -37,7 +37,6 @@ from streamer.errors import BadAnswer, ErrorContext, PenstockError
 from streamer.formats import recordio, tfrecord
 from streamer.formats.arrow_joiner import ArrowJoiner
 from streamer.formats.borders import BadRecord
-from streamer.formats.foreign_index import read_dali, read_recordio
 from streamer.formats.join import Joiner, NotJoinable
 from streamer.formats.lines import LineReader
 from streamer.formats.record_format import RecordFormat
@@ -171,13 +170,6 @@ def index_file(data: bytes) -> None:
     again, _ = RecordIndex.read(index.header() + block(index))
     if end > len(data) or list(again) != list(index):
         raise AssertionError(list(index))
-
-
-def foreign(data: bytes) -> None:
-    for read in (read_dali, read_recordio):
-        with contextlib.suppress(BadRecord):
-            if list(found := read(data, 100)) != sorted(set(found)):
-                raise AssertionError(found)
 
 
 INDEX = RecordIndex(RecordFormat.parse("TFRecord"), 2)
@@ -494,7 +486,6 @@ TARGETS: dict[str, Target] = {
     "record-index": Target(
         index_file, (INDEX.header() + block(ROWS[:2]) + block(ROWS[2:]), INDEX.header()), (Damaged,)
     ),
-    "foreign-index": Target(foreign, (b"0 40\n40 60\n", b"1\t40\n0\t0\n")),
     "protobuf": Target(
         proto,
         (

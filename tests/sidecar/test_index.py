@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,9 +24,11 @@ from streamer.formats.record_format import RecordFormat
 from streamer.formats.record_index import IndexedObject, RecordIndex, block, object_name
 from tests.kit.faults import resets_after
 from tests.kit.processes import job, penstock, write_job
+from tests.kit.raw import etag
 from tests.kit.stub import S3Stub, fails, stalls
 from tests.unit.test_borders import made, naive
 
+PAGE = Path(__file__).parents[2] / "docs/how-to/record-index.md"
 PAYLOADS = [bytes([number % 256]) * (number * 37 % 900) for number in range(700)]
 RECORDS = [tfrecord.encode(each) for each in PAYLOADS]
 
@@ -309,37 +312,25 @@ def test_a_channel_without_addressable_records_is_refused(
     assert "the job file has no channel 'nothing'; it has train, other" in done.stderr
 
 
-def test_the_index_files_of_other_programs_are_imported(stub: S3Stub, tmp_path: Path) -> None:
-    path, folder, foreign = setup(stub, tmp_path), tmp_path / "index", tmp_path / "idx"
-    stub.objects["b/train/sub/4.tfrecord"] = b"".join(RECORDS[:10])
-    (foreign / "sub").mkdir(parents=True)
-    for file, data in [("0.idx", "b/train/0"), ("sub/4.idx", "b/train/sub/4.tfrecord")]:
-        offsets = naive("TFRecord", stub.objects[data])
-        ends = [*offsets[1:], len(stub.objects[data])]
-        lines = [f"{at} {end - at}\n" for at, end in zip(offsets, ends, strict=True)]
-        (foreign / file).write_text("".join(lines))
-    options = ["--format", "TFRecord", "--import", str(foreign), "--json"]
-    found = json.loads(build(path, folder, *options).stdout)["channels"]["train"]
-    assert (found["imported"], found["scanned"]) == (2, 2)
-    assert found["bytes_read"] == len(stub.objects["b/train/2"])
-    verify(path, folder, "--all")
-    assert json.loads(build(path, folder, *options).stdout)["channels"]["train"]["imported"] == 0
-
-
-def test_an_imported_file_that_does_not_fit_is_refused(stub: S3Stub, tmp_path: Path) -> None:
-    path, folder, foreign = setup(stub, tmp_path, "RecordIO"), tmp_path / "index", tmp_path / "idx"
-    foreign.mkdir()
-    size = len(stub.objects["b/train/0"])
-    options = ["--format", "RecordIO", "--import", str(foreign)]
-    (foreign / "0.idx").write_text(f"0\t0\n1\t{size}\n")
-    done = build(path, folder, *options, code=8)
-    assert "the index file of the object does not fit it" in done.stderr
-    (foreign / "0.idx").write_text("0\t0\n" + "".join(f"{n}\t{n + 20}\n" for n in range(256)))
-    done = build(path, folder, *options, code=8)
-    assert "no record is where the index has one: no RecordIO record begins here" in done.stderr
-    assert rows(folder) == {}
-    done = build(path, tmp_path / "other", "--format", "tar", "--import", str(foreign), code=2)
-    assert "--import takes index files of TFRecord and RecordIO objects" in done.stderr
+def test_the_program_of_the_page_writes_an_index_from_those_of_other_programs(
+    stub: S3Stub, tmp_path: Path
+) -> None:
+    path = write_job(tmp_path / "job.yaml", job(stub.url, None, "my-bucket/train/"))
+    listed = []
+    for key, data in {"train/0": b"".join(RECORDS[:300]), "train/sub/4": b"".join(RECORDS[:10])}.items():
+        stub.objects[f"my-bucket/{key}"] = data
+        ends = [*naive("TFRecord", data)[1:], len(data)]
+        lines = [f"{at} {end - at}\n" for at, end in zip(naive("TFRecord", data), ends, strict=True)]
+        file = tmp_path / "idx" / (key.removeprefix("train/") + ".idx")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("".join(lines))
+        listed.append({"Key": key, "Size": len(data), "ETag": f'"{etag(data)}"'})
+    (tmp_path / "objects.json").write_text(json.dumps({"Contents": listed}))
+    (tmp_path / "index").mkdir()
+    (program,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
+    verify(path, tmp_path / "index")
+    verify(path, tmp_path / "index", "--all")
 
 
 def test_framing_of_the_job_file_is_the_default(stub: S3Stub, tmp_path: Path) -> None:

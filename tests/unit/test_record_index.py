@@ -1,4 +1,4 @@
-"""The record index: its file, rows and lookups; the index files of other programs."""
+"""The record index: its file, rows and lookups."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.formats import recordio, tfrecord
-from streamer.formats.borders import BadRecord
-from streamer.formats.foreign_index import read_dali, read_recordio
 from streamer.formats.record_format import RecordFormat
 from streamer.formats.record_index import (
     Damaged,
@@ -117,47 +114,6 @@ def test_a_row_is_of_one_version_of_one_object() -> None:
 def test_a_row_of_a_small_record_takes_less_than_a_byte_a_record() -> None:
     many = [IndexedObject(n, n, 10**8, 1000, 10**8, array("Q", [0, 1, 2, 3])) for n in range(1000)]
     assert len(block(many)) / (1000 * 1000) < 0.08
-
-
-# Index files of other programs
-
-
-def test_what_dali_writes() -> None:
-    """tfrecord2idx: offset and size of every frame."""
-    frames = [tfrecord.encode(bytes(number)) for number in range(5)]
-    offsets = [sum(map(len, frames[:number])) for number in range(5)]
-    size = sum(map(len, frames))
-    text = "".join(f"{at} {len(frame)}\n" for at, frame in zip(offsets, frames, strict=True)).encode()
-    assert list(read_dali(text, size)) == offsets
-    assert list(read_dali(b"", 0)) == []
-    for wrong, message in [
-        (text[3:], "line 1 of the index"),
-        (text[: text.rindex(b"\n", 0, -1)], "the records of the index end at"),
-        (b"0 -3\n", "is not `OFFSET SIZE`"),
-        (b"0 0\n", "line 1 of the index has a record at 0, and 0 is due"),
-        (text + b"1 2 3\n", "line 6 of the index is not"),
-        (b"\xff\n", "line 1 of the index is not"),
-    ]:
-        with pytest.raises(BadRecord, match=message):
-            read_dali(wrong, size)
-    with pytest.raises(BadRecord, match="and the object at"):
-        read_dali(text, size + 1)
-
-
-def test_what_im2rec_writes() -> None:
-    """Keys in any order, as MXNet's shuffled lists have them."""
-    size = len(recordio.encode(b"abcd")) * 3
-    assert list(read_recordio(b"7\t24\n1\t0\n5\t12\n", size)) == [0, 12, 24]
-    assert list(read_recordio(b"", 0)) == []
-    for wrong, message in [
-        (b"1 0\n", "line 1 of the index is not"),
-        (b"1\t12\n", "no record at offset 0"),
-        (b"", "no record at offset 0"),
-        (b"1\t0\n2\t0\n", "two lines of the index have one offset"),
-        (b"1\t0\n2\t36\n", "a record at 36, and the object ends at 36"),
-    ]:
-        with pytest.raises(BadRecord, match=message):
-            read_recordio(wrong, size)
 
 
 class _File:
