@@ -6,7 +6,7 @@
     tensorflow  PipeModeDataset                     beside tf.data.TFRecordDataset
     keras       PipeModeDataset and `fit`           beside TFRecordDataset and `fit`, a small model
     torch       PipeIterableDataset                 beside the package `tfrecord` in an IterableDataset
-    plain       PipeReader, InterleavedReader, …    beside the package `tfrecord`
+    plain       PipeReader, PipeReader.batches      beside the package `tfrecord`
 
 Each reader has one process, which imports its libraries once; the readers' runs alternate, so that all
 readers run in the same minute of the machine. A run reads the file several times, in batches; the consumer
@@ -127,9 +127,6 @@ READERS = (
     Contestant("plain", "tfrecord", 0),
     Contestant("plain", "PipeReader"),
     Contestant("plain", "PipeReader.batches"),
-    Contestant("plain", "InterleavedReader", 2),
-    Contestant("plain", "InterleavedReader.batches, as they arrive", 2),
-    Contestant("plain", "MixedReader", 2),
 )
 """All readers. The first one of a family is what the others are compared with."""
 

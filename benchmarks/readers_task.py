@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from importlib import metadata
-from itertools import chain, islice
+from itertools import chain
 from typing import Any
 
 Order = dict[str, Any]
@@ -85,7 +85,7 @@ def torch(order: Order) -> int:
 
 
 def plain(order: Order) -> int:
-    from streamer.readers import InterleavedReader, MixedReader, PipeReader
+    from streamer.readers import PipeReader
 
     names, kind = order["names"], order["record_format"]
     options: dict[str, Any] = {"epoch": 0, **_directories(order)}
@@ -95,12 +95,6 @@ def plain(order: Order) -> int:
             records = PipeReader(names[0], kind, **options)
         case "PipeReader.batches":
             return _lists(PipeReader(names[0], kind, **options).batches())
-        case "InterleavedReader":
-            records = InterleavedReader(names, kind, **options)
-        case "InterleavedReader.batches, as they arrive":
-            return _lists(InterleavedReader(names, kind, block=None, **options).batches())
-        case "MixedReader":
-            records = islice(MixedReader(dict.fromkeys(names, 1), kind, **options), order["count"])
         case _:
             records = map(bytes, _of_package(order))
     return sum(map(len, records))

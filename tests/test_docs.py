@@ -45,8 +45,6 @@ from sidecar.observe.metrics import (
 from sidecar.process.exits import Exit
 from streamer import errors
 from streamer.readers import (
-    InterleavedReader,
-    MixedReader,
     PipeReader,
     PipeStream,
     open_channel,
@@ -447,8 +445,6 @@ def test_every_make_target_shown_exists(page: Path) -> None:
 
 
 CALLS: dict[str, Callable[..., Any] | str] = {
-    "InterleavedReader": InterleavedReader,
-    "MixedReader": MixedReader,
     "PipeReader": PipeReader,
     "rank_channels": rank_channels,
     "PipeStream": PipeStream,

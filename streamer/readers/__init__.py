@@ -3,10 +3,9 @@
     core        config (directories, channels), state and rank_claim (the state file), state_file (of
                 `--resume`), epochs (which epoch is next), arrival, stream, read_end and proof (one FIFO as a
                 file with a proven end), plain (records), position (saved and resumed), start (brings a stream
-                to it), follow (moves it with the records), interleave (several FIFOs as one stream; with
-                fifo_source and joint_states), mixed (channels by weight), endless (epoch after epoch),
-                record_keys and record_names (the object of each record), shuffle (of records in windows),
-                skipping (corrupt records)
+                to it), follow (moves it with the records), joint_states (of several FIFOs), endless (epoch
+                after epoch), record_keys and record_names (the object of each record), shuffle (of records in
+                windows), skipping (corrupt records)
     tensorflow  a `tf.data.Dataset`: `PipeModeDataset`; with steps (Python stepped by TensorFlow), bulk and
                 checksums (small TFRecords by the block), failures (statuses of errors), interrupts (Ctrl-C),
                 positions, memory (glibc's thresholds) and meter (speed, printed)
@@ -37,8 +36,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from streamer.readers.core.config import PipeModeDatasetException
     from streamer.readers.core.endless import endless
-    from streamer.readers.core.interleave import InterleavedReader
-    from streamer.readers.core.mixed import MixedReader
     from streamer.readers.core.plain import PipeReader, open_channel
     from streamer.readers.core.rank_channels import rank_channel, rank_channels
     from streamer.readers.core.record_names import KeyedRecord
@@ -47,9 +44,7 @@ if TYPE_CHECKING:
     from streamer.readers.core.stream import PipeStream
 
 __all__ = [
-    "InterleavedReader",
     "KeyedRecord",
-    "MixedReader",
     "PipeModeDatasetException",
     "PipeReader",
     "PipeStream",
@@ -63,9 +58,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "InterleavedReader": "streamer.readers.core.interleave",
     "KeyedRecord": "streamer.readers.core.record_names",
-    "MixedReader": "streamer.readers.core.mixed",
     "PipeModeDatasetException": "streamer.readers.core.config",
     "PipeReader": "streamer.readers.core.plain",
     "PipeStream": "streamer.readers.core.stream",

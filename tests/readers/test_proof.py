@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from streamer.errors import StreamError, TruncatedStream
-from streamer.readers import InterleavedReader, PipeReader, PipeStream
+from streamer.readers import PipeReader, PipeStream
 from streamer.readers.samples import grouped
 from streamer.trailer import TrailerState, trailer_path
 from tests.kit.late import LATE
@@ -41,8 +41,6 @@ READERS: dict[str, Callable[[], Iterable[Any]]] = {
     "plain, this epoch": lambda: PipeReader("train", "TextLine", epoch=0),
     "stream": lambda: PipeStream(path(0)),
     "samples": lambda: grouped(plain(), 2),
-    "in turn": lambda: InterleavedReader(["train"], "TextLine"),
-    "as they arrive": lambda: InterleavedReader(["train"], "TextLine", block=None),
     "torch": lambda: PipeIterableDataset("train", "TextLine"),
     "tensorflow": lambda: PipeModeDataset("train", "TextLine").as_numpy_iterator(),
     "tensorflow, positions": lambda: PipeModeDataset("train", "TextLine", positions=True).as_numpy_iterator(),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sidecar.job.resume import parse_saved
 from streamer.errors import ChannelError
 from streamer.formats import tfrecord
-from streamer.readers import MixedReader, PipeReader
+from streamer.readers import PipeReader
 from streamer.readers.core.shuffle import permute
 from streamer.step_state import StepState
 from tests.readers.feeder import Feed, Feeder
@@ -149,26 +149,6 @@ def test_ranks_by_record_have_windows_of_steps(feeder: Feeder) -> None:
     single, state = taken(RECORDS, count=15, shuffle=3)
     assert sorted(single[:10]) == sorted(RECORDS[:10])
     assert state == StepState("train", 0, 1, ORDER).document()
-
-
-def test_a_mix_of_shuffled_channels_goes_on(feeder: Feeder) -> None:
-    def mixed(state: Any, count: int) -> tuple[list[bytes], Any]:
-        feeds = [feeder.feed(0, encoded(RECORDS), channel=name) for name in ("train", "validation")]
-        reader = MixedReader({"train": 2, "validation": 1}, "TFRecord", shuffle=30, seed=5, epoch=0)
-        if state is not None:
-            reader.load_state_dict(state)
-        records = iter(reader)
-        try:
-            return list(islice(records, count)), reader.state_dict()
-        finally:
-            records.close()
-            for feed in feeds:
-                feed.join()
-
-    feeder.configure({"train": "Pipe", "validation": "Pipe"})
-    due, _ = mixed(None, 300)
-    first, state = mixed(None, 101)
-    assert first + mixed(state, 199)[0] == due != RECORDS[:300]
 
 
 def test_states_of_another_shuffle_are_refused(feeder: Feeder) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from streamer.errors import ChannelError, CorruptRecord, CutRecord
 from streamer.formats import recordio, tfrecord
-from streamer.readers import InterleavedReader, MixedReader, PipeReader, SkipPolicy
+from streamer.readers import PipeReader, SkipPolicy
 from streamer.readers.core.epoch_skips import EpochSkips
 from streamer.readers.core.record_keys import RecordKeys
 from streamer.readers.core.skipping import SkipCounts, SkippedRecord
@@ -350,31 +350,6 @@ def test_a_shuffled_reader_skips_too(feeder: Feeder) -> None:
         assert list(again) == order[count:]
 
 
-def test_a_mix_has_a_budget_for_each_channel(feeder: Feeder) -> None:
-    feeder.configure({"a": "Pipe", "b": "Pipe"})
-    for channel in ("a", "b"):
-        feeder.feed(0, b"".join(spoilt({1: False}, FRAMES[:9])), channel=channel)
-    reader = MixedReader({"a": 1, "b": 1}, "TFRecord", skip=SkipPolicy(records=1))
-    records = iter(reader)
-    assert [next(records) for _ in range(8)] == [RECORDS[n] for n in (0, 0, 2, 2, 3, 3, 4, 4)]
-    assert {name: counts.records for name, counts in reader.skipped.items()} == {"a": 1, "b": 1}
-    records.close()
-
-
-@pytest.mark.parametrize("block", [1, None])
-def test_an_interleaved_reader_skips_in_each_fifo(feeder: Feeder, block: int | None) -> None:
-    feeder.configure({"a": "Pipe", "b": "Pipe"})
-    for channel in ("a", "b"):
-        data, keys = objects(spoilt({1: False, 4: True}, FRAMES[:9]), FRAMES[9:20])
-        feeder.list_keys(keys, channel=channel)
-        feeder.feed(0, data, channel=channel)
-    reader = InterleavedReader(["a", "b"], "TFRecord", block=block, skip=SkipPolicy(records=1, objects=1))
-    good = [RECORDS[0], *RECORDS[2:4], *RECORDS[9:20]]
-    assert sorted(reader) == sorted(2 * good)
-    counts = {name: (each.records, each.objects) for name, each in reader.skipped.items()}
-    assert counts == {"a": (1, 1), "b": (1, 1)}
-
-
 def test_several_processes_may_share_the_list(tmp_path: Path) -> None:
     """Lines of any length stay whole, because each is one write with O_APPEND."""
     path = tmp_path / "bad"
@@ -411,8 +386,6 @@ def test_argument_errors(feeder: Feeder, tmp_path: Path) -> None:
             SkipPolicy(**wrong)
     with pytest.raises(ValueError, match="skip has no meaning for TextLine"):
         PipeReader("train", "TextLine", skip=SkipPolicy(records=1))
-    with pytest.raises(ValueError, match="skip has no meaning for TextLine"):
-        InterleavedReader(["train"], "TextLine", skip=SkipPolicy(records=1))
     with pytest.raises(ChannelError, match=r"cannot write the quarantine list .*no/file: No such file"):
         PipeReader("train", "TFRecord", skip=SkipPolicy(records=1, quarantine=tmp_path / "no" / "file"))
 
@@ -432,12 +405,6 @@ def test_a_key_cannot_forge_a_line_of_the_log(feeder: Feeder, caplog: pytest.Log
     assert len(list(reader)) == 99
     assert r"s3://b/k\n\x1b[2J at" in caplog.text
     assert reader.skipped.last[0].key == "k\n\x1b[2J"
-
-
-def test_a_mix_without_a_good_record_names_what_was_skipped(feeder: Feeder) -> None:
-    feeder.feed(0, b"".join(map(damaged, FRAMES[:3])))
-    with pytest.raises(ChannelError, match="has no good record, .*: 3 corrupt records and 0 objects"):
-        next(iter(MixedReader({"train": 1}, "TFRecord", skip=SkipPolicy(records=3))))
 
 
 def test_a_full_disk_under_the_list_is_an_error(feeder: Feeder) -> None:

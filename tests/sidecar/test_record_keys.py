@@ -16,7 +16,7 @@ import pytest
 from streamer.errors import ChannelError
 from streamer.formats import recordio, tfrecord
 from streamer.key_list import key_list_path
-from streamer.readers import KeyedRecord, MixedReader, PipeReader
+from streamer.readers import KeyedRecord, PipeReader
 from streamer.readers.tokens import TokenReader
 from tests.kit.processes import job, sidecar, write_job
 from tests.kit.stub import S3Stub
@@ -251,7 +251,7 @@ def test_without_record_keys_a_reader_says_so(stub: S3Stub, tmp_path: Path) -> N
     with sidecar(path) as started:
         started.wait_for("ready")
         with pytest.raises(ChannelError, match=r"has no key list.*RecordKeys"):
-            list(MixedReader({"train": 1}, "TFRecord", key=True, **directories(base)))
+            list(PipeReader("train", "TFRecord", key=True, **directories(base)))
         assert not list((base / "input/data").glob("*.keys"))
 
 

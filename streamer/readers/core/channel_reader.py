@@ -27,13 +27,11 @@ class ChannelReader:
 
     shuffle: Shuffle | None = None
     """How records are shuffled; None if they are not."""
-    patience: float | None = None
-    """As for `PipeStream`. If it is not None, lists of records may be empty."""
 
     def __init__(self, channel: str, paths: Directories, *, epoch: int | None, timeout: float) -> None:
         self.channel = channel
         check_if_configured(channel, paths.config)
-        self._epochs = ChannelEpochs(channel, paths, epoch=epoch, timeout=timeout, patience=self.patience)
+        self._epochs = ChannelEpochs(channel, paths, epoch=epoch, timeout=timeout)
         self._position: ReaderPosition | None = None
         """Position in the epoch that was begun last."""
         self.left = 0
@@ -96,16 +94,6 @@ class ChannelReader:
             self._epochs.seek(self._start.position.epoch)
         self._tried = True
         return self._epochs.next_stream()
-
-    @property
-    def resumes(self) -> bool:
-        """Whether the next iteration begins at a state that was loaded."""
-        return self._start is not None
-
-    def come_to(self, epoch: int) -> None:
-        """Make the first record of an epoch, whose FIFO is open, the position, unless a state was loaded."""
-        if self._start is None:
-            self._position, self.left = ReaderPosition(self.channel, epoch), 0
 
     def _is_start(self, position: ReaderPosition) -> bool:
         """Return whether the epoch of `position` is that of the start; another reader may have taken that."""

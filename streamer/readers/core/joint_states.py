@@ -1,4 +1,4 @@
-"""States of several FIFOs that one reader or process reads: saved together, and loaded together."""
+"""States of several FIFOs that one process reads, saved together."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from streamer.errors import ChannelError
-from streamer.readers.core.position import ReaderPosition
 from streamer.trailer import channel_of_rank
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from streamer.readers.core.plain import PipeReader
+    from streamer.readers.core.position import ReaderPosition
 
 
 def joint_states(positions: Sequence[ReaderPosition]) -> list[dict[str, Any]]:
@@ -26,7 +25,7 @@ def joint_states(positions: Sequence[ReaderPosition]) -> list[dict[str, Any]]:
         else:
             states.append(position.state())
     for name, fifos in ranks.items():
-        least = min(fifos, key=ReaderPosition.next_step)
+        least = min(fifos, key=lambda each: each.next_step())
         most = max(each.next_step(begun=True) for each in fifos)
         rank = next((each.rank for each in fifos if each.rank is not None), None)
         epoch, step = least.next_step()
@@ -38,11 +37,3 @@ def joint_states(positions: Sequence[ReaderPosition]) -> list[dict[str, Any]]:
             )
         states.append(replace(least, rank=least.rank or rank).state())
     return states
-
-
-def load_all(readers: Sequence[PipeReader], saved: Mapping[str, Mapping[str, Any]], *, anyway: bool) -> None:
-    """Load the state of each reader's channel: all of them, or, if one raises ValueError, none."""
-    for reader in readers:
-        ReaderPosition.of(saved[reader.channel], reader.channel, reader.shuffle)
-    for reader in readers:
-        reader.load_state_dict(saved[reader.channel], anyway=anyway)

@@ -20,6 +20,7 @@ workers share a channel.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from streamer.formats.fixed import FixedReader
@@ -35,11 +36,11 @@ from streamer.readers.core.keys_and_skips import KeysAndSkips
 from streamer.readers.core.memory import keep_memory
 from streamer.readers.core.shuffle import Shuffle
 from streamer.readers.core.skipping import SkippedRecord, without_skipped
-from streamer.readers.core.start import approach_start
+from streamer.readers.core.start import reach_start
 from streamer.units import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Iterator
 
     from streamer.formats.window import RecordReader, Source
     from streamer.readers.core.skipping import SkipPolicy
@@ -130,11 +131,6 @@ class PipeReader(ChannelReader):
                 if type(record) is not SkippedRecord:
                     yield record
 
-    @property
-    def skips(self) -> bool:
-        """Whether corrupt records may be left out."""
-        return self._records.skip is not None
-
     def __len__(self) -> int:
         """Return the number of records of an epoch, if ranks share the channel by record.
 
@@ -155,16 +151,12 @@ class PipeReader(ChannelReader):
 
     def _lists(self) -> Iterator[list[Any]]:
         """Yield the lists of the next epoch; a corrupt record has its place in them."""
-        with self.next_stream() as stream:
-            yield from self.lists_of(stream)
-
-    def lists_of(self, stream: PipeStream) -> Generator[list[Any], None, None]:
-        """Yield the lists of `stream` from the start on, if that is in its epoch."""
-        position = yield from approach_start(stream, self.channel, self._start)
-        with self._records.epoch(stream, self.channel, offset=position.offset, number=position.number) as (
-            keys,
-            skips,
-        ):
+        with contextlib.ExitStack() as stack:
+            stream = stack.enter_context(self.next_stream())
+            position = reach_start(stream, self.channel, self._start)
+            keys, skips = stack.enter_context(
+                self._records.epoch(stream, self.channel, offset=position.offset, number=position.number)
+            )
             self._begin_epoch(position)
             reader = record_reader(stream, self.record_format)
             yield from follow(position, reader, stream, keys, skips, shuffle=self.shuffle)
