@@ -317,7 +317,7 @@ def test_unknown_names_of_the_package() -> None:
 def test_endless_goes_on_into_the_next_epoch(feeder: Feeder) -> None:
     """From the middle of an epoch; the length stays that of one epoch."""
     for epoch, records in enumerate((RECORDS, [], RECORDS, [], [])):
-        feeder.feed(epoch, encoded("TFRecord", records), records=len(RECORDS), steps=7)
+        feeder.feed(epoch, encoded("TFRecord", records), records=len(records), steps=7)
     reader = PipeReader("train", "TFRecord")
     stream = endless(reader)
     assert list(itertools.islice(stream, 3000)) == [*RECORDS, *RECORDS[:1000]]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from streamer.errors import ChannelError
 from streamer.readers.core.keys_and_skips import placed_lists
 from streamer.readers.core.rank_steps import RankSteps, step_records
+from streamer.readers.core.record_count import RecordCount
 from streamer.readers.core.record_keys import NO_BATCH
 from streamer.readers.core.shuffle import NumberedRecords, Windows
 
@@ -45,10 +46,12 @@ def follow(
     records in windows; a corrupt record keeps a place in these. If the stream has a patience, lists are empty
     while a window is read.
 
-    Raises CorruptRecord for a record that is over the budget, after the records before it.
+    Raises CorruptRecord for a record that is over the budget, after the records before it, and StreamError as
+    `RecordCount.checked`.
     """
     if batches is None:
         batches = placed_lists(reader, stream, keys, skips, position.offset)
+    batches = RecordCount(stream, position.records - position.skip).checked(batches, reader)
     if shuffle is None:
         yield from _in_order(position, reader, stream, skips, batches)
         return

@@ -1,6 +1,6 @@
 """Reads the epochs of a dataset, each from a stream of its own, as steps of records.
 
-stream --> record reader --> (position, keys, skips, shuffle) --> (meter) --> steps
+stream --> record reader --> position, (keys, skips, shuffle) --> (meter) --> steps
 """
 
 from __future__ import annotations
@@ -86,17 +86,13 @@ class EpochSteps:
         spec, cursor = self._spec, self._cursor()
         with contextlib.ExitStack() as stack:
             stream = stack.enter_context(self._streams())
-            blocks: Iterator[list[bytes]]
             checks = _check_records(stream, self._records[0]) if self._records else iter(())
-            if cursor is not None:
-                blocks = stack.enter_context(contextlib.closing(cursor.batches(stream, self._reader)))
-            else:
-                blocks = self._reader(stream).batches()
-            blocks = itertools.chain(checks, blocks)
+            lists = stack.enter_context(contextlib.closing(cursor.batches(stream, self._reader)))
+            blocks: Iterator[list[bytes]] = itertools.chain(checks, lists)
             if spec.benchmark or spec.benchmark_records_interval:
                 meter = Meter(benchmark=spec.benchmark, interval=spec.benchmark_records_interval)
                 blocks = meter.measure(blocks)
-            after, columns = cursor if spec.positions else None, cursor.columns if cursor else None
+            after, columns = cursor if spec.positions else None, cursor.columns
             if spec.batch_size is None:
                 yield from record_steps(blocks, after, columns)
             else:
@@ -108,16 +104,15 @@ class EpochSteps:
                     columns=columns,
                 )
 
-    def _cursor(self) -> EpochCursor | None:
-        """Return the position of an iterator in its epoch, if the options need it."""
-        spec = self._spec
-        if self._channel is None or not (
-            spec.positions or self._starts or spec.key or self._skipping or spec.shuffle
-        ):
-            return None
-        columns = KeyColumns() if spec.key else None
+    def _cursor(self) -> EpochCursor:
+        """Return the position of an iterator in its epoch."""
+        columns = KeyColumns() if self._spec.key else None
         return EpochCursor(
-            self._channel, self._starts, columns, skipping=self._skipping, shuffle=spec.shuffle
+            self._channel or "",  # a path has no positions
+            self._starts,
+            columns,
+            skipping=self._skipping,
+            shuffle=self._spec.shuffle,
         )
 
     def _reader(self, stream: PipeStream, drop: int = 0) -> RecordReader:

@@ -20,6 +20,7 @@ from streamer.readers.core.memory import keep_memory
 from streamer.readers.core.plain import check_format, record_reader
 from streamer.readers.core.position import StartPosition
 from streamer.readers.core.rank_steps import RankSteps, step_records
+from streamer.readers.core.record_count import RecordCount
 from streamer.readers.core.record_keys import NO_BATCH
 from streamer.readers.core.shuffle import NumberedRecords, Windows
 from streamer.readers.core.skipping import Replacements, without_skipped
@@ -225,7 +226,8 @@ class ElementSource:
             ahead = remaining_records(saved, channel, stream.epoch).ahead
             remaining = RemainingRecords(StartPosition(position), ahead)
             reader = spec.reader(stream)
-            batches = placed_lists(reader, stream, keys, skips, base)
+            lists = placed_lists(reader, stream, keys, skips, base)
+            batches = RecordCount(stream, number).checked(lists, reader)
             while True:
                 offset = base + reader.offset
                 batch, in_object = next(batches, NO_BATCH)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from streamer.readers.core.record_count import RecordCount
 from streamer.readers.core.record_keys import NO_BATCH, RecordKeys, with_keys
 from streamer.readers.core.record_names import KeyedRecord
 from streamer.readers.core.shuffle import NumberedRecords
@@ -41,7 +42,8 @@ class TurnReader:
         self._end = _End(stream)
         self._reader = make_reader(self._end)
         self._keys = RecordKeys(stream, offset=0) if key else None
-        self._batches = with_keys(self._reader, self._keys, 0)
+        self._count = RecordCount(stream)
+        self._batches = self._count.checked(with_keys(self._reader, self._keys, 0), self._reader)
         self._remaining = remaining
         self._unit = unit
         self._check = check
@@ -54,6 +56,7 @@ class TurnReader:
     def turn(self, cursor: SharedCursorFile) -> list[NumberedRecords]:
         """Go on at `cursor`, and move it, until a unit is complete or the epoch has ended."""
         self._stream.received = cursor.received
+        self._count.number = cursor.number
         self._reader.go_on(cursor.rest, cursor.offset)
         waiting: list[Any] = cursor.waiting
         if self._keys is not None:
@@ -73,10 +76,10 @@ class TurnReader:
             for block in self._remaining.select(batch, cursor.number, offset, in_object):
                 blocks.append(block)
                 count += len(block.records)
-            cursor.number += len(batch)
+            cursor.number = self._count.number
             if not batch:
                 self._check()
-        if self._end.reached:
+        if self._end.reached and self._count.fits:  # else the next turn raises
             cursor.state = ENDED
         cursor.waiting, cursor.waiting_from, cursor.waiting_keys = [], [], []
         if left := 0 if cursor.state == ENDED else count % self._unit:
