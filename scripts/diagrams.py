@@ -351,7 +351,8 @@ ROOMS = {
 FOUNDATION = {
     "streamer", "streamer.errors", "streamer.units", "streamer.trailer", "streamer.secrets", "streamer.aio",
     "streamer.key_list", "streamer.linux", "streamer.inflate", "streamer.retry", "streamer.escaping",
-    "streamer.shares", "streamer.step_state", "streamer.cancellation", "streamer.file_reads", "sidecar",
+    "streamer.shares", "streamer.step_state", "streamer.cancellation", "streamer.directory",
+    "streamer.file_reads", "sidecar",
 }  # fmt: skip
 """Rooms that import no other room; the diagram has them as a list, without arrows."""
 SHARED = {

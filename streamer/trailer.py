@@ -145,8 +145,11 @@ def channel_of_rank(name: str) -> str:
     return name.rpartition("-")[0]
 
 
-def write_trailer(directory: str, trailer: Trailer) -> None:
-    """Publish `trailer`; it replaces the epoch's trailer atomically. Raises OSError."""
+def write_trailer(directory: str, trailer: Trailer, *, dir_fd: int | None = None) -> None:
+    """Publish `trailer`; it replaces the epoch's trailer atomically. Raises OSError.
+
+    `dir_fd`: descriptor of the directory that `directory` is relative to, as in `os.open`.
+    """
     path = trailer_path(directory, trailer.channel, trailer.epoch)
     document = asdict(trailer)
     # Unused fields are left out, so that readers of an older release accept the document.
@@ -166,28 +169,36 @@ def write_trailer(directory: str, trailer: Trailer) -> None:
         del document["poison"]
     if not trailer.resumed:
         del document["resumed"]
-    replace_file(path, (json.dumps(document) + "\n").encode())
+    replace_file(path, (json.dumps(document) + "\n").encode(), dir_fd=dir_fd)
 
 
-def replace_file(path: str, data: bytes | bytearray, *, mode: int = 0o644, sync: bool = False) -> None:
+def replace_file(
+    path: str,
+    data: bytes | bytearray,
+    *,
+    mode: int = 0o644,
+    sync: bool = False,
+    dir_fd: int | None = None,
+) -> None:
     """Replace the file at `path` atomically by a new file with `data`. Raises OSError.
 
     `mode` is reduced by the umask. An existing file or link at `path` or at the temporary path is neither
-    written to nor followed. `sync`: the data is on the disk before the name is.
+    written to nor followed. `sync`: the data is on the disk before the name is. `dir_fd`: descriptor of the
+    directory that `path` is relative to.
     """
     temporary = f"{path}.{os.getpid()}.tmp"
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(temporary)
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        os.unlink(temporary, dir_fd=dir_fd)
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=dir_fd)
     try:
         with open(fd, "wb") as file:
             file.write(data)
             if sync:
                 file.flush()
                 os.fsync(fd)
-        os.rename(temporary, path)
+        os.rename(temporary, path, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
     except BaseException:
-        os.unlink(temporary)
+        os.unlink(temporary, dir_fd=dir_fd)
         raise
 
 

@@ -273,8 +273,10 @@ def no_blocking() -> Iterator[None]:
         # Making, renaming and removing names in the FIFO directory takes microseconds, happens once an
         # epoch, and must be in an exact order with the closing of the pipe.
         for call in ("os.unlink", "os.rename", "os.stat", "os.listdir"):
-            watch.functions[call].can_block_in("streamer/sink/fifo.py", {"clear", "resume"})
-            watch.functions[call].can_block_in("streamer/sink/fifo_names.py", {"kept", "remove", "withdraw"})
+            watch.functions[call].can_block_in(
+                "streamer/sink/fifo.py", {"clear", "close", "conclude", "resume", "retire", "withdraw"}
+            )
+            watch.functions[call].can_block_in("streamer/sink/fifo_names.py", {"kept", "remove_all"})
         # botocore reads its models and the user's profile for the first calls, before any byte moves.
         for function in watch.functions.values():
             function.can_block_in("streamer/s3/client/session.py", {"open_clients"})
@@ -283,6 +285,8 @@ def no_blocking() -> Iterator[None]:
             function.can_block_in("streamer/s3/catalog/object_info.py", {"find", "_http"})
             # /proc is no disk; and this socket is non-blocking, which os.read does not show.
             function.can_block_in("streamer/linux.py", {"pipe_allowance"})
+            # The base directory's links are resolved once, before anything is streamed.
+            function.can_block_in("sidecar/job/layout.py", {"__post_init__"})
             # A trailer is one small file, written and read (here, by tests) whole.
             function.can_block_in("streamer/trailer.py", {"write_trailer", "read_trailer"})
             # `reach` appends to a key list, a few kB at a time. A thread makes the writer.

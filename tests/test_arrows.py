@@ -38,6 +38,7 @@ MAY_IMPORT = {
     "streamer.file_reads": set(),
     "streamer.aio": set(),
     "streamer.linux": set(),
+    "streamer.directory": set(),
     "streamer.inflate": set(),
     "streamer.retry": set(),
     "streamer.formats": set(),
@@ -46,7 +47,8 @@ MAY_IMPORT = {
     "streamer.helpers.keeper": {"streamer.linux"},
     "streamer.helpers": {"streamer.helpers.keeper", "streamer.plan"},
     "streamer.sink": {
-        "streamer.helpers", "streamer.key_list", "streamer.linux", "streamer.plan", "streamer.trailer",
+        "streamer.directory", "streamer.helpers", "streamer.key_list", "streamer.linux", "streamer.plan",
+        "streamer.trailer",
     },
     "streamer.s3.client": {
         "streamer.file_reads", "streamer.linux", "streamer.retry", "streamer.secrets",
@@ -75,8 +77,8 @@ MAY_IMPORT = {
         "streamer.s3", "streamer.schedule", "streamer.sink",
     },
     "streamer.relay": {
-        "streamer.aio", "streamer.helpers", "streamer.linux", "streamer.plan",
-        "streamer.relay.deliver", "streamer.relay.fetch", "streamer.relay.staging",
+        "streamer.aio", "streamer.directory", "streamer.helpers", "streamer.linux",
+        "streamer.plan", "streamer.relay.deliver", "streamer.relay.fetch", "streamer.relay.staging",
         "streamer.relay.statistics", "streamer.retry", "streamer.s3", "streamer.s3.client",
         "streamer.s3.http", "streamer.s3.signing", "streamer.schedule",
         "streamer.sink", "streamer.trailer",
@@ -106,9 +108,10 @@ MAY_IMPORT = {
 }  # fmt: skip
 """By room, the rooms that it may import."""
 ENGINE = {
-    "streamer.aio", "streamer.file_reads", "streamer.formats", "streamer.helpers",
-    "streamer.linux", "streamer.plan", "streamer.relay", "streamer.relay.deliver", "streamer.relay.fetch",
-    "streamer.relay.staging", "streamer.relay.statistics", "streamer.retry", "streamer.s3",
+    "streamer.aio", "streamer.directory", "streamer.file_reads", "streamer.formats",
+    "streamer.helpers", "streamer.linux", "streamer.plan", "streamer.relay", "streamer.relay.deliver",
+    "streamer.relay.fetch", "streamer.relay.staging", "streamer.relay.statistics", "streamer.retry",
+    "streamer.s3",
     "streamer.s3.catalog",
     "streamer.s3.client", "streamer.schedule", "streamer.secrets", "streamer.sink", "streamer.trailer",
 }  # fmt: skip

@@ -30,9 +30,10 @@ import stat
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from streamer.directory import Directory
 from streamer.errors import SinkError
 from streamer.key_list import key_list_path
-from streamer.sink.fifo_names import FifoNames, remove, shortages
+from streamer.sink.fifo_names import FifoNames, shortages
 from streamer.sink.key_list import KeyListWriter
 from streamer.sink.outlet import PipeOutlet
 from streamer.sink.write_ends import LocalWriteEnds, WriteEnds
@@ -63,9 +64,10 @@ class FifoDirectory:
         write_ends: WriteEnds | None = None,
         names: NameWatch | None = None,
     ) -> None:
-        """`opening` returns the `open` trailer of an epoch. `write_ends`: default `LocalWriteEnds`.
+        """`directory`: an absolute path without links, which every step checks (`streamer.directory`).
 
-        `names` watches `directory`. Default: a FIFO that is replaced is noticed when the next epoch begins.
+        `opening` returns the `open` trailer of an epoch. `write_ends`: default `LocalWriteEnds`. `names`
+        watches `directory`. Default: a FIFO that is replaced is noticed when the next epoch begins.
         """
         self._directory = directory
         self._channel = channel
@@ -77,6 +79,12 @@ class FifoDirectory:
         """Value of `Trailer.run`."""
         self._write_ends = write_ends or LocalWriteEnds(channel)
 
+    @contextlib.contextmanager
+    def _opened(self, path: str = "") -> Iterator[Directory]:
+        """Open the directory for the block. Raises Shortage, with a path, for an OSError in it."""
+        with shortages(path or self._directory), Directory.at(self._directory) as here:
+            yield here
+
     def clear(self, *, begin: int = 0) -> None:
         """Remove the files of an earlier run: all trailers, withdrawn FIFOs, and FIFOs of epochs but `begin`.
 
@@ -85,18 +93,15 @@ class FifoDirectory:
         ours = re.compile(
             rf"\.?{re.escape(self._channel)}_([0-9]+)(\.penstock\.(json(\.[0-9]+\.tmp)?|keys|fifo))?"
         )
-        with shortages(self._directory):
-            for name in os.listdir(self._directory):
-                match = ours.fullmatch(name)
-                if match is None:
+        with self._opened() as here:
+            for name in here.names():
+                match, status = ours.fullmatch(name), here.status(name)
+                if match is None or status is None:
                     continue
-                path = os.path.join(self._directory, name)
                 stale_file = name.startswith(".") and match[2] is not None
-                stale_fifo = (
-                    match[2] is None and match[1] != str(begin) and stat.S_ISFIFO(os.lstat(path).st_mode)
-                )
+                stale_fifo = match[2] is None and match[1] != str(begin) and stat.S_ISFIFO(status.st_mode)
                 if stale_file or stale_fifo:
-                    os.unlink(path)
+                    here.remove(name)
 
     def path(self, epoch: int) -> str:
         """Return the path at which a reader finds the epoch's FIFO."""
@@ -108,10 +113,10 @@ class FifoDirectory:
         The caller repeats this for the next FIFO when an epoch ends, and after `replaced`: a FIFO whose name
         was removed or replaced meanwhile would wait for a reader that can never open it.
         """
-        with shortages(self.path(epoch)):
+        with self._opened(self.path(epoch)) as here:
             if not self._names.kept(epoch):
                 self.publish(self._open_trailer(epoch))
-                self._names.make(epoch)
+                self._names.make(epoch, here)
 
     def resume(self, epoch: int, *, accepted: int) -> int:
         """Take over from a sidecar that died in `epoch` or before its reader came; return the epoch due.
@@ -120,10 +125,10 @@ class FifoDirectory:
         remaining steps. `failed` is final only if the FIFO has `accepted` more bytes than the trailer states,
         since the poison has been written then. Raises SinkError.
         """
-        with shortages(self._directory):
+        with self._opened() as here:
             unfinished = re.compile(rf"\.{re.escape(self._channel)}_[0-9]+\.penstock\.json\.[0-9]+\.tmp")
-            for name in filter(unfinished.fullmatch, os.listdir(self._directory)):
-                os.unlink(os.path.join(self._directory, name))
+            for name in filter(unfinished.fullmatch, here.names()):
+                here.remove(name)
             try:
                 trailer = read_trailer(self._directory, self._channel, epoch)
             except ValueError as error:
@@ -134,14 +139,14 @@ class FifoDirectory:
                 trailer.bytes_delivered < accepted if trailer.state == "failed" else trailer.state != "open"
             )
             if not ended:
-                if self._names.is_withdrawn(epoch):
+                if self._names.is_withdrawn(epoch, here):
                     self.publish(self._open_trailer(epoch))
-                    self._names.hold_withdrawn(epoch)
+                    self._names.hold_withdrawn(epoch, here)
                 else:
                     self.prepare(epoch)
                 return epoch
             self.prepare(epoch + 1)
-            self._names.unlink(epoch)
+            self._names.unlink(epoch, here)
             self._write_ends.done()
             return epoch + 1
 
@@ -167,8 +172,8 @@ class FifoDirectory:
 
         The caller repeats the call until it succeeds, before the first byte of the epoch.
         """
-        with shortages(self.path(epoch)):
-            self._names.withdraw(epoch)
+        with self._opened(self.path(epoch)) as here:
+            self._names.withdraw(epoch, here)
 
     def conclude(self, trailer: Trailer, *, successor: bool = True) -> None:
         """Do the steps of the epoch's end that may fail: make the next FIFO, publish the trailer, unlink.
@@ -180,18 +185,17 @@ class FifoDirectory:
         if successor:
             self.prepare(epoch + 1)
         self.publish(trailer)
-        with shortages(self.path(epoch)):
-            self._names.unlink(epoch)
+        with self._opened(self.path(epoch)) as here:
+            self._names.unlink(epoch, here)
 
     def retire(self, epoch: int, outlet: PipeOutlet | None) -> None:
         """Close the write end, after `conclude`."""
         self._names.let_go(epoch)
-        if epoch >= KEPT_TRAILERS:
-            with contextlib.suppress(OSError):  # an old trailer does no harm
-                remove(trailer_path(self._directory, self._channel, epoch - KEPT_TRAILERS))
-        if epoch >= KEPT_KEY_LISTS:
-            with contextlib.suppress(OSError):
-                remove(key_list_path(self._directory, self._channel, epoch - KEPT_KEY_LISTS))
+        with contextlib.suppress(SinkError), self._opened() as here:  # an old file does no harm
+            if epoch >= KEPT_TRAILERS:
+                here.remove(trailer_path("", self._channel, epoch - KEPT_TRAILERS))
+            if epoch >= KEPT_KEY_LISTS:
+                here.remove(key_list_path("", self._channel, epoch - KEPT_KEY_LISTS))
         if outlet is not None:
             outlet.close()
         self._write_ends.done()
@@ -224,8 +228,8 @@ class FifoDirectory:
 
     def publish(self, trailer: Trailer) -> None:
         """Replace the epoch's trailer. Raises SinkError."""
-        with shortages(self._directory):
-            write_trailer(self._directory, replace(trailer, run=self._run))
+        with self._opened() as here:
+            write_trailer("", replace(trailer, run=self._run), dir_fd=here.fd)
         if trailer.state == "open":
             self._unproven.add(trailer.epoch)
         else:
@@ -258,8 +262,9 @@ class FifoDirectory:
         self._write_ends.close()
         self._names.remove_all()
         while self._unproven:
-            with contextlib.suppress(OSError):
-                remove(trailer_path(self._directory, self._channel, self._unproven.pop()))
+            epoch = self._unproven.pop()
+            with contextlib.suppress(SinkError), self._opened() as here:
+                here.remove(trailer_path("", self._channel, epoch))
         if forget:
-            with contextlib.suppress(SinkError, OSError):
+            with contextlib.suppress(SinkError):
                 self.clear()

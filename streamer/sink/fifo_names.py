@@ -6,7 +6,8 @@
     unlink     remove both names
 
 A FIFO is opened through its descriptor, so the open FIFO is the one created, even if its name has changed
-since.
+since. Names are made and removed in a directory that is opened for each step (`streamer.directory`): the
+trainer may remove the whole directory and make it anew, and must not put a link in its place.
 
 A FIFO has one reader (contract §1.3). If its reader closes it and another program opens it before the kernel
 has reported the close, the kernel reports nothing, and the other program would get the rest of the epoch for
@@ -23,6 +24,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
+from streamer.directory import Directory
 from streamer.errors import Shortage
 from streamer.linux import descriptor_path
 from streamer.sink.write_ends import WRITE_END
@@ -65,12 +67,6 @@ def _check(path: str, status: os.stat_result) -> None:
         raise Shortage(f"{path} exists and is not a FIFO of ours; remove it or rename the channel")
 
 
-def remove(path: str) -> None:
-    """Remove a file, if it exists."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
-
-
 class FifoNames:
     """Names and O_PATH descriptors of one channel's FIFOs, one per epoch."""
 
@@ -89,8 +85,11 @@ class FifoNames:
         """Return the path at which a reader finds the epoch's FIFO."""
         return fifo_path(self._directory, self._channel, epoch)
 
+    def _name(self, epoch: int) -> str:
+        return fifo_path("", self._channel, epoch)
+
     def _withdrawn(self, epoch: int) -> str:
-        return withdrawn_path(self._directory, self._channel, epoch)
+        return withdrawn_path("", self._channel, epoch)
 
     def fd(self, epoch: int) -> int:
         """Return the descriptor of the epoch's FIFO; -1 if there is none."""
@@ -105,26 +104,25 @@ class FifoNames:
         self.let_go(epoch)
         return False
 
-    def make(self, epoch: int) -> None:
-        """Create the epoch's FIFO, unless its name exists. Raises OSError, Shortage."""
-        path = self.path(epoch)
+    def make(self, epoch: int, here: Directory) -> None:
+        """Create the epoch's FIFO in `here`, unless its name exists. Raises OSError, Shortage."""
         with contextlib.suppress(FileExistsError):
-            os.mkfifo(path, self._mode)
-        self._hold(epoch, path)
+            os.mkfifo(self._name(epoch), self._mode, dir_fd=here.fd)
+        self._hold(epoch, here, self._name(epoch))
 
-    def is_withdrawn(self, epoch: int) -> bool:
+    def is_withdrawn(self, epoch: int, here: Directory) -> bool:
         """Return whether an earlier sidecar has withdrawn the epoch's FIFO."""
-        return os.path.lexists(self._withdrawn(epoch))
+        return here.status(self._withdrawn(epoch)) is not None
 
-    def hold_withdrawn(self, epoch: int) -> None:
+    def hold_withdrawn(self, epoch: int, here: Directory) -> None:
         """Take over a FIFO that is withdrawn. Raises OSError, Shortage."""
-        self._hold(epoch, self._withdrawn(epoch))
+        self._hold(epoch, here, self._withdrawn(epoch))
 
-    def _hold(self, epoch: int, path: str) -> None:
+    def _hold(self, epoch: int, here: Directory, name: str) -> None:
         """Keep an O_PATH descriptor of the epoch's FIFO and set its mode. Raises OSError, Shortage."""
-        path_fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        path_fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here.fd)
         try:
-            _check(path, os.fstat(path_fd))
+            _check(os.path.join(self._directory, name), os.fstat(path_fd))
             # mkfifo(3) applies the umask; the mode is for the trainer's user or group.
             os.chmod(descriptor_path(path_fd), self._mode)
         except (OSError, Shortage):
@@ -134,21 +132,17 @@ class FifoNames:
 
     def _named(self, epoch: int) -> bool:
         """Return whether the epoch's FIFO still has its name, or the one that `withdraw` gives it."""
+        names = self._name(epoch), self._withdrawn(epoch)
         try:
-            return self._leads_here(self.path(epoch), epoch) or self._leads_here(
-                self._withdrawn(epoch), epoch
-            )
+            with Directory.at(self._directory) as here:
+                return any(self._is_name(name, epoch, here) for name in names)
         except OSError:
             return False  # the directory cannot be searched; `make` raises the error
 
-    def _leads_here(self, path: str, epoch: int) -> bool:
-        """Return whether `path` is a name of the epoch's FIFO."""
-        own = os.fstat(self._fds[epoch])
-        try:
-            named = os.lstat(path)
-        except FileNotFoundError:
-            return False
-        return (named.st_dev, named.st_ino) == (own.st_dev, own.st_ino)
+    def _is_name(self, name: str, epoch: int, here: Directory) -> bool:
+        """Return whether `name` in `here` is a name of the epoch's FIFO."""
+        named, own = here.status(name), os.fstat(self._fds[epoch])
+        return named is not None and (named.st_dev, named.st_ino) == (own.st_dev, own.st_ino)
 
     async def replaced(self, epoch: int) -> None:
         """Return once the name of the epoch's FIFO no longer leads to it, and no reader has opened it."""
@@ -173,16 +167,15 @@ class FifoNames:
             os.close(write_end)  # not before: as long as it is the only one, the reader would see an end
         return False
 
-    def withdraw(self, epoch: int) -> None:
+    def withdraw(self, epoch: int, here: Directory) -> None:
         """Take the name of an open FIFO away, so that no further reader opens it. Raises OSError."""
-        path = self.path(epoch)
-        if self._leads_here(path, epoch):
-            os.rename(path, self._withdrawn(epoch))
+        if self._is_name(self._name(epoch), epoch, here):
+            here.move(self._name(epoch), here, self._withdrawn(epoch))
 
-    def unlink(self, epoch: int) -> None:
+    def unlink(self, epoch: int, here: Directory) -> None:
         """Remove the names of the epoch's FIFO. Raises OSError."""
-        remove(self.path(epoch))
-        remove(self._withdrawn(epoch))
+        here.remove(self._name(epoch))
+        here.remove(self._withdrawn(epoch))
 
     def let_go(self, epoch: int) -> None:
         """Close the descriptor of the epoch's FIFO; its name stays."""
@@ -198,5 +191,5 @@ class FifoNames:
         """Close all descriptors and remove the names, as far as that is possible."""
         for epoch in list(self._fds):
             self.let_go(epoch)
-            with contextlib.suppress(OSError):
-                self.unlink(epoch)
+            with contextlib.suppress(OSError), Directory.at(self._directory) as here:
+                self.unlink(epoch, here)

@@ -20,6 +20,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from streamer.directory import Directory
 from streamer.errors import Shortage
 from streamer.key_list import (
     KeyListLine,
@@ -29,7 +30,6 @@ from streamer.key_list import (
     parse_first_line,
     parsed,
 )
-from streamer.sink.fifo_names import remove
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -74,10 +74,11 @@ class KeyListWriter:
         """Last line that the file has from an earlier sidecar, until the objects after it are reached."""
         self._unwritten = b""
         """Text of whole lines, the first perhaps begun, that the machine has refused to write."""
-        if not held:
-            remove(path)
-        flags = os.O_RDWR if held else os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        self._fd = os.open(path, flags | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        folder, name = os.path.split(path)
+        with Directory.at(folder) as directory:
+            if not held:
+                directory.remove(name)
+            self._fd = directory.open(name, os.O_RDWR | os.O_APPEND) if held else directory.create(name)
         try:
             if held and not _has_part_of(first_line(run), self._fd):
                 size, self._last = _last_line(self._fd, run)
