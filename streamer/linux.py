@@ -109,14 +109,12 @@ def changed_names(inotify: int) -> set[bytes]:
     return names
 
 
-def sync_file_system(directory: str) -> None:
-    """Write the file system of `directory` to its disk (syncfs(2)). Raises OSError."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def sync_file_system(directory: int) -> None:
+    """Write the file system of the directory of a descriptor to its disk (syncfs(2)). Raises OSError."""
+    fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)  # not O_PATH
     try:
         if _libc().syncfs(fd):
-            error = _last_error()
-            error.filename = directory
-            raise error
+            raise _last_error()
     finally:
         os.close(fd)
 

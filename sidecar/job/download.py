@@ -1,14 +1,14 @@
 """Downloads File channels: every object becomes a file, before any FIFO is offered.
 
     check     map keys to paths below `<data>/<channel>` (`sidecar.job.download_paths`)
-    continue  find what an earlier start has fetched (`sidecar.job.download_directory`)
+    continue  find the whole files of an earlier start (`sidecar.job.download_directory`)
     fetch     stream the rest of the plan as a Pipe channel does, into files (`streamer.relay.files`)
     publish   flush to the disk, and rename the temporary directory to the channel's directory
 
 So the directory is absent or complete. Fetching is `stream_once`: transport, memory budget, concurrency
 limit, bandwidth limit, retries and hedges are those of a Pipe channel. Channels are downloaded one after the
-other, each with the whole budget, since no FIFO is offered yet. A download that ends early, by an error, a
-signal or a kill, stays beside the directory, and the next start continues it.
+other, each with the whole budget, since no FIFO is offered yet. Whole files of a download that ends early, by
+an error, a signal or a kill, stay beside the directory, and the next start fetches the others.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from sidecar.observe.state import DownloadStatistics
 from sidecar.process.logs import log, shows_text
 from sidecar.process.progress import progress_line, transferred
 from streamer.aio import in_thread
+from streamer.directory import Directory
 from streamer.errors import SinkError
-from streamer.plan import Plan, Position
+from streamer.plan import Plan
 from streamer.relay.files.outlet import WRITERS, FilesOutlet, batch_size
 from streamer.relay.once import stream_once
 from streamer.relay.statistics import ChannelCounters
 from streamer.relay.transport import open_transport
 
 if TYPE_CHECKING:
-    from sidecar.job.download_journal import DownloadJournal
     from sidecar.job.layout import Layout
     from sidecar.observe.state import JobState
     from streamer.relay.transport import TransportSpec
@@ -53,7 +53,7 @@ async def download_channels(
     for channel in job.channels("File"):
         name = channel.channel_name
         plan = plans[name]
-        download = Download(name, plan, layout.data)
+        download = Download(name, plan, layout.place)
         state.downloading, state.downloads[name] = download.text, download.statistics
         fetched = await download.run(clients, transport_spec(job, plan.buckets(), [None]))
         state.downloading = None
@@ -69,11 +69,11 @@ class Download:
     """The download of one channel. Call `run` once."""
 
     def __init__(self, channel: str, plan: Plan, data: str) -> None:
-        """`data`: the directory of all channels."""
+        """`data`: the directory of all channels, an absolute path without links."""
         self.counters = ChannelCounters()
         self._channel = channel
         self._plan = plan
-        self._directory = DownloadDirectory(data, channel)
+        self._data = data
         self._progress: _Progress | None = None
         self._complete = False
 
@@ -96,26 +96,29 @@ class Download:
 
         Raises SourceError, SinkError, ConfigError, and then leaves the channel's directory as it was.
         """
-        plan, directory = self._plan, self._directory
+        plan = self._plan
         await in_thread(file_paths, plan)
-        if await in_thread(directory.has, plan):
+        with contextlib.ExitStack() as stack:
+            with _local_errors():
+                data = stack.enter_context(Directory.at(self._data))
+            directory = stack.enter_context(contextlib.closing(DownloadDirectory(data, self._channel)))
+            if await in_thread(directory.has, plan):
+                self._complete = True
+                return False
+            with _local_errors():
+                rest = await in_thread(directory.begin, plan)
+            await self._fetch(directory, rest, clients, spec)
+            with _local_errors():
+                await in_thread(directory.publish, plan)
             self._complete = True
-            return False
-        rest = await in_thread(directory.rest, plan)
-        with _local_errors():
-            journal = await in_thread(directory.begin, plan, rest)
-        await self._fetch(rest, journal, clients, spec)
-        with _local_errors():
-            await in_thread(directory.publish, plan)
-        self._complete = True
-        return True
+            return True
 
     async def _fetch(
-        self, rest: Rest, journal: DownloadJournal, clients: Clients, spec: TransportSpec
+        self, directory: DownloadDirectory, rest: Rest, clients: Clients, spec: TransportSpec
     ) -> None:
         batch = batch_size(spec.budget)
         spec = replace(spec, budget=spec.budget - WRITERS * batch)
-        outlet = FilesOutlet(self._directory.files(self._plan, rest), journal=journal, batch=batch)
+        outlet = FilesOutlet(directory.files(self._plan, rest), batch=batch)
         progress = self._progress = _Progress(self._channel, self._plan, rest, outlet)
         try:
             async with open_transport(clients, spec) as transport:
@@ -127,7 +130,6 @@ class Download:
                         policy=spec.retry,
                         counters=self.counters,
                         open_outlet=lambda _: outlet,
-                        start=Position(0, rest.first),
                     )
             await outlet.finish()
         finally:

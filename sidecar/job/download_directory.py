@@ -2,34 +2,40 @@
 
     <data>/<channel>                      the files; made by one rename
     <data>/.<channel>.penstock.files      digest of the plan that the directory has
-    <data>/.<channel>.penstock.new        the files of a download that has not ended
-    <data>/.<channel>.penstock.journal    its journal (`sidecar.job.download_journal`)
-    <data>/.<channel>.penstock.old        the replaced directory, while it is removed
+    <data>/.<channel>.penstock.new        whole files of a download that has not ended
+    <data>/.<channel>.penstock.begun      what these are files of: boot, digest, identity of each object
+    <data>/.<channel>.penstock.part       files that are not whole, and what is being removed
 
-A start that finds the note of its own plan downloads nothing. It continues a download that has not ended,
-replaces a download of another plan, and refuses a directory without a note, which it never changes.
+A start that finds every file of its own plan, with its size, downloads nothing. If some are missing or have
+another size, it takes the directory back as a download that has not ended, so that the directory stays absent
+or whole. It fetches the files of such a download that are missing, replaces a download of another plan, and
+refuses a directory without a note, which it never changes.
 
-`publish` has the kernel write all files to the disk (syncfs(2)) before it renames the directory, so that a
-crash of the machine leaves no directory with torn files.
+An identity is a hash of bucket, key, version id, size, ETag and path, so that a file of another version of
+its object, or of a plan that is another now, is not taken for it. It counts in the boot that it was noted in:
+nothing is flushed to the disk during a download, so after the machine has crashed a file may have its size
+and not its bytes. `publish` has the kernel write all files to the disk (syncfs(2)) before it renames the
+directory.
+
+Everything is done by the descriptor of the data directory, and no link in it is followed
+(`streamer.directory`): other users may write there too.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import shutil
 import stat
 from dataclasses import dataclass
-from itertools import islice
+from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
-from sidecar.job.download_journal import DownloadJournal, identity, proof, read_journal
 from sidecar.job.download_paths import common_prefix, relative_path
-from streamer.errors import BadAnswer, ErrorContext, SinkError
+from streamer.directory import Directory
+from streamer.errors import SinkError
 from streamer.linux import sync_file_system
 from streamer.plan import Arrangement, Plan
-from streamer.relay.files.pieces import TargetFile
+from streamer.relay.files.target import TargetFile
 from streamer.trailer import replace_file
 
 if TYPE_CHECKING:
@@ -37,21 +43,23 @@ if TYPE_CHECKING:
 
     from streamer.plan import ObjectRef
 
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+_OLD = "old"
+"""Name, beside the numbers of files that are not whole, of a directory that is being removed."""
+DEEPEST = 512
+"""Most steps of a path below a channel's directory: a key has 1,024 bytes."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rest:
     """What a download still has to fetch."""
 
     plan: Plan
-    """The objects that are not whole, in plan order, but the one with proven bytes first."""
-    first: int = 0
-    """Proven bytes of the first object."""
-    objects_done: int = 0
+    """The objects that are not whole, in plan order."""
+    objects_done: int
     """Number of whole objects."""
-    bytes_done: int = 0
-    """Proven bytes of all objects."""
-    proofs: bytes = b""
-    """Journal lines of the proven bytes."""
+    bytes_done: int
+    """Bytes of the whole objects."""
 
 
 class Occupied(NamedTuple):
@@ -62,142 +70,183 @@ class Occupied(NamedTuple):
 
 
 class DownloadDirectory:
-    """Paths and steps of one channel's download."""
+    """Names and steps of one channel's download. Its owner closes it."""
 
-    def __init__(self, data: str, channel: str) -> None:
+    def __init__(self, data: Directory, channel: str) -> None:
         """`data`: the directory of all channels."""
-        self.target = os.path.join(data, channel)
-        beside = os.path.join(data, f".{channel}.penstock")
+        self._data = data
+        self._target = channel
+        beside = f".{channel}.penstock"
         self._note = f"{beside}.files"
-        self._temporary = f"{beside}.new"
-        self._journal = f"{beside}.journal"
-        self._old = f"{beside}.old"
+        self._new = f"{beside}.new"
+        self._begun = f"{beside}.begun"
+        self._part = f"{beside}.part"
+        self._open = contextlib.ExitStack()
+
+    def close(self) -> None:
+        """Close the directories that `begin` has opened."""
+        self._open.close()
 
     def check(self) -> None:
         """Raise SinkError if the directory exists and is not a sidecar's download."""
         self._read_note()
 
     def has(self, plan: Plan) -> bool:
-        """Return whether the directory is a download of this plan. Raises SinkError, as `check`."""
-        return self._read_note() == _digest(plan)
+        """Return whether the directory has every file of this plan. Raises SinkError, as `check`."""
+        if self._read_note() != _digest(plan):
+            return False
+        with contextlib.suppress(OSError), self._data.enter(self._target) as tree:
+            return all(size == ref.size for ref, _, size in _files(tree, plan))
+        return False
 
     def _read_note(self) -> bytes | None:
         """Return the directory's note, or None if there is no directory."""
-        if not os.path.lexists(self.target):
-            return None
+        path = os.path.join(self._data.path, self._target)
         try:
-            with open(self._note, "rb") as file:
-                return file.read()
+            if self._data.status(self._target) is None:
+                return None
+            return self._read(self._note)
         except FileNotFoundError:
             raise SinkError(
-                f"{self.target} exists and is not a sidecar's download; remove it or rename the channel"
+                f"{path} exists and is not a sidecar's download; remove it or rename the channel"
             ) from None
         except OSError as error:
-            raise SinkError(f"cannot read {self._note}: {error.strerror}") from error
+            raise SinkError(f"cannot read {error.filename}: {error.strerror}") from error
 
-    def rest(self, plan: Plan) -> Rest:
-        """Return what is to fetch, without what an earlier start has fetched. Raises SinkError."""
-        proven = read_journal(self._journal)
-        if not proven:
-            return Rest(plan=plan)
-        whole = bytearray(plan.objects(0))
-        begun = (0, -1, "")  # the object that is not whole and has the most proven bytes
-        objects_done, bytes_done, proofs = 0, 0, bytearray()
-        for index, (ref, path) in enumerate(_with_paths(plan)):
-            name = identity(ref, path)
-            count = min(proven.get(name, -1), self._size(path))
-            if count == ref.size:
-                whole[index] = True
-                objects_done += 1
-                bytes_done += count
-                proofs += proof(name, count)
-            elif count < ref.size:
-                begun = max(begun, (count, index, name))
-        count, begun_index, name = begun
-        entries = Arrangement().entries()
-        if begun_index >= 0:
-            entries.add(next(islice(plan.refs(0), begun_index, None)))
-            proofs += proof(name, count)
-        for index, ref in enumerate(plan.refs(0)):
-            if not whole[index] and index != begun_index:
-                entries.add(ref)
-        return Rest(
-            plan=Plan(entries),
-            first=count,
-            objects_done=objects_done,
-            bytes_done=bytes_done + count,
-            proofs=bytes(proofs),
-        )
+    def _read(self, name: str) -> bytes:
+        with open(self._data.open(name, os.O_RDONLY), "rb") as file:
+            return file.read()
 
-    def occupied(self) -> Occupied:
-        """Return the space of a download that has not ended."""
+    def occupied(self, plan: Plan) -> Occupied:
+        """Return the space of what `begin` would keep or remove. Raises SinkError, as `check`."""
         count = files = 0
-        for folder, _, names in os.walk(self._temporary):
-            for name in names:
-                with contextlib.suppress(OSError):
-                    count += os.lstat(os.path.join(folder, name)).st_blocks * 512
-                    files += 1
+        begun = self._target if self._read_note() == _digest(plan) else self._new
+        folders: list[tuple[str, ...]] = [(begun,), (self._part,)]
+        for folder in folders:
+            with contextlib.suppress(OSError), self._data.enter(*folder) as here:
+                for name in here.names():
+                    if (status := here.status(name)) is None:
+                        continue
+                    if not stat.S_ISDIR(status.st_mode):
+                        count += status.st_blocks * 512
+                        files += 1
+                    elif len(folder) < DEEPEST:
+                        folders.append((*folder, name))
         return Occupied(count, files)
 
-    def _size(self, path: str) -> int:
-        """Return the bytes of a file of the download that has not ended; -1 if it is no file."""
-        try:
-            status = os.lstat(os.path.join(self._temporary, path))
-        except OSError:
-            return -1
-        return status.st_size if stat.S_ISREG(status.st_mode) else -1
+    def begin(self, plan: Plan) -> Rest:
+        """Open the directories of the download, and return what is to fetch. Raises OSError, SinkError.
 
-    def begin(self, plan: Plan, rest: Rest) -> DownloadJournal:
-        """Make the directory of the download, or remove from it what is not proven. Raises OSError.
-
-        The journal is replaced first: it must not prove a file that is about to be written again.
+        A kill after any step leaves no file that `_begun` names and the plan's object is not.
         """
-        journal = DownloadJournal(self._journal, rest.proofs)
-        if not rest.proofs:
-            shutil.rmtree(self._temporary, ignore_errors=True)
-            os.mkdir(self._temporary)
-            return journal
-        keep = {os.path.join(self._temporary, path) for _, path in _with_paths(plan)}
-        keep.difference_update(file.path for file in self.files(plan, rest) if not file.first)
-        for folder, folders, files in os.walk(self._temporary, topdown=False):
-            for name in files:
-                if (path := os.path.join(folder, name)) not in keep:
-                    os.unlink(path)
-            for name in folders:
-                _remove_folder(os.path.join(folder, name))
-        return journal
+        data, heading = self._data, _heading(plan)
+        published = self._read_note() == _digest(plan)  # `has` has missed a file of it
+        known = self._read_begun()
+        data.remove_tree(self._part)
+        self._parts = self._open.enter_context(data.make(self._part))
+        if published:
+            data.remove_tree(self._new)
+            self._write_begun(plan, heading)
+            data.move(self._target, data, self._new)
+            data.remove(self._note)
+        elif not known or known[0] != heading:
+            self._keep(plan, set(known))
+            self._write_begun(plan, heading)
+        self._tree = self._open.enter_context(data.make(self._new))
+        entries, objects_done, bytes_done = Arrangement().entries(), 0, 0
+        for ref, _, size in _files(self._tree, plan):
+            if size == ref.size:
+                objects_done += 1
+                bytes_done += size
+            else:
+                entries.add(ref)
+        return Rest(plan=Plan(entries), objects_done=objects_done, bytes_done=bytes_done)
+
+    def _read_begun(self) -> list[bytes]:
+        """Return heading and identities of the download that has not ended; none if it is of another boot."""
+        try:
+            boot, *lines = self._read(self._begun).splitlines()
+        except (OSError, ValueError):
+            return []
+        return lines if boot == _boot() else []
+
+    def _write_begun(self, plan: Plan, heading: bytes) -> None:
+        identities = (_identity(ref, path) for ref, path in _with_paths(plan))
+        self._replace(self._begun, b"\n".join([_boot(), heading, *identities, b""]))
+
+    def _replace(self, name: str, note: bytes) -> None:
+        status = self._data.status(name)
+        if status is not None and stat.S_ISDIR(status.st_mode):
+            self._data.remove_tree(name)
+        with self._data.errors(name):
+            replace_file(name, note, dir_fd=self._data.fd)
+
+    def _keep(self, plan: Plan, known: set[bytes]) -> None:
+        """Leave only files of this plan in the download that has not ended. `known`: as `_read_begun`."""
+        data, parts = self._data, self._parts
+        if known:
+            data.make(self._new).close()  # it may be gone, or be a link now
+            data.move(self._new, parts, _OLD)
+            with parts.enter(_OLD) as old, data.make(self._new) as tree:
+                for ref, path, size in _files(old, plan):
+                    if size == ref.size and _identity(ref, path) in known:
+                        *folders, name = path.split("/")
+                        with old.enter(*folders) as was, tree.make(*folders) as here:
+                            was.move(name, here, name)
+            parts.remove_tree(_OLD)
+        else:
+            data.remove_tree(self._new)
 
     def files(self, plan: Plan, rest: Rest) -> Iterator[TargetFile]:
         """Yield the files of the objects to fetch, in their order."""
-        first = rest.first
-        for ref, path in _with_paths(rest.plan, common_prefix(plan)):
-            yield TargetFile(os.path.join(self._temporary, path), ref.size, first, identity(ref, path))
-            first = 0
+        for number, (ref, path) in enumerate(_with_paths(rest.plan, common_prefix(plan))):
+            yield TargetFile(path, ref.size, number=number, parts=self._parts, tree=self._tree)
 
     def publish(self, plan: Plan) -> None:
-        """Rename the download to the channel's directory. Raises OSError, and BadAnswer for a torn file.
+        """Rename the download to the channel's directory. Raises OSError, and SinkError if it has changed.
 
         Writes the note first, so that every downloaded directory has a note.
         """
-        for ref, path in _with_paths(plan):
-            if self._size(path) != ref.size:
-                raise BadAnswer(
-                    f"{os.path.join(self._temporary, path)} has not the {ref.size} bytes that were listed",
-                    ErrorContext(ref.bucket, ref.key),
-                )
+        data, tree = self._data, self._tree
+        for ref, path, size in _files(tree, plan):
+            if size != ref.size:
+                raise _changed(os.path.join(tree.path, path))
         try:
-            sync_file_system(self._temporary)
+            sync_file_system(tree.fd)
         except OSError:
-            os.unlink(self._journal)  # the disk may have lost bytes that the journal proves
+            data.remove(self._begun)  # the disk may have lost bytes of the files
             raise
-        shutil.rmtree(self._old, ignore_errors=True)
-        if os.path.lexists(self.target):
-            os.rename(self.target, self._old)
-        replace_file(self._note, _digest(plan))
-        os.rename(self._temporary, self.target)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._journal)
-        shutil.rmtree(self._old, ignore_errors=True)
+        if data.status(self._target) is not None:
+            data.move(self._target, self._parts, _OLD)
+        self._replace(self._note, _digest(plan))
+        data.move(self._new, data, self._target)
+        status = data.status(self._target)
+        if status is None or not os.path.samestat(status, os.fstat(tree.fd)):
+            raise _changed(os.path.join(data.path, self._target))
+        data.remove(self._begun)
+        data.remove_tree(self._part)
+
+
+def _changed(path: str) -> SinkError:
+    return SinkError(
+        f"another program has changed {path} during the download; let no other program write there, and "
+        "start again"
+    )
+
+
+def _files(tree: Directory, plan: Plan) -> Iterator[tuple[ObjectRef, str, int]]:
+    """Yield every object of the plan, its path, and the bytes of its file in `tree`; -1 if it has none."""
+    opened: list[str] | None = None
+    folder: Directory | None = None
+    with contextlib.ExitStack() as stack:
+        for ref, path in _with_paths(plan):
+            *folders, name = path.split("/")
+            if folders != opened:  # objects of one folder follow each other
+                stack.close()
+                opened, folder = folders, None
+                with contextlib.suppress(OSError):
+                    folder = stack.enter_context(tree.enter(*folders))
+            yield ref, path, -1 if folder is None else folder.size(name)
 
 
 def _with_paths(plan: Plan, prefix: str | None = None) -> Iterator[tuple[ObjectRef, str]]:
@@ -207,16 +256,23 @@ def _with_paths(plan: Plan, prefix: str | None = None) -> Iterator[tuple[ObjectR
         yield ref, relative_path(ref.key, prefix)
 
 
-def _remove_folder(path: str) -> None:
-    """Remove a folder unless it has files. Raises OSError."""
-    if os.path.islink(path):
-        os.unlink(path)
-        return
+def _identity(ref: ObjectRef, path: str) -> bytes:
+    """Return the hash that stands for one version of an object at a path of its channel's directory."""
+    fields = (ref.bucket, ref.key, ref.version or "", str(ref.size), ref.etag, path)
+    return blake2b("\n".join(fields).encode(), digest_size=16).hexdigest().encode()
+
+
+def _boot() -> bytes:
+    """Return the first line of a note of this boot; one that no note has if the kernel does not name it."""
     try:
-        os.rmdir(path)
-    except OSError as error:
-        if error.errno != errno.ENOTEMPTY:
-            raise
+        with open(_BOOT_ID, "rb") as file:
+            return b"penstock download 2 " + file.read().strip()
+    except OSError:
+        return b"penstock download 2 " + os.urandom(16).hex().encode()
+
+
+def _heading(plan: Plan) -> bytes:
+    return _digest(plan).strip()
 
 
 def _digest(plan: Plan) -> bytes:

@@ -17,7 +17,7 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from sidecar.config.hosts import HOMOGENEOUS
-from sidecar.job.layout import Layout, input_data_config, resource_config, write_file
+from sidecar.job.layout import Layout, input_data_config, resource_config, write_config_file
 from streamer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def write_environment_file(layout: Layout, job: Job, hosts: Hosts) -> None:
         for name, value in trainer_environment(layout, without, hosts).items()
         if name not in _MACHINE and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name)
     ]
-    write_file(os.path.join(layout.config, "penstock.env"), "".join(lines).encode())
+    write_config_file(layout, "penstock.env", "".join(lines).encode())
 
 
 def _distribution_hosts(groups: dict[str, dict[str, Any]], chosen: Any, everyone: list[str]) -> list[str]:

@@ -2,21 +2,27 @@
 
 The sidecar writes files atomically and before readiness, because some trainers read them once at start. A
 lock that ends with the process makes one sidecar the owner of a base directory.
+
+Links are resolved once, when the `Layout` is made: those of the base directory, and `input/data` itself,
+which may be a link to a faster disk. Below them nothing that the sidecar makes or writes follows a link
+(`streamer.directory`), whatever other users of the volume put in its place.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
 import stat
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sidecar.config.document import check_texts
 from sidecar.config.hosts import HOMOGENEOUS, identify, local_job
+from streamer.directory import Directory
 from streamer.errors import ConfigError, SinkError
 from streamer.file_reads import read_file
 from streamer.trailer import SIDECAR_LOCK, parse_trailer_name, read_trailer, replace_file
@@ -29,6 +35,14 @@ if TYPE_CHECKING:
 
 DEFAULT_BASE = "/opt/ml"
 RESOURCES = "resourceconfig.json"
+_COPY = f".{RESOURCES}.penstock"
+_TREE = (
+    ("input", "data"),
+    ("input", "config"),
+    ("model",),
+    ("output", "data"),
+    ("output", "intermediate"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +50,16 @@ class Layout:
     """The directory tree of contract §2.3 under one base."""
 
     base: str
+    root: str = field(init=False)
+    """The base directory's path without links."""
+    place: str = field(init=False)
+    """Path of `data` without links."""
+
+    def __post_init__(self) -> None:
+        root = os.path.realpath(self.base)
+        data = os.path.join(root, "input", "data")
+        object.__setattr__(self, "root", root)
+        object.__setattr__(self, "place", os.path.realpath(data) if os.path.islink(data) else data)
 
     @property
     def data(self) -> str:
@@ -44,7 +68,7 @@ class Layout:
     @property
     def keeper(self) -> str:
         """Socket of a keeper that `--keeper auto` starts."""
-        return os.path.join(self.data, ".penstock.keeper")
+        return os.path.join(self.place, ".penstock.keeper")
 
     @property
     def config(self) -> str:
@@ -57,8 +81,7 @@ class Layout:
     @property
     def directories(self) -> tuple[str, ...]:
         """Directories that `create` makes."""
-        below = ("input/data", "input/config", "model", "output/data", "output/intermediate")
-        return tuple(os.path.join(self.base, name) for name in below)
+        return tuple(os.path.join(self.base, *names) for names in _TREE)
 
     def parents(self) -> list[str]:
         """Return every directory of the tree and above it, each after its parent."""
@@ -71,9 +94,20 @@ class Layout:
     def create(self) -> None:
         """Make every directory. Raises SinkError."""
         try:
-            for path in self.directories:
-                os.makedirs(path, exist_ok=True)
+            os.makedirs(self.root, exist_ok=True)
+            with Directory.at(self.root) as root:
+                for names in _TREE:
+                    for depth in range(len(names)):
+                        with root.enter(*names[:depth]) as here:
+                            here.mkdir(names[depth])
+                root.enter("input", "config").close()
+            Directory.at(self.place).close()
         except OSError as error:
+            if error.errno == errno.ENOTDIR:
+                raise SinkError(
+                    f"{error.filename} is a link or no directory; remove it: below the base directory "
+                    "input/data alone may be a link"
+                ) from error
             raise SinkError(
                 f"cannot make {error.filename}: {error.strerror}; set Penstock.BaseDirectory to a directory "
                 "that this user may write"
@@ -84,17 +118,16 @@ class Layout:
         """Own the tree until the end of the block. Raises SinkError if another sidecar owns it."""
         path = os.path.join(self.data, SIDECAR_LOCK)
         try:
-            if not os.path.lexists(path):
-                self._check_lock_not_removed()
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+            with Directory.at(self.place) as data:
+                if data.status(SIDECAR_LOCK) is None:
+                    self._check_lock_not_removed()
+                fd = data.open(SIDECAR_LOCK, os.O_RDWR | os.O_CREAT)
         except OSError as error:
+            if error.errno == errno.EPERM:
+                why = f"{path} is not a sidecar's lock; remove it, and let no other user write there"
+                raise SinkError(why) from error
             raise SinkError(f"{path}: {error.strerror}") from error
         try:
-            if not _is_own_lock(os.fstat(fd)):
-                os.close(fd)
-                raise SinkError(
-                    f"{path} is not a sidecar's lock; remove it, and let no other user write there"
-                )
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(fd, 0)
             os.write(fd, b"%d\n" % os.getpid())
@@ -116,11 +149,11 @@ class Layout:
 
         A sidecar that still runs cannot be seen then, and two would write into one FIFO. OSError passes.
         """
-        for name in os.listdir(self.data):
+        for name in os.listdir(self.place):
             if (of := parse_trailer_name(name)) is None:
                 continue
             with contextlib.suppress(ValueError):
-                trailer = read_trailer(self.data, *of)
+                trailer = read_trailer(self.place, *of)
                 if trailer is not None and trailer.state == "open":
                     raise SinkError(
                         f"{SIDECAR_LOCK} was removed from {self.data}, where the sidecar of {name} may still "
@@ -160,9 +193,8 @@ class Layout:
     def note(self, event: str, error: str = "") -> None:
         """Append a note of the tree's owner to its lock file, for `penstock restart`. Ignores errors."""
         line = json.dumps({"at": time.monotonic_ns(), "event": event, "error": error}) + "\n"
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        with contextlib.suppress(OSError):
-            fd = os.open(os.path.join(self.data, SIDECAR_LOCK), flags)
+        with contextlib.suppress(OSError), Directory.at(self.place) as data:
+            fd = data.open(SIDECAR_LOCK, os.O_WRONLY | os.O_APPEND)
             try:
                 os.write(fd, line.encode())
             finally:
@@ -195,10 +227,6 @@ class Layout:
             elif status.st_mode & stat.S_IWOTH and not sticky_or_mount:
                 warnings.append(f"{path} may be written by all, who may replace FIFOs; chmod o-w it")
         return warnings
-
-
-def _is_own_lock(status: os.stat_result) -> bool:
-    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and status.st_nlink == 1
 
 
 def _user(pid: int) -> int | None:
@@ -263,7 +291,7 @@ def platform_resource_config(layout: Layout) -> dict[str, Any] | None:
     except OSError:
         return None
     with contextlib.suppress(OSError):
-        if read_file(_copy(path), again=True) == data:
+        if read_file(os.path.join(layout.config, _COPY), again=True) == data:
             return None
     try:
         document = json.loads(data)
@@ -287,24 +315,19 @@ def write_config_files(layout: Layout, job: Job, hosts: Hosts) -> None:
     if hosts.document is None:
         documents[RESOURCES] = resource_config(hosts)
     for name, document in documents.items():
-        path = os.path.join(layout.config, name)
         data = json.dumps(document, separators=(",", ":")).encode()
         if name == RESOURCES:
-            write_file(_copy(path), data)
-        write_file(path, data)
+            write_config_file(layout, _COPY, data)
+        write_config_file(layout, name, data)
 
 
-def write_file(path: str, data: bytes) -> None:
-    """Replace a file atomically. Raises SinkError."""
+def write_config_file(layout: Layout, name: str, data: bytes) -> None:
+    """Replace a file of `input/config` atomically. Raises SinkError."""
     try:
-        replace_file(path, data)
+        with Directory.at(os.path.join(layout.root, "input", "config")) as config:
+            replace_file(name, data, dir_fd=config.fd)
     except OSError as error:
-        raise SinkError(f"cannot write {path}: {error.strerror}") from error
-
-
-def _copy(path: str) -> str:
-    directory, name = os.path.split(path)
-    return os.path.join(directory, f".{name}.penstock")
+        raise SinkError(f"cannot write {os.path.join(layout.config, name)}: {error.strerror}") from error
 
 
 def set_reader_state(layout: Layout, epochs: Mapping[str, int]) -> None:
@@ -312,18 +335,22 @@ def set_reader_state(layout: Layout, epochs: Mapping[str, int]) -> None:
 
     A counter of an earlier job would make readers wait for a FIFO that never exists. Epoch 0 needs none.
     """
-    directory = os.path.join(layout.base, "pipe_state")
-    for name, epoch in epochs.items():
-        path = os.path.join(directory, f".{name}-pipe_mode-state")
+    directory = "pipe_state"
+    for channel, epoch in epochs.items():
+        name = f".{channel}-pipe_mode-state"
         try:
-            if epoch:
-                os.makedirs(directory, exist_ok=True)
-                replace_file(path, b"%d" % epoch)
-            else:
-                os.unlink(path)
+            with Directory.at(layout.root) as root:
+                if epoch:
+                    root.mkdir(directory)
+                with root.enter(directory) as states:
+                    if epoch:
+                        replace_file(name, b"%d" % epoch, dir_fd=states.fd)
+                    else:
+                        states.remove(name)
         except FileNotFoundError:
             continue
         except OSError as error:
+            path = os.path.join(layout.base, directory, name)
             raise SinkError(f"cannot reset {path}: {error.strerror}") from error
 
 

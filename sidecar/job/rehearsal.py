@@ -13,9 +13,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sidecar.admin.listener import listening
-from sidecar.job.download_directory import DownloadDirectory
+from sidecar.job.download_directory import DownloadDirectory, Occupied
 from sidecar.process.memory import memory_limit
 from streamer.aio import in_thread
+from streamer.directory import Directory
 from streamer.errors import SinkError
 from streamer.linux import write_remedy
 from streamer.relay.limits import open_files
@@ -81,18 +82,21 @@ def directory(job: Job, layout: Layout, *, fresh: bool = True) -> None:
     Raises SinkError.
     """
     missing = [path for path in layout.parents() if not os.path.lexists(path)]
+    name = f".penstock-try-{os.getpid()}"
     try:
         layout.create()
         layout.check_unlocked()
-        with _removed(os.path.join(layout.data, f".penstock-try-{os.getpid()}")) as path:
-            os.mkfifo(path, 0o600)
-        with _removed(os.path.join(layout.config, f".penstock-try-{os.getpid()}")) as path:
-            _write(path)
+        with _tried(layout.place, name) as data:
+            os.mkfifo(name, 0o600, dir_fd=data.fd)
+        place = os.path.join(layout.root, "input", "config")
+        with _tried(place, name) as config, open(config.create(name), "wb") as file:
+            file.write(bytes(4096))
         for channel in job.channels("Pipe") if fresh else ():
-            for name in job.fifos(channel):
-                check_name(fifo_path(layout.data, name, 0))
-        for channel in job.channels("File"):
-            DownloadDirectory(layout.data, channel.channel_name).check()
+            for fifo in job.fifos(channel):
+                check_name(fifo_path(layout.place, fifo, 0))
+        with Directory.at(layout.place) as data:
+            for channel in job.channels("File"):
+                DownloadDirectory(data, channel.channel_name).check()
     finally:
         for path in reversed(missing):
             with contextlib.suppress(OSError):
@@ -100,24 +104,19 @@ def directory(job: Job, layout: Layout, *, fresh: bool = True) -> None:
 
 
 @contextlib.contextmanager
-def _removed(path: str) -> Iterator[str]:
+def _tried(path: str, name: str) -> Iterator[Directory]:
+    """Open the directory for the block, which makes `name` in it; remove `name`. Raises SinkError."""
     try:
-        yield path
+        with Directory.at(path) as directory:
+            try:
+                yield directory
+            finally:
+                directory.remove(name)
     except OSError as error:
         remedy = write_remedy(
             error, "set Penstock.BaseDirectory to a local directory that this user may write, with free space"
         )
-        raise SinkError(
-            f"cannot make a file or FIFO in {os.path.dirname(path)}: {error.strerror}; {remedy}"
-        ) from error
-    finally:
-        with contextlib.suppress(OSError):
-            os.unlink(path)
-
-
-def _write(path: str) -> None:
-    with open(path, "xb") as file:
-        file.write(bytes(4096))
+        raise SinkError(f"cannot make a file or FIFO in {path}: {error.strerror}; {remedy}") from error
 
 
 async def port(job: Job) -> str:
@@ -135,16 +134,20 @@ def disk(layout: Layout, plans: Mapping[str, Plan]) -> str:
     The space of a download that has not ended counts as free: the next one keeps its files or removes them.
     Returns needed and free space as text. Raises SinkError.
     """
-    directory = next(path for path in (layout.data, *layout.parents()[::-1]) if os.path.isdir(path))
+    directory = next(path for path in (layout.place, *layout.parents()[::-1]) if os.path.isdir(path))
     status = os.statvfs(directory)
     needed = entries = 0
     for name, plan in plans.items():
-        download = DownloadDirectory(layout.data, name)
-        if not download.has(plan):
-            here = download.occupied()
-            size = sum(-(-ref.size // status.f_frsize) * status.f_frsize for ref in plan.refs(0))
-            needed += max(0, size - here.bytes)
-            entries += max(0, plan.objects(0) - here.files)
+        here = Occupied(0, 0)
+        if directory == layout.place:
+            with Directory.at(directory) as data:
+                download = DownloadDirectory(data, name)
+                if download.has(plan):
+                    continue
+                here = download.occupied(plan)
+        size = sum(-(-ref.size // status.f_frsize) * status.f_frsize for ref in plan.refs(0))
+        needed += max(0, size - here.bytes)
+        entries += max(0, plan.objects(0) - here.files)
     free = status.f_bavail * status.f_frsize
     needs = f"{decimal_bytes(needed)} and {entries} file{'' if entries == 1 else 's'}"
     if needed > free or (status.f_files and entries > status.f_favail):

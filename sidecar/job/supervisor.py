@@ -163,8 +163,8 @@ class Supervisor:
                 if job.checks
                 else None,
                 keeper=self._keeper.client,
-                directory=layout.data,
-                names=stack.enter_context(watched_names(layout.data)),
+                directory=layout.place,
+                names=stack.enter_context(watched_names(layout.place)),
                 learners=self._learners,
             )
             listings.check()
@@ -213,16 +213,16 @@ class Supervisor:
 
         Takes seconds for a large plan. Raises ConfigError, SinkError.
         """
-        spec, held = self._spec, with_published_digests(self._keeper.held, self._spec.layout.data)
+        spec, held = self._spec, with_published_digests(self._keeper.held, self._spec.layout.place)
         plans = {fifo.name: fifo.plan for fifo in streams}
         by_channel: dict[str, dict[str, Plan]] = {}
         for fifo in streams:
             by_channel.setdefault(fifo.channel.channel_name, {})[fifo.name] = fifo.plan
-        for name, changes in take_changes(by_channel, saved, held, spec.layout.data).items():
+        for name, changes in take_changes(by_channel, saved, held, spec.layout.place).items():
             log.info("weights of a mix changed earlier", channel=name, changes=changes)
         positions = saved_by_fifo(saved, by_channel, held, anyway=spec.resume_anyway)
         starts = start_positions(
-            plans, held, positions, anyway=spec.resume_anyway, directory=spec.layout.data
+            plans, held, positions, anyway=spec.resume_anyway, directory=spec.layout.place
         )
         for name, start in starts.items():
             if start.position != START:

@@ -443,9 +443,23 @@ PLANTS = (
     ),
     Plant(
         "part of a file written at the wrong place",
-        "streamer/relay/files/outlet.py",
+        "streamer/relay/files/target.py",
         "offset_dst=at",
         "offset_dst=max(0, at - 1)",
+        ("tests/sidecar/test_download.py",),
+    ),
+    Plant(
+        "a link below the data directory followed",
+        "streamer/directory.py",
+        "os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW",
+        "os.O_PATH | os.O_DIRECTORY",
+        ("tests/sidecar/test_planted.py",),
+    ),
+    Plant(
+        "file of a half download taken for a whole one",
+        "sidecar/job/download_directory.py",
+        "return all(size == ref.size for",
+        "return all(size >= 0 for",
         ("tests/sidecar/test_download.py",),
     ),
 )

@@ -17,9 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.job import download as download_module
-from sidecar.job import download_journal
 from sidecar.job.download import Download
-from sidecar.job.download_journal import read_journal
 from sidecar.job.download_paths import file_paths, relative_path
 from sidecar.job.layout import Layout
 from sidecar.job.rehearsal import disk
@@ -27,8 +25,6 @@ from sidecar.process.runner import start_all
 from streamer.aio import first_of
 from streamer.errors import ConfigError, Denied, Missing, SinkError, SourceChanged
 from streamer.plan import ObjectRef, Plan, S3Uri
-from streamer.relay.files import outlet
-from streamer.relay.files.pieces import TargetFile
 from streamer.relay.transport import TransportSpec, Wish
 from streamer.units import MIB, decimal_bytes
 from tests.kit.harness import EAGER, clients_of, fill
@@ -74,26 +70,18 @@ def requested(stub: S3Stub) -> set[str]:
     return {seen.key.removeprefix("data/") for seen in stub.seen}
 
 
-async def proofs(journal: Path) -> dict[str, int]:
-    """What the journal proves."""
-    return await asyncio.to_thread(read_journal, str(journal))
-
-
-async def proven(directory: Path) -> int:
-    """Number of objects of which the journal of `c` proves bytes."""
-    return len(await proofs(directory / ".c.penstock.journal"))
+def whole(directory: Path) -> list[str]:
+    """The whole files of the download of `c` that has not ended."""
+    return sorted(tree(directory / ".c.penstock.new"))
 
 
 async def interrupted(stub: S3Stub, directory: Path, *, least: int = 2, **options: Any) -> None:
-    """Cancel a download of several objects once `least` of them are proven, while the last one stalls."""
+    """Cancel a download of several objects once `least` of them are whole, while the last one stalls."""
     assert stub.loop is not None
     stub.loop.call_soon_threadsafe(stub.released.clear)
     stub.script(*[stalls(stub)] * 9, key=max(stub.objects))  # hedges too
 
-    async def is_far() -> bool:
-        return await proven(directory) >= least
-
-    await first_of(fetch(stub, directory, **options), eventually(is_far))
+    await first_of(fetch(stub, directory, **options), eventually(lambda: len(whole(directory)) >= least))
     stub.faults.clear()
     stub.release()
     assert not (directory / "c").exists()
@@ -155,36 +143,12 @@ async def test_an_interrupted_download_is_continued(stub: S3Stub, tmp_path: Path
     """Whole objects are not requested again; the files are those of a download at once."""
     due = fill(stub, [3 * MIB] * 6)
     await interrupted(stub, tmp_path, transport=transport)
-    kept = await proven(tmp_path)
+    kept = whole(tmp_path)
     stub.seen.clear()
     assert await fetch(stub, tmp_path, transport=transport)
-    assert len(requested(stub)) <= 6 - kept + 1  # one of the kept ones may have had its first bytes only
+    assert not requested(stub) & set(kept)
     assert b"".join(data for _, data in sorted(tree(tmp_path / "c").items())) == due
     assert sorted(os.listdir(tmp_path)) == [".c.penstock.files", "c"]
-
-
-async def test_a_large_object_is_continued_from_its_proven_length(
-    stub: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(download_journal, "PROVE_EVERY", 2 * MIB)
-    monkeypatch.setattr(outlet, "WRITERS", 1)  # batches end in their order
-    due = fill(stub, [1 * MIB, 24 * MIB])
-    stub.script(*[stalls(stub)] * 9, key="b/data/0001", first=23 * MIB)  # hedges too
-    lengths: set[int] = set()
-
-    async def is_begun() -> bool:
-        lengths.update((await proofs(tmp_path / ".c.penstock.journal")).values())
-        return any(length > 4 * MIB for length in lengths)
-
-    await first_of(fetch(stub, tmp_path), eventually(is_begun))
-    stub.faults.clear()
-    stub.release()
-    stub.seen.clear()
-    assert await fetch(stub, tmp_path)
-    firsts = [int(seen.range.removeprefix("bytes=").split("-")[0]) for seen in stub.seen]
-    assert requested(stub) == {"0001"}
-    assert min(firsts) >= max(lengths)
-    assert b"".join(data for _, data in sorted(tree(tmp_path / "c").items())) == due
 
 
 async def test_only_what_has_changed_since_is_fetched_again(stub: S3Stub, tmp_path: Path) -> None:
@@ -233,65 +197,100 @@ async def test_a_download_starts_no_thread(
     assert b"".join(data for _, data in sorted(tree(tmp_path / "c").items())) == due
 
 
-async def test_a_file_that_is_shorter_than_its_proof_is_fetched_again(stub: S3Stub, tmp_path: Path) -> None:
+def cut(path: Path) -> None:
+    os.truncate(path, 1)
+
+
+def lengthened(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"x")
+
+
+def linked(path: Path) -> None:
+    path.rename(path.with_name("aside"))
+    path.symlink_to("aside")
+
+
+def directory(path: Path) -> None:
+    path.unlink()
+    (path / "deep").mkdir(parents=True)
+    (path / "deep" / "file").write_bytes(b"x")
+
+
+def fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+DAMAGES = [Path.unlink, cut, lengthened, linked, directory, fifo]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+async def test_a_file_of_an_unfinished_download_that_is_not_whole_is_fetched_again(
+    stub: S3Stub, tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
     due = fill(stub, [3 * MIB] * 6)
     await interrupted(stub, tmp_path)
-    os.truncate(tmp_path / ".c.penstock.new" / "0000", 1)
-    (tmp_path / ".c.penstock.new" / "0001").unlink()
-    (tmp_path / ".c.penstock.new" / "0001").symlink_to("0000")
+    damaged, *kept = whole(tmp_path)
+    damage(tmp_path / ".c.penstock.new" / damaged)
+    stub.seen.clear()
     assert await fetch(stub, tmp_path)
-    assert b"".join(data for _, data in sorted(tree(tmp_path / "c").items())) == due
+    assert damaged in requested(stub)
+    assert not requested(stub) & set(kept)
+    assert b"".join(tree(tmp_path / "c")[f"{number:04}"] for number in range(6)) == due
 
 
-async def test_a_journal_of_another_boot_proves_nothing(stub: S3Stub, tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", DAMAGES)
+async def test_a_file_of_a_published_directory_that_is_not_whole_is_fetched_again(
+    stub: S3Stub, tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    """And no other; files that the trainer has added stay."""
+    due = fill(stub, [1000, 2000, 0, 3000])
+    assert await fetch(stub, tmp_path)
+    damage(tmp_path / "c" / "0001")
+    (tmp_path / "c" / "cache").write_bytes(b"mine")
+    stub.seen.clear()
+    assert await fetch(stub, tmp_path)
+    assert requested(stub) == {"0001"}
+    assert b"".join(tree(tmp_path / "c")[f"{number:04}"] for number in range(4)) == due
+    assert tree(tmp_path / "c")["cache"] == b"mine"
+    assert sorted(os.listdir(tmp_path)) == [".c.penstock.files", "c"]
+    stub.seen.clear()
+    assert not await fetch(stub, tmp_path)
+    assert not stub.seen
+
+
+async def test_a_published_directory_that_cannot_be_mended_is_no_directory(
+    stub: S3Stub, tmp_path: Path
+) -> None:
+    """It is absent, or whole; and what somebody else puts there then is not taken for a download."""
+    fill(stub, [1000, 2000])
+    assert await fetch(stub, tmp_path)
+    (tmp_path / "c" / "0001").unlink()
+    stub.script(*[fails(403, "AccessDenied")] * 9, key="b/data/0001")
+    with pytest.raises(Denied):
+        await fetch(stub, tmp_path)
+    assert not (tmp_path / "c").exists()
+    (tmp_path / "c").mkdir()
+    stub.faults.clear()
+    with pytest.raises(SinkError, match="not a sidecar's download"):
+        await fetch(stub, tmp_path)
+    (tmp_path / "c").rmdir()
+    assert await fetch(stub, tmp_path)
+    assert {seen.key for seen in stub.seen} == {"data/0000", "data/0001"}
+
+
+async def test_the_files_of_another_boot_are_fetched_again(stub: S3Stub, tmp_path: Path) -> None:
     """The machine may have crashed before its disk had the bytes."""
     due = fill(stub, [3 * MIB] * 6)
     await interrupted(stub, tmp_path)
-    journal = tmp_path / ".c.penstock.journal"
-    heading, lines = journal.read_bytes().split(b"\n", 1)
-    journal.write_bytes(heading[:-1] + b"-\n" + lines)
+    begun = tmp_path / ".c.penstock.begun"
+    boot, lines = begun.read_bytes().split(b"\n", 1)
+    begun.write_bytes(boot[:-1] + b"-\n" + lines)
     stub.seen.clear()
     assert await fetch(stub, tmp_path)
     assert len(requested(stub)) == 6
     assert b"".join(data for _, data in sorted(tree(tmp_path / "c").items())) == due
-
-
-class Zeros:
-    """As many bytes as a pipe takes, up to `count`."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def drain_into(self, fd: int, most: int = 0) -> int:
-        del most
-        return os.write(fd, bytes(self.count))
-
-
-async def test_a_file_is_proven_while_no_further_byte_comes(tmp_path: Path) -> None:
-    """Storage stalls after the file's last byte: a kill of the sidecar must not fetch it again."""
-    size, journal = outlet.SMALLEST_BATCH, str(tmp_path / "journal")
-    files = [TargetFile(str(tmp_path / name), size, note=name * 32) for name in "ab"]
-    notes = await asyncio.to_thread(download_journal.DownloadJournal, journal, b"")
-    writing = outlet.FilesOutlet(iter(files), journal=notes, batch=size)
-    try:
-        assert writing.push(Zeros(size)) == size
-
-        async def is_proven() -> bool:
-            return await proofs(Path(journal)) == {"a" * 32: size}
-
-        await eventually(is_proven)
-        assert (tmp_path / "a").stat().st_size == size
-    finally:
-        await writing.end()
-
-
-def test_a_line_that_is_cut_off_proves_nothing(tmp_path: Path) -> None:
-    path = str(tmp_path / "journal")
-    journal = download_journal.DownloadJournal(path, download_journal.proof("a" * 32, 7))
-    journal.append(b"b" * 32 + b" 123")
-    assert read_journal(path) == {"a" * 32: 7}
-    journal.append(download_journal.proof("c" * 32, 5) + download_journal.proof("d" * 32, 6))
-    assert read_journal(path) == {"a" * 32: 7, "d" * 32: 6}
 
 
 @pytest.mark.parametrize(
@@ -303,11 +302,8 @@ async def test_an_object_that_is_refused_ends_the_download_and_no_other_is_lost(
     due = fill(stub, [3 * MIB] * 6)
     refused = fails(status, code)
 
-    async def whole() -> int:
-        return sum(size == 3 * MIB for size in (await proofs(tmp_path / ".c.penstock.journal")).values())
-
     async def refused_later(answer: Answer) -> web.StreamResponse:
-        await eventually(whole)
+        await eventually(lambda: whole(tmp_path))
         return await refused(answer)
 
     stub.script(refused_later, key="b/data/0004")
@@ -315,9 +311,10 @@ async def test_an_object_that_is_refused_ends_the_download_and_no_other_is_lost(
         await fetch(stub, tmp_path)
     assert not (tmp_path / "c").exists()
     stub.seen.clear()
-    kept = await whole()
+    kept = whole(tmp_path)
     assert await fetch(stub, tmp_path)
-    assert len(requested(stub)) <= 6 - kept < 6
+    assert kept
+    assert not requested(stub) & set(kept)
     assert b"".join(data for _, data in sorted(tree(tmp_path / "c").items())) == due
 
 

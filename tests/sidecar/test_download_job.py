@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from sidecar.job.download_journal import read_journal
 from streamer.units import MIB
 from tests.kit.harness import fill
 from tests.kit.pipes import eventually, read_all
@@ -100,12 +99,9 @@ async def test_a_killed_sidecar_s_download_is_continued(
     stub.script(stalls(stub), stalls(stub), key="b/files/0004")  # a hedge too
     path, data = mixed(stub, tmp_path), tmp_path / "ml" / "input" / "data"
 
-    async def is_far() -> bool:
-        return len(await asyncio.to_thread(read_journal, str(data / ".files.penstock.journal"))) >= 3
-
     with sidecar(path) as running:
         running.wait_for("downloading", channel="files")
-        await eventually(is_far)
+        await eventually(lambda: len(tree(data / ".files.penstock.new")) >= 3)
         assert "downloading files: " in running.get("/readyz")[1]
         running.end(number)
     assert not (data / "files").exists()

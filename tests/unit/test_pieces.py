@@ -1,61 +1,43 @@
-"""Streams cut into pieces of files: every byte once, and no piece counts before the one in front of it."""
+"""Streams cut into pieces of files: every byte once, and an empty file as one piece."""
 
 from __future__ import annotations
-
-import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.relay.files.pieces import Piece, PieceCutter, TargetFile, WrittenFiles
+from streamer.directory import Directory
+from streamer.relay.files.pieces import PieceCutter
+from streamer.relay.files.target import TargetFile
 
-SIZES = st.lists(st.integers(0, 20), max_size=12)
-
-
-def files(sizes: list[int], first: int = 0) -> list[TargetFile]:
-    """Files of these sizes, of which the first one has its first bytes already."""
-    firsts = [min(first, max(0, size - 1)) if i == 0 else 0 for i, size in enumerate(sizes)]
-    return [TargetFile(str(i), size, firsts[i]) for i, size in enumerate(sizes)]
+NOWHERE = Directory("/nowhere", -1)
 
 
-@given(sizes=SIZES, first=st.integers(0, 20), steps=st.lists(st.integers(1, 30)), order=st.randoms())
-def test_pieces_are_the_files_and_count_in_stream_order(
-    sizes: list[int], first: int, steps: list[int], order: random.Random
-) -> None:
-    targets = files(sizes, first)
-    left = sum(file.size - file.first for file in targets)
-    cutter, written = PieceCutter(iter(targets)), WrittenFiles()
-    batches, noted = [], list[Piece]()
+def files(sizes: list[int]) -> list[TargetFile]:
+    return [
+        TargetFile(str(number), size, number=number, parts=NOWHERE, tree=NOWHERE)
+        for number, size in enumerate(sizes)
+    ]
+
+
+@given(sizes=st.lists(st.integers(0, 20), max_size=12), steps=st.lists(st.integers(1, 30)))
+def test_pieces_are_the_files(sizes: list[int], steps: list[int]) -> None:
+    targets, left = files(sizes), sum(sizes)
+    cutter = PieceCutter(iter(targets))
+    pieces = []
     for step in steps:
-        if count := min(step, left):
-            batches.append(written.begin(cutter.cut(count)))
-            left -= count
-    if left:
-        batches.append(written.begin(cutter.cut(left)))
-    batches.append(written.begin(cutter.rest()))
-    order.shuffle(batches)
-    for batch in batches:
-        noted += written.ended(batch)
-    at = {file.path: file.first for file in targets}
-    for piece in noted:
-        assert piece.start == at[piece.file.path]
-        at[piece.file.path] = piece.end
-    assert at == {file.path: file.size for file in targets}
-    assert [piece.file.path for piece in noted] == sorted((p.file.path for p in noted), key=int)
-    assert (written.files, written.bytes) == (
-        len(targets),
-        sum(file.size - file.first for file in targets),
-    )
-    assert not len(written)
-
-
-def test_a_piece_does_not_count_before_the_piece_in_front_of_it() -> None:
-    cutter, written = PieceCutter(iter(files([10]))), WrittenFiles()
-    front, later = written.begin(cutter.cut(4)), written.begin(cutter.cut(6))
-    assert list(written.ended(later)) == []
-    assert written.bytes == 0
-    assert [piece.end for piece in written.ended(front)] == [4, 10]
+        count = min(step, left)
+        pieces += cutter.cut(count)
+        left -= count
+    pieces += cutter.cut(left)
+    pieces += cutter.rest()
+    written: dict[str, int] = {}
+    for file, start, end in pieces:
+        assert start == written.get(file.path, 0)
+        assert start < end or file.size == 0
+        written[file.path] = end
+    assert list(written.items()) == [(file.path, file.size) for file in targets]
+    assert sum(file.size == 0 for file, _, _ in pieces) == sizes.count(0)
 
 
 def test_a_stream_of_another_length_is_an_error() -> None:

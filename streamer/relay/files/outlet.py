@@ -3,36 +3,35 @@
     delivery ─splice or writev→ pipe ─splice, in a thread→ file       up to `WRITERS` pipes at once
 
 A write to a disk may block for seconds (dirty pages, a slow disk), and the event loop must not. So delivery,
-on the loop, moves bytes into an empty pipe, which never blocks. A full pipe is one batch: a thread opens its
-files, splices the bytes to their offsets, and closes the files. Delivery goes on with the next free pipe, or
-waits for one in `writable`. A batch of small objects is many files, and a large file is many batches, which
-several threads write at once.
+on the loop, moves bytes into an empty pipe, which never blocks. A full pipe is one batch: a thread splices
+the bytes to their offsets in the files. Delivery goes on with the next free pipe, or waits for one in
+`writable`. A batch of small objects is many files, and a large file is many batches, which several threads
+write at once; it stays open until all of its bytes are written (`streamer.relay.files.target`).
 
 The pipes belong to the outlet, and a batch's pipe is its thread's until the thread has ended: `end` waits for
-all threads and then closes the pipes. A file descriptor belongs to the thread that opened it.
+all threads and then closes the pipes, and the files that are not whole.
 
-The first error of a thread is raised by the next `push`, or by `finish`. The journal's text is written by the
-threads too: before a batch, or alone if no batch is being written, since the next one may come late. It never
-names bytes that are not written.
+The first error of a thread is raised by the next `push`, or by `finish`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from streamer.aio import finished, in_thread
 from streamer.errors import SinkError
-from streamer.linux import PIPE_SIZE, SPLICE_FLAGS, Pipe, write_remedy
-from streamer.relay.files.pieces import Batch, Piece, PieceCutter, TargetFile, WrittenFiles
+from streamer.linux import PIPE_SIZE, Pipe
+from streamer.relay.files.pieces import Piece, PieceCutter
 from streamer.units import KIB
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
+    from streamer.relay.files.target import TargetFile
     from streamer.sink.outlet import Drainable
 
 WRITERS = 8
@@ -51,17 +50,13 @@ def batch_size(budget: int) -> int:
     return size
 
 
-class Journal(Protocol):
-    """Notes how far each file is written, so that a later process can continue."""
+@dataclass(slots=True)
+class Written:
+    """Counts of what has been written."""
 
-    def note(self, file: TargetFile, end: int) -> None:
-        """Note that the first `end` bytes of the file are written. Called on the event loop."""
-
-    def take(self) -> bytes:
-        """Return the text of the notes since the last call. Called on the event loop."""
-
-    def append(self, text: bytes) -> None:
-        """Write the text. Called in a thread. Raises SinkError."""
+    files: int = 0
+    """Number of whole files."""
+    bytes: int = 0
 
 
 class FilesOutlet:
@@ -70,14 +65,15 @@ class FilesOutlet:
     reader_gone = False
     holding = False
 
-    def __init__(self, files: Iterator[TargetFile], *, journal: Journal, batch: int = PIPE_SIZE) -> None:
+    def __init__(self, files: Iterator[TargetFile], *, batch: int = PIPE_SIZE) -> None:
         """`files`: the files of the stream's objects, in order. `batch`: bytes of a writer's pipe.
 
         Raises SinkError if the kernel refuses the pipes.
         """
-        self.written = WrittenFiles()
+        self.written = Written()
         self._cutter = PieceCutter(files)
-        self._journal = journal
+        self._open: set[TargetFile] = set()
+        """Files that may be open: of batches that are being written, or not whole after the last one."""
         self._loop = asyncio.get_running_loop()
         self._pipes: list[Pipe] = []
         try:
@@ -90,10 +86,8 @@ class FilesOutlet:
             ) from error
         self._free = list(self._pipes)
         self._filling: Pipe | None = None
-        self._writing: set[asyncio.Future[None]] = set()
+        self._writing: set[asyncio.Future[Written]] = set()
         """What threads of the loop's executor do or will do. They run already: one more might be refused."""
-        self._ending = False
-        """Whether `end` has begun, which writes the journal's last text."""
         self._waiter: asyncio.Future[None] | None = None
         self._error: BaseException | None = None
 
@@ -131,28 +125,25 @@ class FilesOutlet:
         self._raise_error()
         if self._filling is not None:
             self._write(self._filling)
-        while len(self.written) and self._error is None:
+        while self._writing and self._error is None:
             await self._news()
         self._raise_error()
         if rest := self._cutter.rest():
-            await in_thread(_write_pieces, -1, rest)
-            for piece in self.written.ended(self.written.begin(rest)):
-                self._journal.note(piece.file, piece.end)
-        await in_thread(self._journal.append, self._journal.take())
+            self._count(await in_thread(_write_pieces, -1, rest))
 
     def close(self) -> None:
         """Do nothing: threads may still use the pipes, which `end` closes."""
 
     async def end(self) -> None:
-        """Wait for all threads, even if cancelled, and close the pipes; write the journal's last text."""
-        self._ending = True
+        """Wait for all threads, even if cancelled, and close the pipes and the files that are not whole."""
         try:
             if self._writing:
                 await finished(asyncio.gather(*self._writing, return_exceptions=True))
         finally:
             self._close_pipes()
-        with contextlib.suppress(SinkError):  # without it the next start fetches more, which is all
-            await in_thread(self._journal.append, self._journal.take())
+            for file in self._open:
+                with contextlib.suppress(OSError):  # such a file is fetched again
+                    file.close()
 
     def _close_pipes(self) -> None:
         while self._pipes:
@@ -173,76 +164,36 @@ class FilesOutlet:
     def _write(self, pipe: Pipe) -> None:
         """Let a thread empty the pipe into its files."""
         self._filling = None
-        batch = self.written.begin(self._cutter.cut(pipe.count))
-        self._start(
-            partial(self._ended, pipe, batch),
-            *(_write_batch, pipe.read_fd, batch.pieces, self._journal, self._journal.take()),
-        )
+        pieces = self._cutter.cut(pipe.count)
+        self._open.update(piece.file for piece in pieces)
+        writing = self._loop.run_in_executor(None, _write_pieces, pipe.read_fd, pieces)
+        self._writing.add(writing)
+        writing.add_done_callback(partial(self._ended, pipe, pieces))
 
-    def _start(
-        self, ended: Callable[[asyncio.Future[None]], None], call: Callable[..., None], *arguments: object
-    ) -> None:
-        """Let a thread run `call`, and call `ended` then."""
-        running = self._loop.run_in_executor(None, call, *arguments)
-        self._writing.add(running)
-        running.add_done_callback(self._writing.discard)
-        running.add_done_callback(ended)
-
-    def _ended(self, pipe: Pipe, batch: Batch, writing: asyncio.Future[None]) -> None:
-        if not writing.cancelled() and writing.exception() is None:
-            pipe.count = 0
-            self._free.append(pipe)
-            for piece in self.written.ended(batch):
-                self._journal.note(piece.file, piece.end)
-            if not (self._writing or self._ending) and (text := self._journal.take()):
-                self._start(self._report, self._journal.append, text)
-        self._report(writing)
-
-    def _report(self, ended: asyncio.Future[None]) -> None:
-        """Keep the error of a thread's task, if it is the first, and wake `_news`."""
-        if ended.cancelled():
-            return
-        error = ended.exception()
-        if error is not None and self._error is None:
-            self._error = error
+    def _ended(self, pipe: Pipe, pieces: list[Piece], writing: asyncio.Future[Written]) -> None:
+        """Count what a thread has written, or keep its error if it is the first; wake `_news`."""
+        self._writing.discard(writing)
+        if not writing.cancelled():
+            error = writing.exception()
+            if error is None:
+                pipe.count = 0
+                self._free.append(pipe)
+                self._count(writing.result())
+                self._open.difference_update(piece.file for piece in pieces if piece.file.whole)
+            elif self._error is None:
+                self._error = error
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-
-def _write_batch(pipe: int, pieces: list[Piece], journal: Journal, text: bytes) -> None:
-    if text:
-        journal.append(text)
-    _write_pieces(pipe, pieces)
+    def _count(self, written: Written) -> None:
+        self.written.files += written.files
+        self.written.bytes += written.bytes
 
 
-def _write_pieces(pipe: int, pieces: list[Piece]) -> None:
+def _write_pieces(pipe: int, pieces: list[Piece]) -> Written:
     """Move the bytes of the pieces from the pipe into their files. Raises SinkError."""
+    written = Written()
     for file, start, end in pieces:
-        try:
-            fd = _opened(file.path)
-            try:
-                at = start
-                while at < end:
-                    at += os.splice(pipe, fd, end - at, offset_dst=at, flags=SPLICE_FLAGS)
-            finally:
-                os.close(fd)
-        except OSError as error:
-            raise cannot_write(file.path, error) from error
-
-
-def _opened(path: str) -> int:
-    """Open the file for writing; make it, and the directories above it, if they are missing."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    try:
-        return os.open(path, flags, 0o644)
-    except FileNotFoundError:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        return os.open(path, flags, 0o644)
-
-
-def cannot_write(path: str, error: OSError) -> SinkError:
-    """Return the error of a file that this machine refuses to write."""
-    remedy = write_remedy(error, "see to the disk, or set Penstock.BaseDirectory")
-    return SinkError(
-        f"cannot write {path}: {error.strerror}; {remedy}; the next start continues the download"
-    )
+        written.files += file.write(pipe, start, end)
+        written.bytes += end - start
+    return written
