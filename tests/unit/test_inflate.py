@@ -181,6 +181,19 @@ def test_a_header_without_end_is_refused() -> None:
         inflate(head)
 
 
+@pytest.mark.parametrize("flag", [0x20, 0x40, 0x80, 0xE0])
+@pytest.mark.parametrize("member", [1, 2])
+@pytest.mark.parametrize("cut", [2, 4, 12])
+def test_reserved_flags_of_a_header_are_refused_by_name(flag: int, member: int, cut: int) -> None:
+    """RFC 1952 §2.3.1.2: whoever sets them may add fields that this program would take for data."""
+    before = gzip.compress(b"first") * (member - 1)
+    damaged = bytearray(gzip_member(CONTENT, name=b"n"))
+    damaged[3] |= flag
+    why = f"wrong header in member {member}: reserved flags \\(0x{8 | flag:02x}\\)"
+    with pytest.raises(CorruptObject, match=why):
+        inflate(before + damaged, [len(before) + cut])
+
+
 def test_input_is_fed_only_when_the_last_is_used_up() -> None:
     inflater = Inflater(partial(not_inflatable, REF))
     inflater.feed(gzip.compress(CONTENT))
