@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 from pydantic import AfterValidator, Field, StrictStr
 
 from streamer.errors import ConfigError
-from streamer.plan import S3Uri, parse_s3_uri
+from streamer.plan import S3Uri, checked_uri, parse_s3_uri
 
 _AWS_HOST = re.compile(r"(?:(?P<bucket>.+)\.)?s3(?:[.-][a-z0-9.-]+)?\.amazonaws\.com(?:\.cn)?")
 
@@ -28,7 +28,7 @@ def parse_source(uri: str) -> S3Uri:
         bucket, _, key = key.partition("/")
     if not bucket or parts.query or parts.fragment:
         raise ConfigError(f"{uri!r} is not an address of an object in Amazon S3: write s3://BUCKET/PREFIX")
-    return S3Uri(unquote(bucket), unquote(key))
+    return checked_uri(uri, unquote(bucket), unquote(key))
 
 
 def _s3_uri(value: str) -> str:

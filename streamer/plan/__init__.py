@@ -24,7 +24,7 @@ from streamer.plan.segments import (
 )
 from streamer.plan.shards import Balance, Shard
 from streamer.plan.shuffle import Permutation
-from streamer.plan.uris import S3Uri, parse_object_uri, parse_s3_uri
+from streamer.plan.uris import S3Uri, checked_uri, parse_object_uri, parse_s3_uri
 from streamer.plan.validators import bare_etag, is_modified
 
 __all__ = [
@@ -49,6 +49,7 @@ __all__ = [
     "Shard",
     "Span",
     "bare_etag",
+    "checked_uri",
     "cut",
     "frame",
     "gathered",

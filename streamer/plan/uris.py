@@ -20,10 +20,11 @@ class S3Uri(NamedTuple):
 
 _URI = re.compile(r"s3://([^/]+)/?(.*)", re.DOTALL)
 _BUCKET = re.compile(
-    r"[A-Za-z0-9._-]{1,255}"
+    r"(?!\.\.?\Z)[A-Za-z0-9._-]{1,255}"
     r"|arn:aws[^:]*:s3(?:-object-lambda|-outposts)?:[a-z0-9-]*:[0-9]{12}:[A-Za-z0-9.:_-]{1,255}"
 )
-"""Bucket as AWS's clients accept it: a name, or the ARN of an access point."""
+"""Bucket as AWS's clients accept it: a name, or the ARN of an access point. They take `.` and `..` too, but
+in a URL's path such a name is a step: proxies and servers resolve it (RFC 3986 §5.2.4), to another bucket."""
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _VERSION = re.compile(r"(.*)\?versionId=([^?&/]+)", re.DOTALL)
 
@@ -33,13 +34,19 @@ def parse_s3_uri(uri: str) -> S3Uri:
     match = _URI.fullmatch(uri)
     if match is None:
         raise ConfigError(f"{uri!r} is not an S3 URI: write s3://BUCKET/PREFIX")
-    if not _BUCKET.fullmatch(match[1]):
+    return checked_uri(uri, *match.groups())
+
+
+def checked_uri(uri: str, bucket: str, key: str) -> S3Uri:
+    """Return bucket and key of `uri`. Raises ConfigError unless they can be such."""
+    if not _BUCKET.fullmatch(bucket):
         raise ConfigError(
-            f"{uri!r} does not name a bucket: a name has letters, digits, dots, hyphens and underscores alone"
+            f"{uri!r} does not name a bucket: a name has letters, digits, dots, hyphens and underscores "
+            "alone, and is not . or .."
         )
     if _SURROGATE.search(uri):
         raise ConfigError(f"{uri!r} holds half a surrogate pair, which no key can")
-    return S3Uri(*match.groups())
+    return S3Uri(bucket, key)
 
 
 def parse_object_uri(uri: str) -> tuple[S3Uri, str | None]:

@@ -166,7 +166,8 @@ async def test_tls_to_a_port_without_it(stub: S3Stub, pages_from: PagesFrom) -> 
 
 
 @pytest.mark.parametrize(
-    "uri", ["s3://tenant:bucket/x", "s3://a b/x", "s3://b\u00e9/x", "s3://@b/x", "s3://b?x/"]
+    "uri",
+    ["s3://tenant:bucket/x", "s3://a b/x", "s3://b\u00e9/x", "s3://@b/x", "s3://b?x/", "s3://./x", "s3://.."],
 )
 def test_a_bucket_that_cannot_be_is_an_error_of_the_job(uri: str) -> None:
     with pytest.raises(ConfigError, match="does not name a bucket"):

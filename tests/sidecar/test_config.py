@@ -363,6 +363,19 @@ def test_both_kinds_of_address(uri: str, expected: tuple[str, str]) -> None:
     assert Job.model_validate(document(**{f"{S3}__S3Uri": uri})).input_data_config[0].source.uri == expected
 
 
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "s3://.", "s3://..", "s3://./k", "s3://../k", "https://s3.amazonaws.com/../k",
+        "https://s3.amazonaws.com/%2e%2E/k", "https://..s3.amazonaws.com/k", "https://a%2Fb.s3.amazonaws.com/k",
+    ],
+)  # fmt: skip
+def test_a_bucket_that_is_a_step_of_a_path_is_refused(uri: str) -> None:
+    """A proxy or server would resolve `/../k` to the bucket `k`, or to the service itself."""
+    with pytest.raises(ValueError, match="does not name a bucket|is not an address"):
+        Job.model_validate(document(**{f"{S3}__S3Uri": uri}))
+
+
 def test_many_channels_and_names_in_two_cases_are_warned_of() -> None:
     assert warnings(Job.model_validate(named(train="Pipe", eval="Pipe"))) == []
     many = document(Penstock__MemoryBudget="1GiB")

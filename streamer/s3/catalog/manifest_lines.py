@@ -44,7 +44,7 @@ _LINE_DECODER = json.JSONDecoder(
     parse_int=_Number, parse_float=_Number, parse_constant=_no_constant, object_pairs_hook=tuple
 )
 """Parses a line by one call in C. An object becomes the tuple of its pairs, since a name may come twice."""
-_PLAIN_URI = re.compile(r"s3://[A-Za-z0-9._-]{1,255}/[^?\ud800-\udfff]+")
+_PLAIN_URI = re.compile(r"s3://(?!\.\.?/)[A-Za-z0-9._-]{1,255}/[^?\ud800-\udfff]+")
 """A URI that needs no closer look: it has a plain bucket and a key, and no version id."""
 _CONSTANTS = {True: b"true", False: b"false", None: b"null"}
 _DECODER = json.JSONDecoder(parse_int=_keep, parse_float=_keep, parse_constant=_no_constant)

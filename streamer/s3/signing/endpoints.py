@@ -19,7 +19,7 @@ from streamer.s3.signing.sigv4 import GetSigner
 if TYPE_CHECKING:
     from streamer.s3.client.environment import Settings
 
-_BUCKET = re.compile(r"[A-Za-z0-9._-]{1,255}").fullmatch
+_BUCKET = re.compile(r"(?!\.\.?\Z)[A-Za-z0-9._-]{1,255}").fullmatch
 """Matches names that botocore accepts, access points and others aside."""
 _HOST_LABEL = re.compile(r"(?!-)[a-z0-9-]{1,63}(?<!-)").fullmatch
 _OTHER_KINDS = re.compile(r"--[a-z0-9-]+-s3$|-s3alias$").search
