@@ -27,9 +27,13 @@ if TYPE_CHECKING:
     from sidecar.observe.state import JobState
 
 
-FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-GRACE_AFTER_FAILURE = 10
-"""Seconds after a channel's failure until `exec` sends the trainer SIGTERM, and from then until SIGKILL."""
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+"""Signals by which an operator, a shell or a container runtime ends the trainer."""
+FORWARDED = (*STOPS, signal.SIGUSR1, signal.SIGUSR2)
+GRACE = 10
+"""Seconds from a channel's failure until `exec` sends the trainer SIGTERM, and from SIGTERM until SIGKILL."""
+LOOK_AGAIN = 0.05
+"""Seconds between two looks at a process group: no event reports the end of a process that is no child."""
 
 
 async def execute(
@@ -109,35 +113,51 @@ async def _run_trainer(state: JobState, command: tuple[str, ...], environment: d
     """Run the trainer; return its exit code as a shell would: 128 + n if signal n ended it."""
     early: list[signal.Signals] = []
     send: Callable[[signal.Signals], None] = early.append
+    # Under a terminal the child stays in the sidecar's process group, for Ctrl-C and terminal input.
+    shared = _in_foreground()
+    stopped = False
+
+    def forward(number: signal.Signals) -> None:
+        nonlocal stopped
+        stopped |= number in STOPS
+        if not (shared and _sent_by_terminal(number)):
+            send(number)
+
     # Handled before the child exists: a signal that ended the sidecar now would leave an orphan.
-    with handled(FORWARDED, lambda number: _forward(send, number)):
+    with handled(FORWARDED, forward):
         try:
-            # Under a terminal the child stays in the sidecar's process group, for Ctrl-C and terminal input.
-            own_group = not _in_foreground()
             child = await asyncio.create_subprocess_exec(
-                *command, env=environment, start_new_session=own_group
+                *command, env=environment, start_new_session=not shared
             )
         except FileNotFoundError:
             return _not_found(command)
         except OSError as error:
             raise SinkError(f"cannot run {command[0]}: {error.strerror}") from error
-        send = partial(_send, child, own_group=own_group)
+        send = partial(_send, child)
         for number in early:
             send(number)
-        async with asyncio.TaskGroup() as group:
-            failed = group.create_task(state.failed.wait())
-            ended = group.create_task(child.wait())
-            try:
-                await asyncio.wait({failed, ended}, return_when=asyncio.FIRST_COMPLETED)
-            except asyncio.CancelledError:  # the sidecar itself fails, and its FIFOs end with it
-                log.error("ending the trainer, because the sidecar ends")
-                await _end_child(send, ended, {}, notice=0)
-                raise
-            failed.cancel()
-            if not ended.done():
-                fields, notice = _failure_fields(state), GRACE_AFTER_FAILURE
-                log.error("a channel failed; the trainer is given time to notice", seconds=notice, **fields)
-                await _end_child(send, ended, fields, notice=notice)
+        try:
+            async with asyncio.TaskGroup() as group:
+                failed = group.create_task(state.failed.wait())
+                ended = group.create_task(child.wait())
+                try:
+                    await asyncio.wait({failed, ended}, return_when=asyncio.FIRST_COMPLETED)
+                except asyncio.CancelledError:  # the sidecar itself fails, and its FIFOs end with it
+                    log.error("ending the trainer, because the sidecar ends")
+                    stopped = True
+                    await _end_child(send, ended, {}, notice=0)
+                    raise
+                failed.cancel()
+                if not ended.done():
+                    stopped = True
+                    fields, notice = _failure_fields(state), GRACE
+                    log.error(
+                        "a channel failed; the trainer is given time to notice", seconds=notice, **fields
+                    )
+                    await _end_child(send, ended, fields, notice=notice)
+        finally:
+            if stopped and not shared:
+                await _end_group(child.pid)
     status = child.returncode or 0
     return 128 - status if status < 0 else status
 
@@ -169,33 +189,62 @@ async def _end_child(
     *,
     notice: float,
 ) -> None:
-    """Wait `notice` seconds, send SIGTERM, wait, send SIGKILL, to the whole process group of the trainer.
+    """Wait `notice` seconds, send SIGTERM, wait, send SIGKILL, to the trainer alone, until it has ended.
 
-    A process that read on would take the sidecar's end for the end of the data. `fields`: of the channel's
-    failure; empty if the sidecar itself fails.
+    `fields`: of the channel's failure; empty if the sidecar itself fails.
     """
-    for number, seconds in ((signal.SIGTERM, notice), (signal.SIGKILL, GRACE_AFTER_FAILURE)):
+    for number, seconds in ((signal.SIGTERM, notice), (signal.SIGKILL, GRACE)):
         await asyncio.wait({ended}, timeout=seconds)
-        if fields and not ended.done():
+        if ended.done():
+            return
+        if fields:
             log.error("ending the trainer, whose channel failed", signal=number.name, **fields)
         send(number)
-        if ended.done():
+    await asyncio.wait({ended}, timeout=GRACE)  # a process that waits for a device survives SIGKILL
+
+
+async def _end_group(group: int) -> None:
+    """End the processes that a trainer has left in its process group: SIGTERM, SIGKILL after `GRACE`.
+
+    The FIFOs stay open meanwhile: a process that read on would take their end for the end of the data. A
+    trainer that a signal reaches ends its workers itself, so they get no signal before it has ended.
+    """
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(TimeoutError, ProcessLookupError, PermissionError):
+            os.killpg(group, number)
+            async with asyncio.timeout(GRACE):
+                while _has_process(group):  # noqa: ASYNC110 - no event reports the end of no child
+                    await asyncio.sleep(LOOK_AGAIN)
             return
 
 
-def _send(child: asyncio.subprocess.Process, number: signal.Signals, *, own_group: bool) -> None:
-    """Send a signal to the child; with `own_group`, to all processes of its group."""
-    with contextlib.suppress(ProcessLookupError):
-        if own_group:
-            os.killpg(child.pid, number)
-        elif child.returncode is None:
+def _has_process(group: int) -> bool:
+    """Return whether a process group has a process left; reap those whose parent the sidecar has become."""
+    with contextlib.suppress(ChildProcessError):  # as process 1 of a container; a zombie would count below
+        os.waitpid(-group, os.WNOHANG)
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _send(child: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    """Send a signal to the trainer alone, unless it has ended."""
+    if child.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
             child.send_signal(number)
 
 
-def _forward(send: Callable[[signal.Signals], None], number: signal.Signals) -> None:
-    """Forward a signal, unless the terminal has sent it to the child already."""
-    if not (number in (signal.SIGINT, signal.SIGQUIT) and _in_foreground()):
-        send(number)
+def _sent_by_terminal(number: signal.Signals) -> bool:
+    r"""Return whether every process of the sidecar's group has got a signal because of the terminal.
+
+    Ctrl-C and Ctrl-\ go to the foreground group. When a terminal hangs up, the kernel sends SIGHUP to the
+    leader of its session, usually a shell, which sends it to all processes of its jobs.
+    """
+    if number == signal.SIGHUP:
+        return os.getsid(0) != os.getpid() and not _in_foreground()
+    return number in (signal.SIGINT, signal.SIGQUIT) and _in_foreground()
 
 
 def _in_foreground() -> bool:

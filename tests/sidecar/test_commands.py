@@ -126,10 +126,7 @@ def test_exec_passes_options_of_the_trainer_on(stub: S3Stub, tmp_path: Path) -> 
 
 def exec_with_little_grace(path: str, script: str) -> subprocess.CompletedProcess[bytes]:
     """Run `penstock exec` of a shell script, which is ended soon after a channel has failed."""
-    code = (
-        "from sidecar.commands import execute; execute.GRACE_AFTER_FAILURE = 0.2;"
-        "from sidecar.cli import main; main()"
-    )
+    code = "from sidecar.commands import execute; execute.GRACE = 0.2;from sidecar.cli import main; main()"
     command = [sys.executable, "-c", code, "exec", "-c", path, "--", "sh", "-c", script]
     return subprocess.run(command, capture_output=True, check=False)
 

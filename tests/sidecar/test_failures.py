@@ -204,7 +204,7 @@ def test_exec_ends_its_child_with_a_message_and_the_failure_s_code(
     grace = 0.8 if policy == "hold" else 40  # the others end by themselves, however slowly
     patched = (
         "from sidecar.commands import execute; from sidecar.job import failures;"
-        f"execute.GRACE_AFTER_FAILURE = {grace};"
+        f"execute.GRACE = {grace};"
         "failures.REMIND_EVERY = 0.2; from sidecar.cli import main; main()"
     )
     data = str(tmp_path / "ml" / "input" / "data")
