@@ -6,8 +6,10 @@
     Origin   a request from a page of another origin is refused, whatever its path
     token    required for `PATCH /limits`, and under `Protect: all` for everything but the probes, because
              kubelet has no token. Accepted as `Bearer TOKEN` or as the password of Basic, which browsers send
-    time     a connection without a complete request after `REQUEST_WITHIN` seconds is closed
-    number   connections over `MOST_CONNECTIONS` are closed at once: file descriptors are for streaming
+    time     a connection whose client has owed a complete request, or has not read its response, for
+             `CLIENT_WITHIN` seconds is closed
+    number   a connection over `MOST_CONNECTIONS` closes the one that has waited longest for its client. So
+             clients that hold connections keep no probe out
 
 No check waits, and none is on the path of streamed bytes.
 """
@@ -16,17 +18,19 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import hmac
 import ipaddress
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import cast
 from urllib.parse import urlsplit
 
 from aiohttp import web
 
 MOST_CONNECTIONS = 64
-REQUEST_WITHIN = 10.0
-"""Seconds in which the first request of a connection must be complete."""
+"""Connections at one time: file descriptors are for streaming."""
+CLIENT_WITHIN = 10.0
+"""Seconds in which a client must send its next request, and in which it must read a response."""
 PROBES = ("/livez", "/readyz")
 """Paths that never need the token."""
 HEADERS = {
@@ -91,39 +95,59 @@ async def harden(_: web.Request, response: web.StreamResponse) -> None:
 
 
 class ConnectionLimiter:
-    """Closes connections over `MOST_CONNECTIONS`, and those that send no request in `REQUEST_WITHIN` s."""
+    """Closes connections that wait too long for their client, and of too many the one that waits longest."""
 
     def __init__(self) -> None:
-        self._open: set[asyncio.BaseTransport] = set()
-        self._without_request: set[asyncio.BaseTransport] = set()
-        """Open connections that have not sent a complete request yet."""
+        self._idle: dict[asyncio.Transport, asyncio.TimerHandle] = {}
+        """Connections that wait for their client, the longest first, each with the timer that closes it."""
+        self._kept: set[asyncio.Transport] = set()
+        """Connections in `kept`."""
 
     def limited(self, factory: Callable[[], asyncio.Protocol]) -> Callable[[], asyncio.Protocol]:
         """Return a protocol factory like `factory`, whose connections this object counts and closes."""
         return lambda: _LimitedProtocol(factory(), self)
 
-    def request_received(self, transport: asyncio.BaseTransport | None) -> None:
-        """Note that a connection has sent a complete request."""
-        if transport is not None:
-            self._without_request.discard(transport)
-
     def opened(self, transport: asyncio.Transport) -> None:
-        """Count a new connection; close it if there are too many."""
-        self._open.add(transport)
-        if len(self._open) > MOST_CONNECTIONS:
-            transport.abort()
+        """Count a new connection; close another one if there are too many."""
+        self._wait(transport)
+        if len(self._idle) + len(self._kept) > MOST_CONNECTIONS:
+            self._end(next(iter(self._idle)))
+
+    def request_received(self, transport: asyncio.BaseTransport | None) -> None:
+        """Note that a connection has sent a complete request, apart from its body."""
+        if transport in self._idle:
+            self._wait(transport)
+
+    @contextlib.contextmanager
+    def kept(self, transport: asyncio.BaseTransport | None) -> Iterator[None]:
+        """Leave a connection alone, whose handler itself limits how long it waits for the client."""
+        if transport not in self._idle:  # closed
+            yield
             return
-        self._without_request.add(transport)
-        asyncio.get_running_loop().call_later(REQUEST_WITHIN, self._expire, transport)
+        self._idle.pop(transport).cancel()
+        self._kept.add(transport)
+        try:
+            yield
+        finally:
+            if transport in self._kept:
+                self._kept.remove(transport)
+                self._wait(transport)
 
     def closed(self, transport: asyncio.BaseTransport) -> None:
         """Forget a connection."""
-        self._open.discard(transport)
-        self._without_request.discard(transport)
+        if (timer := self._idle.pop(transport, None)) is not None:
+            timer.cancel()
+        self._kept.discard(transport)
 
-    def _expire(self, transport: asyncio.Transport) -> None:
-        if transport in self._without_request:
-            transport.abort()
+    def _wait(self, transport: asyncio.Transport) -> None:
+        """Wait for the client from now on: it reads its response, and sends the next request."""
+        if (timer := self._idle.pop(transport, None)) is not None:
+            timer.cancel()
+        self._idle[transport] = asyncio.get_running_loop().call_later(CLIENT_WITHIN, self._end, transport)
+
+    def _end(self, transport: asyncio.Transport) -> None:
+        self.closed(transport)
+        transport.abort()  # `close` would wait for a client that does not read
 
 
 class _LimitedProtocol(asyncio.Protocol):

@@ -16,8 +16,11 @@ from streamer.errors import SinkError
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-BACKLOG = 100
-"""Connections of an address that the kernel completes before a server accepts them."""
+BACKLOG = 4096
+"""Connections of an address that the kernel completes before a server accepts them; it grants less, usually.
+
+The kernel drops further ones, and their clients try again after 1 s, 3 s and 7 s: too late for a probe.
+"""
 
 
 @contextlib.asynccontextmanager

@@ -36,7 +36,7 @@ from prometheus_client import (
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from sidecar.admin import limits
-from sidecar.admin.access import AccessPolicy, ConnectionLimiter, harden, refusal
+from sidecar.admin.access import CLIENT_WITHIN, AccessPolicy, ConnectionLimiter, harden, refusal
 from sidecar.admin.listener import BACKLOG
 from sidecar.admin.status import status, view
 from sidecar.admin.weights import WeightChanger
@@ -57,6 +57,17 @@ MOST_FOLLOWERS = 16
 """Clients of `/events` at one time."""
 MOST_BODY = 16 * 1024
 """Bytes of a request body."""
+SERVERS = 8
+"""Servers of each address. uvloop accepts one connection for each of them in one turn of the event loop.
+
+More make a queue of thousands short. Fewer than `MOST_CONNECTIONS` let a request be read before further
+connections close its own.
+"""
+PAGES_APART = 0.02
+"""Seconds from the end of a page that takes milliseconds to make until the next one is made.
+
+So strangers take at most a fifth of the event loop, and the next turn accepts the connections of probes.
+"""
 EVENT_WITHIN = 2.0
 """Seconds until the next document of `/events` if no snapshot is taken: none is while the job starts."""
 BODY_WITHIN = 5.0
@@ -85,6 +96,8 @@ class Admin:
         PlatformCollector(registry=self._registry)
         GCCollector(registry=self._registry)
         self._closing = asyncio.Event()
+        self._page_made = asyncio.Lock()
+        """Held while a page is made, and for `PAGES_APART` seconds after it."""
         self._weights = WeightChanger(state)
 
     @contextlib.asynccontextmanager
@@ -92,29 +105,35 @@ class Admin:
         """Accept connections from sockets that listen, until the end of the block. Raises OSError."""
         limiter = ConnectionLimiter()
         logging.getLogger("aiohttp.server").addFilter(_concerns_server)
-        runner = web.AppRunner(self._app(limiter.request_received), access_log=None, shutdown_timeout=1)
+        runner = web.AppRunner(self._app(limiter), access_log=None, shutdown_timeout=1)
         await runner.setup()
         assert runner.server is not None  # noqa: S101 - set up
         loop, factory = asyncio.get_running_loop(), limiter.limited(runner.server)
         try:
             async with contextlib.AsyncExitStack() as stack:
                 for sock in sockets:
-                    # The server closes the socket that it is given; `sock` is the caller's.
-                    server = await loop.create_server(factory, sock=sock.dup(), backlog=BACKLOG)
-                    stack.callback(server.close)
+                    for _ in range(SERVERS):
+                        # The server closes the socket that it is given; `sock` is the caller's.
+                        server = await loop.create_server(factory, sock=sock.dup(), backlog=BACKLOG)
+                        stack.callback(server.close)
                 yield
         finally:
             await runner.cleanup()
 
-    def _app(self, on_request: Callable[[asyncio.BaseTransport | None], None]) -> web.Application:
-        """Return the application with all routes. It calls `on_request` with each request's connection."""
+    def _app(self, limiter: ConnectionLimiter) -> web.Application:
+        """Return the application with all routes."""
 
         @web.middleware
         async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-            on_request(request.transport)
             headers = {name.lower(): value for name, value in request.headers.items()}
             refused = self._access.check(method=request.method, path=request.path, headers=headers)
-            return refused or await handler(request)
+            limiter.request_received(request.transport)
+            if refused is not None:
+                return refused
+            if request.path == "/events" or request.method not in ("GET", "HEAD"):
+                with limiter.kept(request.transport):
+                    return await handler(request)
+            return await handler(request)
 
         app = web.Application(client_max_size=MOST_BODY, middlewares=[check])
         app.on_response_prepare.append(harden)
@@ -139,7 +158,8 @@ class Admin:
         headers = {"Content-Security-Policy": self._content_policy, "Cache-Control": "no-cache"}
         return web.Response(text=self._page, content_type="text/html", headers=headers)
 
-    async def _metrics(self, _: web.Request) -> web.Response:
+    async def _metrics(self, request: web.Request) -> web.Response:
+        await self._turn(request)
         body = exposition(self._state).encode() + generate_latest(self._registry)
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
 
@@ -151,7 +171,16 @@ class Admin:
             return web.Response(text="ready\n")
         return web.Response(status=503, text=self._state.why_not_ready() + "\n")
 
-    async def _status(self, _: web.Request) -> web.Response:
+    async def _turn(self, request: web.Request) -> None:
+        """Wait until a page may be made. Raises CancelledError if the client has gone meanwhile."""
+        await self._page_made.acquire()
+        if request.transport is None:
+            self._page_made.release()
+            raise asyncio.CancelledError
+        asyncio.get_running_loop().call_later(PAGES_APART, self._page_made.release)
+
+    async def _status(self, request: web.Request) -> web.Response:
+        await self._turn(request)
         return web.json_response(status(self._state))
 
     async def _limits(self, _: web.Request) -> web.Response:
@@ -183,11 +212,11 @@ class Admin:
         try:
             with contextlib.suppress(ConnectionResetError):
                 while not self._closing.is_set():
-                    await response.write(_event(view(self._state)))
+                    await _write(request, response, view(self._state))
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(EVENT_WITHIN):
                             await first_of(self._state.history.following(), self._closing.wait())
-                await response.write(_event(view(self._state, ended=True)))
+                await _write(request, response, view(self._state, ended=True))
         finally:
             self._followers -= 1
         return response
@@ -227,8 +256,15 @@ def _concerns_server(record: logging.LogRecord) -> bool:
     return record.exc_info is None or not isinstance(record.exc_info[1], OF_THE_CLIENT)
 
 
-def _event(document: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(document, separators=(",", ":")).encode() + b"\n\n"
+async def _write(request: web.Request, response: web.StreamResponse, document: dict[str, Any]) -> None:
+    """Write a server-sent event. Raises ConnectionResetError if the client does not read or has gone."""
+    try:
+        async with asyncio.timeout(CLIENT_WITHIN):
+            await response.write(b"data: " + json.dumps(document, separators=(",", ":")).encode() + b"\n\n")
+    except TimeoutError:
+        if request.transport is not None:
+            request.transport.abort()
+        raise ConnectionResetError("the client does not read") from None
 
 
 def _script_digest(page: str) -> str:
