@@ -31,8 +31,8 @@ FEW = 10 * MIB
 @click.command(
     cls=Command,
     examples=[
-        "penstock cat s3://bucket/prefix/ | tar -t",
-        "penstock cat s3://bucket/prefix/ --include '*.tar' --limit 10GB --sample 7 > sample.tar",
+        "penstock cat s3://bucket/prefix/ --join tar | tar -t",
+        "penstock cat s3://bucket/prefix/ --include '*.tar' --limit 10GB --sample 7 --join tar > sample.tar",
         "penstock cat s3://bucket/a s3://bucket/b --endpoint-url http://minio:9000 --path-style > both",
     ],
 )
@@ -66,7 +66,11 @@ FEW = 10 * MIB
 )
 @give_up_option
 @selection_options
-@click.option("--join", type=click.Choice(["tar", "arrow"]), help="Join the objects into one of this format.")
+@click.option(
+    "--join",
+    type=click.Choice(["tar", "arrow"]),
+    help="Join the objects into one of this format, because programs stop at the first one's end mark.",
+)
 @closing_options
 def cat(
     uris: tuple[str, ...],

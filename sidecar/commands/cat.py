@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from sidecar.job.endmarks import warn_of_end_marks
 from sidecar.process.exits import Exit
 from sidecar.process.memory import freeze_gc, memory_limit
 from sidecar.process.progress import progress_line, transferred
@@ -145,7 +146,7 @@ async def _stream(
                         policy=policy,
                         counters=progress.counters,
                         open_outlet=partial(_standard_output, give_up_after=options.give_up_after),
-                        listing=open_plan.list(policy, on_wait=waits.waiting),
+                        listing=_list(open_plan, policy, waits, joined=options.join is not None),
                     )
             except ReaderGone:
                 return None
@@ -162,6 +163,15 @@ async def _stream(
         "cpu_seconds_per_gb": round((time.process_time() - cpu) / max(total, 1) * 1e9, 3),
         "requests_in_flight": transport.memory_budget.concurrency.limit,
     }
+
+
+async def _list(open_plan: OpenPlan, policy: RetryPolicy, waits: WaitLog, *, joined: bool) -> None:
+    """List the objects; warn of end marks even if the reader leaves at the first one."""
+    try:
+        await open_plan.list(policy, on_wait=waits.waiting)
+    finally:
+        if not joined:
+            warn_of_end_marks(open_plan.plan)
 
 
 def _standard_output(on_gone: Callable[[], None], *, give_up_after: float) -> Outlet:

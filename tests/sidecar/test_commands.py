@@ -192,6 +192,31 @@ def test_cat_of_a_folder_with_a_marker_is_its_objects(stub: S3Stub) -> None:
     assert (done.returncode, b"no object matches" in done.stderr) == (4, True), done.stderr
 
 
+def test_cat_of_several_tars_warns_and_its_examples_join_them(stub: S3Stub, tmp_path: Path) -> None:
+    """`tar -t` lists the members of the first one and succeeds, so nothing else says that data is missing."""
+    for name in "ab":
+        path = tmp_path / name
+        path.write_text(name)
+        done = subprocess.run(["tar", "-c", "-C", tmp_path, name], capture_output=True, check=True)
+        stub.objects[f"b/two/{name}.TAR"] = stub.objects[f"b/text/{name}.txt"] = done.stdout
+    cases = {"two/": 1, "two/ --join tar": 0, "two/a": 0, "text/": 0, "two/ --include '*a.*'": 0}
+    for uri, warnings in cases.items():
+        command = (
+            f"set -o pipefail; {shlex.join(PENSTOCK)} cat s3://b/{uri} --endpoint-url {stub.url} --path-style"
+        )
+        for program in ("tar -t", "head -c 1"):  # the reader may leave at the first end mark
+            done = subprocess.run(
+                ["bash", "-c", f"{command} | {program}"], capture_output=True, text=True, check=False
+            )
+            warned = done.stderr.count("objects carry end marks")
+            assert warned == warnings, (uri, program, done.stderr)
+            if warned:
+                assert "--join tar" in done.stderr
+            elif uri == "two/ --join tar" and program == "tar -t":
+                assert (done.stdout.split(), done.returncode) == (["a", "b"], 0)
+    assert "cat s3://bucket/prefix/ --join tar | tar -t" in penstock("cat", "--help").stdout
+
+
 def test_cat_into_a_file_and_a_pipe_under_faults(stub: S3Stub, tmp_path: Path) -> None:
     data = fill(stub, [6_000_000], prefix="b/data/")
     stub.script(cut_after(500_000), fails(503, "SlowDown"), fails(500, "InternalError"))
