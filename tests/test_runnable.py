@@ -24,6 +24,8 @@ BLOCK = re.compile(
     r"^<!-- (?:run|file: (?P<file>\S+)) -->\n```\w+\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL
 )
 MARK = re.compile(r"^<!-- (?:file|run)\b", re.MULTILINE)
+ENDING = "trap 'kill $(jobs -p) 2>/dev/null || true' EXIT"
+"""A block that fails ends what it has started, which would hold its output open."""
 RUNNABLE = [page for page in PAGES if MARK.search(page.read_text())]
 
 
@@ -59,7 +61,7 @@ def test_every_marked_block_runs(
             (tmp_path / block["file"]).write_text(body)
             continue
         ran = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", f'{body}\n[ -z "$(jobs -r)" ]'],
+            ["bash", "-euo", "pipefail", "-c", f'{ENDING}\n{body}\n[ -z "$(jobs -r)" ]'],
             cwd=tmp_path, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert ran.returncode == 0, f"{body}{ran.stdout}{ran.stderr}"
