@@ -20,7 +20,7 @@ from streamer.plan.validators import described, modified
 from streamer.s3.catalog.control_client import ControlClient
 from streamer.s3.catalog.object_get import open_object
 from streamer.s3.client.faults import clock_ahead
-from streamer.s3.ranges import check_header
+from streamer.s3.ranges import check_header, transformation
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -114,6 +114,7 @@ def _range(name: str, ref: ObjectRef, response: ObjectResponse, data: bytes, *, 
     """Check that a part would accept the response. The ETag has a finding of its own."""
     content_range = response.content_range
     text = f"answered {response.status} with {response.length} bytes for one"
+    fields = {name: value for name, value in response.fields.items() if name != "x-amz-version-id"}
     with contextlib.suppress(PenstockError):
         check_header(
             replace(ref, etag="any"),
@@ -121,16 +122,15 @@ def _range(name: str, ref: ObjectRef, response: ObjectResponse, data: bytes, *, 
             offset + 1,
             ErrorContext(ref.bucket, ref.key),
             status=response.status,
-            content_range=content_range,
             content_length=response.length,
-            etag="any",
-            version=None,
+            fields=fields | {"etag": "any"},
         )
         if len(data) == 1:
             return Finding(f"Range {name}", "ok", content_range or text)
     fix = "The endpoint ignores Range, as a proxy may: take another one. Penstock cannot stream from it."
     if content_range:
         text += f", Content-Range {content_range}"
+    text += transformation(response.fields, response.length)
     return Finding(f"Range {name}", "failure", text, fix, Exit.UNREACHABLE)
 
 

@@ -77,11 +77,8 @@ class AiobotocoreSource:
                     part.end,
                     context,
                     status=metadata["HTTPStatusCode"],
-                    content_range=response.get("ContentRange"),
                     content_length=response.get("ContentLength"),
-                    etag=response.get("ETag"),
-                    last_modified=metadata["HTTPHeaders"].get("last-modified"),
-                    version=response.get("VersionId"),
+                    fields=metadata["HTTPHeaders"],
                 )
             except BaseException:
                 stream.close()

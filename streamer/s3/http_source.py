@@ -241,11 +241,8 @@ def _body(response: Response, ref: ObjectRef, first: int, end: int, context: Err
             end,
             context,
             status=header.status,
-            content_range=fields.get("content-range"),
             content_length=length,
-            etag=fields.get("etag"),
-            last_modified=fields.get("last-modified"),
-            version=fields.get("x-amz-version-id"),
+            fields=fields,
         )
     except SourceError as error:
         error.context = replace(context, request_id=escaped_id(fields.get("x-amz-request-id")))

@@ -25,6 +25,8 @@ from streamer.secrets import quoted
 from streamer.units import counted
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from streamer.errors import SourceError
     from streamer.plan import ObjectRef, Part
 
@@ -172,33 +174,78 @@ _OMISSION = "if `penstock doctor` finds that the server refuses If-Match, set Pe
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})")
 
 
-def check_header(  # noqa: PLR0913 - the fields of a response header, one by one
+def check_header(
     ref: ObjectRef,
     first: int,
     end: int,
     context: ErrorContext,
     *,
     status: int,
-    content_range: str | None,
     content_length: int | None,
-    etag: str | None,
-    version: str | None,
-    last_modified: str | None = None,
+    fields: Mapping[str, str],
 ) -> None:
     """Check that a response is bytes `first` to `end` of the version that `ref` names.
 
     The status must be 206 (RFC 9110 §15.3.7), or 200 with a right Content-Range, which some compatible
     servers send. The response must prove its version by its ETag or by the requested version id, because a
     server may ignore If-Match and `versionId`; or by its Last-Modified, if the object was listed without an
-    ETag (`streamer.plan.validators`). `version`: the response's `x-amz-version-id`. Raises
-    SourceChanged if version or size differ, BadAnswer if the response does not state them, or if its range or
-    length differs from the request's.
+    ETag (`streamer.plan.validators`). `fields`: by lower-case name. Raises SourceChanged if version or size
+    differ, BadAnswer if the response does not state them, or if its range or length differs from the
+    request's; both name a compression or inflation that may be the cause.
     """
+    try:
+        _check_header(ref, first, end, context, status=status, content_length=content_length, fields=fields)
+    except (BadAnswer, SourceChanged) as error:
+        error.message += transformation(fields, content_length)
+        raise
+
+
+def transformation(fields: Mapping[str, str], content_length: int | None) -> str:
+    """Return the signs that a response was compressed or inflated on its way, and the remedy, as text.
+
+    Empty without a sign. An object that is stored with a Content-Encoding has one sign too, so only a
+    response that contradicts its request may be explained by it.
+    """
+    encoding = content_encoding(fields)
+    signs = [f"its Content-Encoding is {quoted(encoding)!r}"] if encoding else []
+    if fields.get("etag", "").startswith("W/"):
+        signs.append("its ETag is weak")
+    if content_length is None:
+        signs.append("it has no Content-Length")
+    if not signs:
+        return ""
+    return (
+        f"; the response may have been compressed or inflated on its way ({', '.join(signs)}): turn that "
+        "off in the store, CDN or proxy, or set Penstock.Endpoint.Url to an endpoint that sends objects as "
+        "they are stored"
+    )
+
+
+def content_encoding(fields: Mapping[str, str]) -> str:
+    """Return the encoding of a response's bytes; empty if they are as they were uploaded.
+
+    Some servers keep the `aws-chunked` of an upload.
+    """
+    names = [name.strip().lower() for name in fields.get("content-encoding", "").split(",")]
+    return ", ".join(name for name in names if name not in ("", "identity", "aws-chunked"))
+
+
+def _check_header(
+    ref: ObjectRef,
+    first: int,
+    end: int,
+    context: ErrorContext,
+    *,
+    status: int,
+    content_length: int | None,
+    fields: Mapping[str, str],
+) -> None:
     if status not in (200, 206):
         raise BadAnswer(f"the response to a ranged GET has status {status}", context)
+    version = fields.get("x-amz-version-id")
     check_version(ref.version, version, context)
-    proven = ref.version is not None and version is not None
-    _check_validator(ref, context, etag=etag, last_modified=last_modified, proven=proven)
+    _check_validator(ref, context, fields, proven=ref.version is not None and version is not None)
+    content_range = fields.get("content-range")
     match = _CONTENT_RANGE.fullmatch(content_range or "")
     if match is None:
         whole = status == 200 and first == 0 and end == ref.size
@@ -221,10 +268,13 @@ def check_header(  # noqa: PLR0913 - the fields of a response header, one by one
             f"the response has Content-Length {content_length} for a range of {counted(end - first, 'byte')}",
             context,
         )
+    if content_length is None and fields.get("etag", "").startswith("W/"):
+        # S3's ETags are strong; what compresses or inflates makes them weak. Its bytes would be taken.
+        raise BadAnswer("the response has other bytes than the stored ones", context)
 
 
 def _check_validator(
-    ref: ObjectRef, context: ErrorContext, *, etag: str | None, last_modified: str | None, proven: bool
+    ref: ObjectRef, context: ErrorContext, fields: Mapping[str, str], *, proven: bool
 ) -> None:
     """Check that a response has the validator with which its object was listed.
 
@@ -232,13 +282,20 @@ def _check_validator(
     BadAnswer.
     """
     by_time = is_modified(ref.etag)
-    sent, name = (last_modified, "Last-Modified") if by_time else (etag, "ETag")
+    name = "Last-Modified" if by_time else "ETag"
+    sent = fields.get(name.lower())
     found = modified(sent) if by_time else bare_etag(sent or "")
     if not found:
         if not proven:
             stated = f"the invalid {name} {quoted(sent)!r}" if sent else f"no {name}"
             raise BadAnswer(f"the response has {stated}, so its bytes may be of another version", context)
     elif found != ref.etag:
+        if not by_time and found.startswith(ref.etag):  # Apache and Jetty append -gzip, --gzip, ;br
+            raise BadAnswer(
+                f"the response has the ETag {quoted(found)} of a compressed or inflated form of the object "
+                f"{ref.etag}; turn compression off in the store, CDN or proxy",
+                context,
+            )
         raise SourceChanged(
             f"the object was replaced after it was listed ({described(ref.etag)} then, "
             f"{quoted(str(sent))} now)",

@@ -249,9 +249,8 @@ def answer(data: bytes) -> None:
 
 def right_range(header: ResponseHeader) -> None:
     check_header(
-        REF, 0, 100, WHERE, status=header.status, etag=header.fields.get("etag"), version=None,
-        content_range=header.fields.get("content-range"), content_length=header.content_length,
-    )  # fmt: skip
+        REF, 0, 100, WHERE, status=header.status, content_length=header.content_length, fields=header.fields
+    )
 
 
 def content_range(data: bytes) -> None:

@@ -25,7 +25,7 @@ from streamer.retry import UNAVAILABLE, Attempts, RetryPolicy
 from streamer.s3.catalog.control_client import ControlClient
 from streamer.s3.catalog.object_get import ObjectResponse, open_object
 from streamer.s3.client.session import Clients
-from streamer.s3.ranges import check_header
+from streamer.s3.ranges import check_header, content_encoding, transformation
 from streamer.units import counted
 
 if TYPE_CHECKING:
@@ -93,11 +93,8 @@ async def _resumed(
                         size,
                         context,
                         status=response.status,
-                        content_range=response.content_range,
                         content_length=response.length,
-                        etag=response.etag,
-                        last_modified=response.last_modified,
-                        version=None,
+                        fields=response.fields,
                     )
                 async with aclosing(response.pieces) as pieces:
                     async for piece in pieces:
@@ -130,5 +127,11 @@ def _checked_whole(response: ObjectResponse, context: ErrorContext) -> tuple[int
     if response.status != http.HTTPStatus.OK:
         raise BadAnswer(f"the response to a GET without a range has status {response.status}", context)
     if response.length is None:
-        raise BadAnswer("the response has no Content-Length, so its end cannot be proven", context)
+        raise BadAnswer(
+            "the response has no Content-Length, so its end cannot be proven"
+            + transformation(response.fields, None),
+            context,
+        )
+    if content_encoding(response.fields) not in ("", "gzip", "x-gzip"):  # `manifest_text` inflates gzip alone
+        raise BadAnswer("the body is encoded" + transformation(response.fields, response.length), context)
     return response.length, validator_of(response.etag, response.last_modified)

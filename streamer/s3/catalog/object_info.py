@@ -27,10 +27,10 @@ from streamer.retry import ANSWER_FAILED, Attempts, RetryPolicy, retry
 from streamer.s3.catalog.control_client import ControlClient
 from streamer.s3.catalog.validation import described_object
 from streamer.s3.client.faults import error_from_response, escaped_id, map_errors
-from streamer.s3.ranges import check_version
+from streamer.s3.ranges import check_version, transformation
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping
 
     from streamer.s3.client.session import Clients
 
@@ -62,16 +62,8 @@ class AiobotocoreHeadClient:
         async with self._turns:
             with map_errors(context):
                 response = await self._client.head_object(Bucket=bucket, Key=key, **params)
-        version_id = response.get("VersionId")
-        return _described(
-            context,
-            version,
-            version_id,
-            length=response.get("ContentLength"),
-            etag=validator_of(
-                response.get("ETag"), response["ResponseMetadata"]["HTTPHeaders"].get("last-modified")
-            ),
-        )
+        headers = response["ResponseMetadata"]["HTTPHeaders"]
+        return _described(context, version, response.get("ContentLength"), headers)
 
 
 class HttpHeadClient:
@@ -118,14 +110,7 @@ class HttpHeadClient:
         status, headers = response.header.status, response.header.fields
         context = ErrorContext(bucket, key, request_id=escaped_id(headers.get("x-amz-request-id")))
         if status == http.HTTPStatus.OK:
-            version_id = headers.get("x-amz-version-id")
-            return _described(
-                context,
-                version,
-                version_id,
-                length=response.header.content_length,
-                etag=validator_of(headers.get("etag"), headers.get("last-modified")),
-            )
+            return _described(context, version, response.header.content_length, headers)
         if 300 <= status < 400 or status == http.HTTPStatus.BAD_REQUEST:
             if status < http.HTTPStatus.BAD_REQUEST:  # a redirect affects every HEAD of the bucket
                 control.leave_to_aiobotocore(bucket)
@@ -155,17 +140,15 @@ async def open_inspector(clients: Clients, *, give_up_after: float) -> AsyncIter
 
 
 def _described(
-    context: ErrorContext,
-    wanted_version: str | None,
-    version_id: str | None,
-    *,
-    length: int | None,
-    etag: str,
+    context: ErrorContext, wanted_version: str | None, length: int | None, fields: Mapping[str, str]
 ) -> ObjectRef:
-    """Return the object. `etag`: its validator, or empty."""
+    """Return the object. `fields`: of the response, by lower-case name. Raises BadAnswer."""
+    etag = validator_of(fields.get("etag"), fields.get("last-modified"))
     if length is None or not is_validator(etag):
         raise InvalidResponse(
-            "the response to HEAD has no Content-Length, or neither ETag nor Last-Modified", context
+            "the response to HEAD has no Content-Length, or neither ETag nor Last-Modified"
+            + transformation(fields, length),
+            context,
         )
-    check_version(wanted_version, version_id, context)
+    check_version(wanted_version, fields.get("x-amz-version-id"), context)
     return described_object(context, context.key or "", size=length, etag=etag, version=wanted_version)

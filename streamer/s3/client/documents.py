@@ -30,6 +30,12 @@ def checked_document(body: bytes | bytearray, context: ErrorContext | None = Non
         raise InvalidResponse(
             f"the response has more than {MAX_TAGS} tags, which no page of a listing has", context
         )
+    if body.startswith(b"\x1f\x8b"):
+        raise InvalidResponse(
+            "the listing is compressed, against Accept-Encoding: identity; turn compression off in the proxy "
+            "or CDN in front of the endpoint",
+            context,
+        )
     if not is_plain_xml(body):
         raise InvalidResponse(
             "the response is XML with a document type or not in UTF-8, which S3 never sends", context

@@ -28,6 +28,7 @@ _SCRATCH = memoryview(bytearray(HEADER_READ))
 KEPT_FIELDS = {
     name.encode(): name
     for name in (
+        "content-encoding",
         "content-length",
         "content-range",
         "date",

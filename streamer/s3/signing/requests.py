@@ -196,7 +196,7 @@ class RangeSigner:
         lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
         return (
             f"{method} {target} HTTP/1.1\r\nHost: {endpoint.authority}\r\n"
-            f"User-Agent: penstock/{__version__}\r\n{lines}\r\n"
+            f"User-Agent: penstock/{__version__}\r\nAccept-Encoding: identity\r\n{lines}\r\n"
         ).encode("ascii")
 
 
