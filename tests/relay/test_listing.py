@@ -74,11 +74,11 @@ async def test_a_server_s_own_order_is_not_the_plan_s(stub: S3Stub, pages_from: 
 
 
 @pytest.mark.usefixtures("small_pages")
-async def test_a_small_prefix_costs_no_further_request(stub: S3Stub, pages_from: PagesFrom) -> None:
+async def test_a_small_prefix_costs_the_proof_of_its_end_alone(stub: S3Stub, pages_from: PagesFrom) -> None:
     stub.objects |= {f"b/d/{number}/x": b"1" for number in range(40)}
     async with pages_from(stub) as pages:
         assert len(await list_prefix(pages, S3Uri("b", "d/"))) == 40
-    assert (stub.split_listings, len(stub.listings)) == (0, 4)
+    assert (stub.split_listings, len(stub.listings)) == (1, 5)
 
 
 @pytest.mark.usefixtures("small_pages")

@@ -101,15 +101,20 @@ def test_objects_are_read_before_the_next_page_is_answered(
         assert running.end() == 0
 
 
-def test_a_listing_of_one_page_is_planned_before_the_sidecar_is_ready(
+def test_the_proof_of_a_listing_s_end_comes_beside_the_first_objects(
     stub: S3Stub, serve: Any, data: Path, truth: bytes
 ) -> None:
+    """The epoch itself ends with that proof: one LIST after the last key."""
     stub.page = 0
     with serve() as running:
-        events = [each["event"] for each in running.events]
-        assert events.index("planned") < events.index("ready")
-        assert "listing goes on" not in events
+        assert "planned" not in [each["event"] for each in running.events]
+        with open(data / "train_0", "rb", buffering=0) as file:
+            got = take(file, len(truth))
+            stub.allow_pages()
+            assert got + file.readall() == truth
+        assert running.wait_for("planned")["objects"] == COUNT
         assert published_trailer(data, "train", 0).bytes_total == len(truth)
+    assert (len(stub.listings), stub.split_listings) == (2, 1)
 
 
 @pytest.mark.parametrize("shuffled", [True, False])
@@ -420,14 +425,14 @@ def test_cat_writes_objects_before_the_next_page_is_answered(stub: S3Stub, truth
 
 
 def test_cat_lists_prefixes_and_objects_in_turn(stub: S3Stub, truth: bytes) -> None:
-    """Of an object's own key nothing more is listed; of another the pages that it has."""
+    """Of an object's own key nothing more is listed; of another its pages, and the proof of its end."""
     stub.objects |= {"b/a": b"first", "b/ab": b"not this", "b/z/1": b"last"}
     stub.allow_pages()
     with catting(stub, "s3://b/z/", "s3://b/a", "s3://b/train/") as running:
         assert running.stdout is not None
         assert running.stdout.read() == b"lastfirst" + truth
         assert running.wait() == 0
-    assert stub.listings == ["z/", "a", *["train/"] * (COUNT // PAGE)]
+    assert stub.listings == ["z/", "z/", "a", *["train/"] * (COUNT // PAGE + 1)]
 
 
 def test_a_reader_of_cat_that_leaves_ends_the_listing(stub: S3Stub, truth: bytes) -> None:

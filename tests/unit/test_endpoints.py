@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from streamer.s3.client.endpoint import Endpoint, RequestOptions
+from streamer.s3.client.endpoint import Endpoint, RequestOptions, is_aws
 from streamer.s3.client.environment import Keys, Settings, settings_of
 from streamer.s3.client.session import open_clients
 from streamer.s3.signing.endpoints import BucketEndpoint, endpoint_of
@@ -166,3 +166,21 @@ def test_an_address_of_ipv6_has_brackets_in_the_host_header() -> None:
 
 def test_a_key_is_in_no_text_of_the_settings() -> None:
     assert not {word for word in KEYS.values() if word in str(settings_of(ENDPOINT, KEYS | NO_FILES))}
+
+
+@pytest.mark.parametrize(
+    ("url", "aws"),
+    [
+        ("https://s3.amazonaws.com", True),
+        ("https://s3.cn-north-1.amazonaws.com.cn", True),
+        ("https://bucket.vpce-1.s3.us-east-1.vpce.amazonaws.com:443/", True),
+        ("https://s3.dualstack.us-east-1.api.aws", True),
+        ("https://s3.eusc-de-east-1.amazonaws.eu", True),
+        ("https://amazonaws.com.example.org", False),
+        ("https://minio:9000", False),
+        ("http://[::1]:9000", False),
+        ("", False),
+    ],
+)
+def test_aws_s_own_hosts_are_known(url: str, *, aws: bool) -> None:
+    assert is_aws(url) == aws

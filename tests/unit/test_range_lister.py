@@ -35,6 +35,7 @@ class Server:
         self, keys: Iterable[str], *, page: int = 10, seed: int = 0, order: Callable[[str], Any] | None = None
     ) -> None:
         """`order`: the server's own order of keys; byte order unless given."""
+        self.ends_are_certain = True
         self.order = order or str.encode
         self.keys = sorted(keys, key=self.order)
         self.page_size = page
@@ -104,6 +105,7 @@ def test_every_key_is_listed_once_and_in_order(keys: set[str], page: int, seed: 
     """Ranges of one page and more, from keys of any form; one key may be the prefix."""
     names = {f"{prefix}{key}" for key in keys if prefix or key} | {"o", "q"}
     server = Server(names, page=page, seed=seed)
+    server.ends_are_certain = seed % 2 == 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(range_lister, "FEWEST_PAGES", 1)
         patch.setattr(range_lister, "SPARE", 1000)
@@ -220,6 +222,7 @@ KEYS = Keys("flat", 300_000)
 
 class Waits:
     requests = 0
+    ends_are_certain = True
 
     async def page(self, _bucket, _prefix, *, token=None, start_after=""):
         self.requests += 1
@@ -309,20 +312,46 @@ def test_a_server_that_does_not_know_ranges_loses_no_key(kind: type[Server], see
     assert memory.objects == 3000
 
 
-def test_a_listing_that_ends_before_its_last_key_is_an_error() -> None:
-    """A sequential listing would be short without a word; here `start-after` finds what it left out."""
+class Short(Server):
+    """Ends the listing before its last key, again and again."""
 
-    class Short(Server):
-        def answer(self, prefix: str, token: str | None, start_after: str) -> Page:
-            page = super().answer(prefix, token, start_after)
-            if FLAT[999].encode() in page.keys:
-                page.token = None
-            return page
+    ends = (999, 2345, 2999)
 
-    with pytest.raises(
-        BadAnswer, match="the listing ends before a key that start-after finds: s3://b/d/img-"
-    ):
-        run(list_prefix(Short(FLAT, page=10), S3Uri("b", "d/")))
+    def answer(self, prefix: str, token: str | None, start_after: str) -> Page:
+        page = super().answer(prefix, token, start_after)
+        if any(FLAT[end].encode() in page.keys for end in self.ends):
+            page.token = None
+        return page
+
+
+@pytest.mark.parametrize("certain", [True, False])
+def test_keys_after_the_end_of_a_listing_continue_it(*, certain: bool) -> None:
+    """A sequential listing is short without a word; here `start-after` finds what it left out."""
+    server = Short(FLAT, page=10)
+    server.ends_are_certain = certain
+    assert run(list_prefix(server, S3Uri("b", "d/"))) == FLAT
+
+
+@pytest.mark.parametrize("in_turn", [True, False])
+@pytest.mark.parametrize("keys", [1, 10, 25, 30])
+def test_the_end_of_a_listing_is_proven_once(keys: int, *, in_turn: bool) -> None:
+    """Also where it ends early on its first page, before any range was split."""
+    server = Server(FLAT[:keys], page=10)
+    server.ends_are_certain = False
+    assert run(runs_of(server, "d/", in_turn=in_turn)) == FLAT[:keys]
+    assert server.requests == -(-keys // 10) + 1
+    short = Short(FLAT[:keys], page=10)
+    short.ends, short.ends_are_certain = (2, 15), False
+    assert run(runs_of(short, "d/", in_turn=in_turn)) == FLAT[:keys]
+
+
+@pytest.mark.parametrize("in_turn", [True, False])
+@pytest.mark.parametrize("kind", [0, 1])
+def test_a_server_without_start_after_proves_no_end(kind: int, *, in_turn: bool) -> None:
+    server = [IgnoresStartAfter, RefusesStartAfter][kind](FLAT[:25], page=10)
+    server.ends_are_certain = False
+    assert run(runs_of(server, "d/", in_turn=in_turn)) == FLAT[:25]
+    assert server.requests == 4
 
 
 @pytest.mark.parametrize("order", [str.casefold, lambda key: key.encode("utf-16-be")], ids=["case", "UTF-16"])

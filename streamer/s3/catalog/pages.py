@@ -36,6 +36,7 @@ from streamer.s3.catalog.page_parser import (
 )
 from streamer.s3.catalog.validation import check_page
 from streamer.s3.client.credentials import renewing
+from streamer.s3.client.endpoint import is_aws
 from streamer.s3.client.faults import map_errors
 from streamer.s3.http_source import refusal
 
@@ -52,6 +53,9 @@ PAGE_PATIENCE = 10.0
 class PageSource(Protocol):
     """Fetches pages of listings."""
 
+    ends_are_certain: bool
+    """Whether IsTruncated can be believed: at AWS's own hosts."""
+
     async def page(
         self, bucket: str, prefix: str, *, token: str | None = None, start_after: str = ""
     ) -> Page:
@@ -67,8 +71,11 @@ class PageSource(Protocol):
 class AiobotocorePages:
     """A `PageSource` over aiobotocore's client, which it does not own; that client retries."""
 
-    def __init__(self, client: Any, *, policy: RetryPolicy | None = None) -> None:
+    def __init__(
+        self, client: Any, *, policy: RetryPolicy | None = None, ends_are_certain: bool = False
+    ) -> None:
         """`policy`: of pages that cannot be. Default: such a page is requested twice more."""
+        self.ends_are_certain = ends_are_certain
         self._client = client
         self._policy = policy or RetryPolicy(give_up_after=PAGE_PATIENCE)
         self._heads = AiobotocoreHeadClient(client)
@@ -97,6 +104,7 @@ class HttpPages:
     """A `PageSource` over our own HTTP client, with `AiobotocorePages` as its fallback."""
 
     def __init__(self, clients: Clients) -> None:
+        self.ends_are_certain = is_aws(clients.endpoint_url)
         self._control = ControlClient(clients)
         self._fallback = AiobotocorePages(clients.control)
         patience = min(PAGE_PATIENCE, clients.stall_timeout)
@@ -178,7 +186,7 @@ def _raising_the_last() -> Iterator[None]:
 def open_pages(clients: Clients) -> Iterator[PageSource]:
     """Open the process's source of pages for the block."""
     if clients.by_aiobotocore:
-        yield AiobotocorePages(clients.control)
+        yield AiobotocorePages(clients.control, ends_are_certain=is_aws(clients.endpoint_url))
         return
     with contextlib.closing(HttpPages(clients)) as pages:
         yield pages

@@ -89,6 +89,7 @@ class PrefixPages:
         """`policy`, `on_wait`, `keys`: as for `streamer.s3.catalog.listing.listed_runs`."""
         self.uri = uri
         self.context = ErrorContext(*uri)
+        self.ends_are_certain = pages.ends_are_certain
         self._pages = pages
         self._arrangement = arrangement
         self._policy = policy

@@ -18,8 +18,12 @@ plan. The C library would keep the memory of the runs that were copied, so it is
 Correctness does not depend on where ranges begin. It needs a server that lists in key order and knows
 `start-after`, so both are proven before a range is yielded: every page ascends, and the first key that the
 range before it found after its own end is the first key of this range. A range without this proof is listed
-once more, from the last page of the range before it, by tokens alone. If that finds none of its keys because
-the listing has ended before, the server contradicts itself, which is an error.
+once more, from the last page of the range before it, by tokens alone; or by `start-after`, if the listing has
+ended there.
+
+Some servers end a listing before its last key (IsTruncated is false in mid-prefix). So a last range begins
+after the last key, except at AWS's own hosts: it costs one request, and the keys that it finds continue the
+listing.
 
 The task of a range never raises: the first error ends all tasks and is raised to the consumer of the runs.
 """
@@ -78,8 +82,6 @@ class _Listing:
     """Whether the first page is the last one of the range before, and begins with keys of that range."""
     refused: bool = False
     """Whether the server has refused `start-after`, or ignored it."""
-    promised: str | None = None
-    """A key of the range that was found although the listing had ended before."""
     left: float = 0.0
     """Estimate of the number of keys that were not listed yet."""
     task: asyncio.Task[None] | None = None
@@ -134,6 +136,10 @@ class RangeLister:
                         else:
                             await self._wait()
                     before = self._ranges.pop(0)
+                    if not self._ranges and (after := self._after_end(before)) is not None:
+                        self._ranges.append(after)
+                        self._start(after)
+                        before = None  # a range without a key proves the end, and no border
             except (Exception, GeneratorExit) as error:  # noqa: BLE001 - outside the group
                 ended = error
             finally:
@@ -145,11 +151,20 @@ class RangeLister:
 
     async def runs_in_turn(self) -> AsyncGenerator[Entries, None]:
         """Yield the same runs; request a page when the runs of the one before it were used."""
-        (listing,) = self._ranges
-        while not listing.keys.done:
-            self._take(listing, await self._pages.page(listing.cursor))
-            while listing.runs:
-                yield listing.runs.popleft()
+        while self._ranges:
+            listing = self._ranges[0]
+            while not listing.keys.done:
+                await self._next_page(listing)
+                while listing.runs:
+                    yield listing.runs.popleft()
+            after = self._after_end(listing)
+            self._ranges = [] if after is None else [after]
+
+    def _after_end(self, last: _Listing) -> _Listing | None:
+        """Return a range after the last key, unless the end of the listing is certain; or cannot be proven."""
+        if self._pages.ends_are_certain or last.refused or last.keys.last is None:
+            return None
+        return _Listing(KeyRange(last.keys.last), self._claim.claim(), Cursor(last.keys.last))
 
     async def _wait(self) -> None:
         """Wait for news. Raises the first error of a task."""
@@ -171,15 +186,18 @@ class RangeLister:
         if listing.task is not None:
             listing.task.cancel()
             await asyncio.wait([listing.task])
-        if not listing.refused and before.keys.next is None:
-            listing.promised = listing.keys.first
         self._kept -= listing.keys.kept
         listing.runs.clear()
         listing.claim.release()
         listing.claim = self._claim.claim()
-        listing.keys = KeyRange(listing.keys.start, listing.keys.stop)
-        listing.cursor = Cursor(before.last_page.start_after, before.last_page.token)
-        listing.continued, listing.refused, listing.left = True, False, 0.0
+        if not listing.refused and before.keys.next is None:  # the range before has ended too early
+            start = before.keys.last or before.keys.start
+            listing.keys, listing.cursor = KeyRange(start, listing.keys.stop), Cursor(start)
+        else:
+            listing.keys = KeyRange(listing.keys.start, listing.keys.stop)
+            listing.cursor = Cursor(before.last_page.start_after, before.last_page.token)
+            listing.continued, listing.refused = True, False
+        listing.left = 0.0
         self._start(listing)
 
     def _start(self, listing: _Listing) -> None:
@@ -192,8 +210,7 @@ class RangeLister:
         answered = False
         try:
             while not listing.keys.done and self._error is None:
-                # No variable refers to a page while the next one is awaited: 32 pages take 7 MB.
-                self._take(listing, await self._pages.page(listing.cursor))
+                await self._next_page(listing)
                 self._answers += 1
                 if not answered:
                     self._unanswered -= 1
@@ -201,10 +218,7 @@ class RangeLister:
                 self._news.set()
                 self._split()
         except Exception as error:  # noqa: BLE001 - raised by `runs`
-            begins = listing.cursor.token is None and listing.cursor.start_after and not listing.continued
-            if begins and isinstance(error, BadAnswer) and not isinstance(error, OutOfOrder):
-                self._refuse(listing)
-            elif self._error is None:
+            if self._error is None:
                 self._error = error
         finally:
             self._running -= 1
@@ -212,6 +226,17 @@ class RangeLister:
             self._news.set()
         if self._error is None:
             self._split()
+
+    async def _next_page(self, listing: _Listing) -> None:
+        """Request the next page of a range, and add it. Raises SourceError, ConfigError."""
+        begins = listing.cursor.token is None and listing.cursor.start_after and not listing.continued
+        try:
+            # No variable refers to a page while the next one is awaited: 32 pages take 7 MB.
+            self._take(listing, await self._pages.page(listing.cursor))
+        except BadAnswer as error:
+            if not begins or isinstance(error, OutOfOrder):
+                raise
+            self._refuse(listing)
 
     def _refuse(self, listing: _Listing) -> None:
         """Note that `start-after` does not work: the range is listed by tokens later, and none is split."""
@@ -240,9 +265,6 @@ class RangeLister:
                 listing.runs[-1].pack()
         elif len(run):
             listing.runs.append(run)
-        if keys.done and not keys.kept and listing.promised is not None:
-            context = ErrorContext(self._pages.uri.bucket, listing.promised)
-            raise BadAnswer("the listing ends before a key that start-after finds", context)
         self._kept += count
         self._fruitless += not keys.kept
         self._page_size = max(self._page_size, len(page))

@@ -67,3 +67,9 @@ def check_endpoint(url: str) -> None:
         )
     if not parts.netloc.isascii() or parts.port == 0 or parts.netloc.endswith(":"):
         raise ValueError("the port must be a number from 1 to 65535")
+
+
+def is_aws(url: str) -> bool:
+    """Return whether the endpoint is one of AWS's own hosts."""
+    host = urlsplit(url).hostname or ""
+    return host.rstrip(".").endswith((".amazonaws.com", ".amazonaws.com.cn", ".amazonaws.eu", ".api.aws"))
