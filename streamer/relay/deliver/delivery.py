@@ -237,7 +237,7 @@ class Delivery:
         if fetch is None:
             self.prefetcher.check_plan()
         elif fetch.error is not None:
-            self.prefetcher.retry_head(fetch)
+            await self.prefetcher.retry_head(fetch)
         if fetch is None and self._total is None and self._window.dry:
             growth = self._plan.growth
             if growth is not None and growth.error is not None:

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from streamer.errors import GaveUp, SinkError, SourceError
+from streamer.errors import GaveUp, SinkError, SourceChanged, SourceError
 from streamer.plan import START, Part, Plan, Position, Segment, cut, gathered
 from streamer.relay.fetch.hedger import Hedger
 from streamer.relay.fetch.part_fetch import PartFetch
+from streamer.relay.fetch.second_look import explained
 from streamer.relay.staging.buffers import BufferStage, held_in_buffers
 from streamer.retry import RetryPolicy
 from streamer.schedule.window import Slot, Window
@@ -179,13 +180,16 @@ class Prefetcher:
             if all(slot.part.body for slot in admitted):
                 break  # nothing has landed, so the window would refuse again
 
-    def retry_head(self, fetch: PartFetch) -> None:
+    async def retry_head(self, fetch: PartFetch) -> None:
         """Request the head of line again if its fetch gave up while delivery did not wait for it.
 
         Raises the fetch's error in all other cases. So an outage at night does not fail the epoch that a
         reader opens in the morning.
         """
         slot = self.window.head_of_line
+        if isinstance(fetch.error, SourceChanged):
+            ref, _ = fetch.stage.part.at(fetch.stage.part.start + fetch.stage.received)
+            raise await explained(fetch.error, ref, self.stream.plan, self._source)
         if slot is None or fetch.last_chance or not isinstance(fetch.error, GaveUp):
             raise fetch.error or RuntimeError("no failure to judge")
         fetch.last_chance, fetch.error = True, None

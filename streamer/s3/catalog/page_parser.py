@@ -27,6 +27,7 @@ from xml.etree import ElementTree as ET
 
 from streamer.errors import ErrorContext, InvalidResponse
 from streamer.plan.validators import validator_of
+from streamer.s3.client.documents import invalid_listing, unparsable
 from streamer.secrets import quoted
 from streamer.units import counted
 
@@ -123,7 +124,7 @@ def parse_by_tree(document: bytes, context: ErrorContext) -> Page:
     try:
         root = ET.fromstring(document)  # noqa: S314 - see `documents.checked_document`
     except ET.ParseError as error:
-        raise _refusal(str(error), context) from error
+        raise unparsable(document, error, context) from error
     namespace = _namespace(root, context)
     encoded, token = _top(root, namespace, context, len(root.findall(f"{namespace}Contents")))
     keys, sizes, etags = _columns(root, namespace, context)
@@ -141,7 +142,7 @@ def _namespace(root: Element, context: ErrorContext) -> str:
     """Return the namespace of the page's elements, in braces; empty if there is none."""
     namespace, _, name = root.tag.rpartition("}")
     if name != _ROOT:
-        raise _refusal(f"its root is <{name[:40]}>", context)
+        raise invalid_listing(f"its root is <{name[:40]}>", context)
     return namespace + ("}" if namespace else "")
 
 
@@ -170,7 +171,9 @@ def refuse_folders(context: ErrorContext, *, found: bool) -> None:
 def refuse_missing_keys(context: ErrorContext, count: int | None, keys: int) -> None:
     """Raise InvalidResponse for a page with fewer entries than its KeyCount: the others would be missing."""
     if count is not None and count > keys:
-        raise _refusal(f"its KeyCount is {count}, and it has {counted(keys, 'entry', 'entries')}", context)
+        raise invalid_listing(
+            f"its KeyCount is {count}, and it has {counted(keys, 'entry', 'entries')}", context
+        )
 
 
 def next_token(token: str | None, context: ErrorContext, *, truncated: bool | None) -> str | None:
@@ -179,11 +182,15 @@ def next_token(token: str | None, context: ErrorContext, *, truncated: bool | No
     `truncated`: IsTruncated; None if the page has none that is valid.
     """
     if truncated is None:
-        raise _refusal("it has no valid IsTruncated", context)
+        raise invalid_listing("it has no valid IsTruncated", context)
     if token and not truncated:
-        raise _refusal("its last page has a continuation token", context)
+        raise invalid_listing("its last page has a continuation token", context)
     if truncated and not token:
-        raise InvalidResponse("the listing does not advance (no continuation token)", context)
+        raise InvalidResponse(
+            "the listing does not advance (no continuation token); a server that has ListObjects version 1 "
+            "alone, and not ListObjectsV2, cannot be listed: name the objects in a manifest",
+            context,
+        )
     return token or None
 
 
@@ -239,13 +246,13 @@ def _fields(
     ]
     if len(found := dict(fields)) < len(fields):
         name, count = Counter(name for name, _ in fields).most_common(1)[0]
-        raise _refusal(f"<{name}> comes {count} times where S3 sends it once", context)
+        raise invalid_listing(f"<{name}> comes {count} times where S3 sends it once", context)
     return found
 
 
 def _size(text: str, context: ErrorContext) -> int:
     if _NUMBER.fullmatch(text) is None:
-        raise _refusal(f"an object has the size {text[:40]!r}", context)
+        raise invalid_listing(f"an object has the size {text[:40]!r}", context)
     if len(text) > _LONGEST_SIZE:
         raise InvalidResponse("the endpoint sent an invalid object size: over 2^60 bytes", context)
     return int(text)
@@ -263,7 +270,3 @@ def _decoded(key: bytes) -> bytes:
     except UnicodeDecodeError:
         return unquote_plus(key.decode()).encode()
     return decoded
-
-
-def _refusal(reason: str, context: ErrorContext) -> InvalidResponse:
-    return InvalidResponse(f"the listing is invalid ({quoted(reason)})", context)

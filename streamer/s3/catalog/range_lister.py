@@ -161,7 +161,7 @@ class RangeLister:
             self._ranges = [] if after is None else [after]
 
     def _after_end(self, last: _Listing) -> _Listing | None:
-        """Return a range after the last key, unless the end of the listing is certain; or cannot be proven."""
+        """Return a range after the last key; None if the end is certain, or cannot be proven."""
         if self._pages.ends_are_certain or last.refused or last.keys.last is None:
             return None
         return _Listing(KeyRange(last.keys.last), self._claim.claim(), Cursor(last.keys.last))

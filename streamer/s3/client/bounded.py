@@ -21,7 +21,13 @@ from typing import Any
 import aiohttp
 from botocore.exceptions import ConnectionClosedError, ReadTimeoutError
 
-from streamer.s3.client.documents import MAX_DOCUMENT, MAX_ERROR_BODY, checked_document, is_plain_xml
+from streamer.s3.client.documents import (
+    MAX_DOCUMENT,
+    MAX_ERROR_BODY,
+    check_xml,
+    checked_document,
+    is_plain_xml,
+)
 from streamer.s3.client.faults import CODE, MANY_REASONS
 from streamer.s3.client.foreign import RefusalCutOff
 from streamer.s3.client.redirects import PinnedSession
@@ -43,7 +49,9 @@ class BoundedSession(PinnedSession):
                 if response.status_code >= FIRST_ERROR_STATUS:
                     await _read_body(response.raw, MAX_ERROR_BODY, body)
                 elif not streamed:
-                    response._content = await _read_document(response.raw)  # noqa: SLF001
+                    response._content = document = await _read_document(response.raw)  # noqa: SLF001
+                    if "list-type=2" in request.url:
+                        check_xml(document)
         except TimeoutError as error:
             if response is None or response.status_code < FIRST_ERROR_STATUS:
                 raise ReadTimeoutError(endpoint_url=request.url, error=error) from error
