@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from streamer.errors import ErrorContext, SourceError, Truncated
@@ -21,6 +22,7 @@ from streamer.plan import is_modified
 from streamer.s3.client.credentials import RenewableCredentials, renewing
 from streamer.s3.client.faults import escaped_id, map_errors, of_listed
 from streamer.s3.client.stall import within_stall
+from streamer.s3.client.verdicts import confirmed
 from streamer.s3.ranges import check_header, suggest_omission
 from streamer.units import KIB, counted
 
@@ -47,6 +49,9 @@ class AiobotocoreSource:
         self._stall_timeout = client.stall_timeout
 
     async def open(self, request: RangeRequest) -> AiobotocoreBody:
+        return await confirmed(partial(self._open, request))
+
+    async def _open(self, request: RangeRequest) -> AiobotocoreBody:
         part, context = request.part, request.context
         ref = part.object
         sends_if_match = self._client.sends_if_match and not is_modified(ref.etag)

@@ -21,6 +21,7 @@ import binascii
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from streamer.errors import (
@@ -36,6 +37,7 @@ from streamer.errors import (
 from streamer.plan.validators import described, is_modified, validator_of
 from streamer.s3.client.credentials import RenewableCredentials, renewing
 from streamer.s3.client.faults import map_errors, of_listed
+from streamer.s3.client.verdicts import confirmed
 from streamer.s3.ranges import check_version
 from streamer.secrets import quoted
 
@@ -113,7 +115,7 @@ class StoredChecksums:
             return self._cache[ref]
         async with self._locks.setdefault(ref, asyncio.Lock()):
             if ref not in self._cache:
-                self._cache[ref] = await self._head(ref, attempt)
+                self._cache[ref] = await confirmed(partial(self._head, ref, attempt))
                 while len(self._cache) > CACHED_OBJECTS:
                     self._cache.popitem(last=False)
         self._locks.pop(ref, None)

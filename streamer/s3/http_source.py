@@ -27,6 +27,7 @@ from streamer.s3.client.faults import (
     escaped_id,
 )
 from streamer.s3.client.session import certificate_file
+from streamer.s3.client.verdicts import is_verdict
 from streamer.s3.fallback import Fallback, LeftToAiobotocore
 from streamer.s3.http.client import HttpClient, Response
 from streamer.s3.http.response import ResponseHeader
@@ -160,15 +161,21 @@ class HttpSource:
             request.on_phase("first_byte")
 
         with renewing(self._signer.credentials):
-            response = await self._client.send(endpoint, context, signed, avoid=request.avoid, on_sent=sent)
-            try:
-                body = _body(response, part.object, request.first, part.end, context)
-            except SourceError:
-                response.end(reuse=False)
-                raise
-            if body is not None:
-                return body
-            raise await self._error(response, part.object, context)
+            for fresh in (False, True):
+                response = await self._client.send(
+                    endpoint, context, signed, avoid=request.avoid, fresh=fresh, on_sent=sent
+                )
+                try:
+                    body = _body(response, part.object, request.first, part.end, context)
+                    if body is not None:
+                        return body
+                    error = await self._error(response, part.object, context)
+                except SourceError as failure:
+                    response.end(reuse=False)
+                    error = failure
+                if not (response.reused and is_verdict(error)):
+                    break
+            raise error
 
     async def _error(self, response: Response, ref: ObjectRef, context: ErrorContext) -> SourceError:
         """End a response without a body that can be taken, and return its error."""

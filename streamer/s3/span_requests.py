@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from streamer.errors import ErrorContext, SourceError, Transient
 from streamer.s3.client.faults import broken, not_understood
+from streamer.s3.client.verdicts import is_verdict
 from streamer.s3.fallback import LeftToAiobotocore
 from streamer.s3.http.body import CLOCK_RESOLUTION
 from streamer.s3.http.client import Response, write_request
@@ -156,19 +157,19 @@ class SpanRequests:
             self._begun += 1
             self._begin(self._unsent.popleft())
 
-    def _begin(self, index: int) -> None:
-        """Send a part's request, on an idle connection or when the owner has opened one."""
+    def _begin(self, index: int, *, fresh: bool = False) -> None:
+        """Send a part's request, on an idle connection or when the owner has opened one. `fresh`: so."""
         pool = self._methods.pool(self._parts[index])
-        connection = pool.idle(self._request.avoid)
+        connection = None if fresh else pool.idle(self._request.avoid)
         if connection is None:
-            self.owner.add(partial(self._connect, index, pool), early=True)
+            self.owner.add(partial(self._connect, index, pool, fresh=fresh), early=True)
         else:
             self._send(index, connection, pool)
 
-    async def _connect(self, index: int, pool: ConnectionPool) -> None:
+    async def _connect(self, index: int, pool: ConnectionPool, *, fresh: bool) -> None:
         context, within = self._context(index), self._methods.stall_timeout
         try:
-            connection = await pool.take(context, avoid=self._request.avoid, within=within)
+            connection = await pool.take(context, avoid=self._request.avoid, within=within, fresh=fresh)
         except SourceError as error:
             self._fail(index, error)
         except Exception as error:  # noqa: BLE001 - mapped where a foreign error is met
@@ -243,16 +244,24 @@ class SpanRequests:
         if isinstance(error, LeftToAiobotocore):
             self.left = error if index == self._first else self.left
             error = Transient("aiobotocore must fetch this part", get.context)
+        elif get.response.reused and is_verdict(error):
+            self._begin(index, fresh=True)
+            return
         else:
             self._report.add_error(error)
         self._fail(index, error)
 
     def _lose(self, index: int, error: SourceError) -> None:
-        """Close a connection. Send its request again if the server had closed it while it was idle."""
+        """Close a connection. Send its request again if the server had closed it while it was idle.
+
+        Do so also after a verdict on a connection that was used before, which a fresh one must confirm.
+        """
         get = self._gets.pop(index)
         get.close()
         if isinstance(error, Transient) and get.response.reused and not get.response.begun:
             self._begin(index)
+        elif get.response.reused and is_verdict(error):
+            self._begin(index, fresh=True)
         else:
             self._report.add_error(error)
             self._fail(index, error)

@@ -134,7 +134,7 @@ async def test_an_object_replaced_after_the_listing_fails_by_name(
         assert running.states[0].state == "complete"
     stub.seen.clear()
     (tmp_path / "again").mkdir()
-    stub.script(fails(412, "PreconditionFailed"), key="b/data/0001")
+    stub.script(*[fails(412, "PreconditionFailed")] * 2, key="b/data/0001")
     async with run(stub, tmp_path / "again", requests_in_flight=1) as running:
         error = await failed_after(running, 30_000)
         statistics = running.channel.statistics()

@@ -175,7 +175,7 @@ async def test_a_span_fails_while_the_error_of_a_later_part_is_read(
 
     async with opened(server, bundle) as (source, span, truth):
         assert await pulled(await source.open(RangeRequest(span, 0, requests=3))) == (truth, None)
-        server.script(denies, key=keys[1])
+        server.script(denies, denies, key=keys[1])  # on a used connection, and on a fresh one
         server.script(half, key=keys[2])
         data, error = await pulled(await source.open(RangeRequest(span, 0, requests=3)))
         loops[0].call_soon_threadsafe(ended.set)

@@ -152,7 +152,7 @@ async def test_a_refusal_names_the_object_and_the_request(
 async def test_both_ways_say_the_same(objects: S3Stub) -> None:
     stated = []
     for by_aiobotocore in (True, False):
-        objects.script_head(fails(403, "AccessDenied"), key="b/data/0000")
+        objects.script_head(*[fails(403, "AccessDenied")] * 2, key="b/data/0000")
         async with heads_of(objects, by_aiobotocore=by_aiobotocore) as inspector:
             for key in ("data/0000", "absent"):
                 with pytest.raises(PenstockError) as caught:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from streamer.errors import ErrorContext
+from streamer.s3.client.verdicts import VERDICTS
 from streamer.s3.http.client import HttpClient, Response
 from streamer.s3.http_source import tls_context, why_not
 from streamer.s3.signing.requests import RangeSigner
@@ -51,10 +52,18 @@ class ControlClient:
         context: ErrorContext,
         request: Callable[[], Awaitable[bytes]],
     ) -> Response:
-        """Count and send a request; return its response. `operation`: S3's name of it. Raises SourceError."""
+        """Count and send a request; return its response. `operation`: S3's name of it. Raises SourceError.
+
+        A verdict on a connection that was used before is asked for once more, on a fresh one (`verdicts`).
+        """
         clients = self._clients
         if self._http is None:
             tls = tls_context(clients.ca_bundle) if clients.over_tls else None
             self._http = HttpClient(tls, stall_timeout=clients.stall_timeout)
         clients.request_counts[operation] += 1
-        return await self._http.send(endpoint, context, request)
+        response = await self._http.send(endpoint, context, request)
+        if response.reused and response.header.status in VERDICTS:
+            response.end(reuse=False)
+            clients.request_counts[operation] += 1
+            response = await self._http.send(endpoint, context, request, fresh=True)
+        return response

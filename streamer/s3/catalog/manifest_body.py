@@ -16,6 +16,7 @@ from streamer.errors import (
     BadAnswer,
     ErrorContext,
     GaveUp,
+    SourceChanged,
     SourceError,
     Truncated,
 )
@@ -79,6 +80,7 @@ async def _resumed(
 ) -> AsyncGenerator[bytes, None]:
     received, size, etag = 0, -1, ""
     headers: dict[str, str] = {}
+    asked_again = False
     while received != size:
         context = ErrorContext(uri.bucket, uri.key, received, attempts.failures + 1)
         before = received
@@ -87,15 +89,7 @@ async def _resumed(
                 if size < 0:
                     size, etag = _checked_whole(response, context)
                 else:
-                    check_header(
-                        ObjectRef(uri.bucket, uri.key, size, etag),
-                        received,
-                        size,
-                        context,
-                        status=response.status,
-                        content_length=response.length,
-                        fields=response.fields,
-                    )
+                    _check_rest(response, ObjectRef(uri.bucket, uri.key, size, etag), received, context)
                 async with aclosing(response.pieces) as pieces:
                     async for piece in pieces:
                         received += len(piece)
@@ -106,12 +100,13 @@ async def _resumed(
                         yield piece
             if received != size:
                 raise Truncated(f"the body ended {counted(size - received, 'byte')} early", context)
+        except SourceChanged:
+            if asked_again:
+                raise
+            asked_again = True  # the response may belong to an earlier request on the connection
+            continue
         except UNAVAILABLE as error:
-            if size >= 0:
-                if not is_validator(etag):
-                    raise  # the rest may be of another version
-                condition = {} if is_modified(etag) else client.if_match(f'"{etag}"')
-                headers = condition | {"Range": f"bytes={received}-{size - 1}"}
+            headers = headers if size < 0 else _of_rest(client, etag, received, size, error)
             if received > before:
                 attempts.progressed()
             wait = attempts.wait_after(error)
@@ -120,6 +115,27 @@ async def _resumed(
         else:
             continue
         await asyncio.sleep(wait)
+
+
+def _check_rest(response: ObjectResponse, ref: ObjectRef, first: int, context: ErrorContext) -> None:
+    """Check that a response is the bytes of the manifest from `first` on. Raises SourceError."""
+    check_header(
+        ref,
+        first,
+        ref.size,
+        context,
+        status=response.status,
+        content_length=response.length,
+        fields=response.fields,
+    )
+
+
+def _of_rest(client: Any, etag: str, received: int, size: int, error: SourceError) -> dict[str, str]:
+    """Return the headers of the request for the rest. Raises `error` if that may be of another version."""
+    if not is_validator(etag):
+        raise error
+    condition = {} if is_modified(etag) else client.if_match(f'"{etag}"')
+    return condition | {"Range": f"bytes={received}-{size - 1}"}
 
 
 def _checked_whole(response: ObjectResponse, context: ErrorContext) -> tuple[int, str]:

@@ -21,12 +21,14 @@ import select
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urljoin, urlsplit
+from weakref import WeakSet
 
 from aiobotocore.httpsession import AIOHTTPSession
 
 from streamer.errors import ErrorContext, Transient, WrongEndpoint
 from streamer.linux import is_ready
 from streamer.s3.client.faults import REGION, escaped_id
+from streamer.s3.client.verdicts import VERDICTS, fresh, on_fresh_connection, reused
 from streamer.secrets import quoted
 
 if TYPE_CHECKING:
@@ -55,6 +57,10 @@ class PinnedSession(UnfollowingSession):
 
     async def send(self, request: Any) -> Any:
         response = await super().send(request)
+        if response.status_code in VERDICTS and request.method in ("GET", "HEAD") and reused.get():
+            response.raw.close()
+            with on_fresh_connection():
+                response = await super().send(request)
         if 300 <= response.status_code < 400:
             try:
                 check_redirect(request.url, response.status_code, response.headers)
@@ -62,6 +68,10 @@ class PinnedSession(UnfollowingSession):
                 response.raw.close()
                 raise
         return response
+
+
+_used: WeakSet[Any] = WeakSet()
+"""Protocols of connections that have carried a request."""
 
 
 async def _clean_connection(
@@ -75,7 +85,12 @@ async def _clean_connection(
     while True:
         connection = await connect(*request, **options)
         protocol = connection.protocol
-        if protocol is None or not (protocol.should_close or _readable(protocol.transport)):
+        if protocol is None:
+            return connection
+        used = protocol in _used
+        _used.add(protocol)
+        if not (protocol.should_close or _readable(protocol.transport) or (used and fresh.get())):
+            reused.set(used)
             return connection
         connection.close()
 

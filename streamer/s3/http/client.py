@@ -154,20 +154,21 @@ class HttpClient:
         request: Callable[[], Awaitable[bytes]],
         *,
         avoid: str | None = None,
+        fresh: bool = False,
         on_sent: Callable[[str], None] | None = None,
     ) -> Response:
         """Send one request and read the header of its response.
 
         If the server has closed an idle connection, the request is sent again on another. `avoid`: an address
-        not to use if the endpoint has another. `on_sent`: called with the address of the server. Raises
-        SourceError.
+        not to use if the endpoint has another. `fresh`: use a new connection. `on_sent`: called with the
+        address of the server. Raises SourceError.
         """
         pool = self.pool(endpoint)
         while True:
             request_bytes = await request()
             began = self._loop.time()
             try:
-                connection = await pool.take(context, avoid=avoid, within=self._stall_timeout)
+                connection = await pool.take(context, avoid=avoid, within=self._stall_timeout, fresh=fresh)
             except SourceError:
                 raise
             except Exception as error:

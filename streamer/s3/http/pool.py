@@ -60,14 +60,20 @@ class ConnectionPool:
         self._resolved_at = 0.0
 
     async def take(
-        self, context: ErrorContext, *, avoid: str | None = None, within: float = CONNECT_TIMEOUT
+        self,
+        context: ErrorContext,
+        *,
+        avoid: str | None = None,
+        within: float = CONNECT_TIMEOUT,
+        fresh: bool = False,
     ) -> Connection:
         """Return a usable idle connection or a new one, to an address other than `avoid` if possible.
 
-        `within`: seconds for DNS, connection and TLS handshake, at most `CONNECT_TIMEOUT`. Raises Transient
-        if no connection can be opened.
+        `fresh`: a new one. `within`: seconds for DNS, connection and TLS handshake, at most
+        `CONNECT_TIMEOUT`. Raises Transient if no connection can be opened.
         """
-        return self.idle(avoid) or await self._connect(context, avoid, min(within, CONNECT_TIMEOUT))
+        idle = None if fresh else self.idle(avoid)
+        return idle or await self._connect(context, avoid, min(within, CONNECT_TIMEOUT))
 
     def idle(self, avoid: str | None) -> Connection | None:
         """Return a usable idle connection to another address than `avoid`; None if there is none."""
