@@ -127,7 +127,28 @@ class _Unfollowing:
 
     async def request(self, method: str, **options: Any) -> Any:
         self._session.cookie_jar.clear()  # S3 sets no cookies, so none is kept or sent back
-        return await self._session.request(method, **options, allow_redirects=False)
+        response = await self._session.request(method, **options, allow_redirects=False)
+        return (
+            response
+            if b"".join(value for _, value in response.raw_headers).isascii()
+            else _Decodable(response)
+        )
+
+
+class _Decodable:
+    """aiohttp's response with header values in UTF-8, as which aiobotocore decodes them all.
+
+    Some servers send user metadata in Latin-1.
+    """
+
+    def __init__(self, response: Any) -> None:
+        self._response = response
+        self.raw_headers = [
+            (name, value.decode(errors="replace").encode()) for name, value in response.raw_headers
+        ]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._response, name)
 
 
 def check_redirect(url: str, status: int, headers: Any) -> None:

@@ -10,6 +10,7 @@ progress. The number of interim (1xx) responses and the sizes of headers and err
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -46,6 +47,8 @@ KEPT_FIELDS = {
     )
 }
 """The header fields that are kept, by the bytes of their names."""
+_METADATA = re.compile(rb"(?im)^x-amz-meta-[^\r\n]*\r\n")
+"""Header fields of an object's user metadata."""
 MAX_HEADER = 64 * 1024
 BODY_READ = 64 * 1024
 MOST_INTERIM = 32
@@ -130,7 +133,13 @@ class HeaderParser:
         try:
             self.message.feed(self._data)
         except httptools.HttpParserError as error:
-            raise InvalidResponse(f"not an HTTP response ({error})", self._context) from error
+            # Servers send what users have stored as metadata, also control characters.
+            self.message.release()
+            self.message = _Message()
+            try:
+                self.message.feed(_METADATA.sub(b"", self._data))
+            except httptools.HttpParserError:
+                raise InvalidResponse(f"not an HTTP response ({error})", self._context) from error
         status = self.message.header.status
         if not status:
             raise InvalidResponse("not an HTTP response (no status line)", self._context)
