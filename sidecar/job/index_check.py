@@ -1,7 +1,7 @@
 """Compares a record index with the objects: a spot check of record headers, or a scan of all bytes.
 
     objects of the plan ─▶ rows of their versions          an object without one is an error by name
-    indexed records, a sample ─▶ ranges of a few bytes ─▶ relay ─▶ RecordFormat.fault
+    indexed records, a sample, and last records ─▶ ranges of a few bytes ─▶ relay ─▶ RecordFormat.fault
     all objects ─▶ ObjectScans ─▶ rows, compared with those of the index
 
 The index is never trusted over the bytes: a record that is not where the index has it is an error with
@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 from array import array
 from bisect import bisect_right
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from sidecar.job.index_build import ObjectScans
@@ -25,7 +25,7 @@ from streamer.plan.ranges import RangePlan
 from streamer.units import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from sidecar.job.index_objects import Access, ChannelObjects, IndexedRef
     from streamer.formats.record_format import RecordFormat
@@ -33,11 +33,17 @@ if TYPE_CHECKING:
     from streamer.plan import ObjectRef, Part
 
 
+AT_ONCE = 1 << 15
+"""Most borders that are looked at by one plan, because a plan is in memory."""
+
+
 class Border(NamedTuple):
-    """An offset of an object at which the index has a record."""
+    """Records of an object, from one that the index has up to the next one, or to the end of the last one."""
 
     ref: ObjectRef
-    offset: int
+    begin: int
+    end: int
+    records: int
 
 
 def check_rows(index: RecordIndex, objects: ChannelObjects) -> None:
@@ -59,39 +65,66 @@ def check_rows(index: RecordIndex, objects: ChannelObjects) -> None:
 
 
 def sample_borders(
-    index: RecordIndex, objects: Sequence[IndexedRef], names: array[int], most: int
-) -> list[Border]:
-    """Return at most `most` indexed records of the objects, at random, in the order of the objects.
+    index: RecordIndex, objects: ChannelObjects, most: int, lasts: Iterable[int]
+) -> Iterator[Border]:
+    """Yield at most `most` indexed records, at random, and the last ones of some objects, in plan order.
 
-    `names`: those of the objects. Raises KeyError for an object without a row.
+    `lasts`: numbers of these objects. Raises KeyError for an object without a row.
     """
-    ends = array("Q", accumulate(map(index.indexed_records, names)))
+    ends = array("Q", accumulate(map(index.indexed_records, objects.names)))
     total = ends[-1] if ends else 0
-    borders = []
-    for each in range(total) if total <= most else sorted(random.sample(range(total), most)):
-        number = bisect_right(ends, each)
-        name = names[number]
-        row_end = index.extent(name)[0] + index.indexed_records(name)
-        borders.append(Border(objects[number].ref, index.offsets[row_end - (ends[number] - each)]))
-    return borders
+    chosen = set(range(total) if total <= most else random.sample(range(total), most))
+    chosen.update(ends[number] - 1 for number in lasts if ends[number])
+    for each in sorted(chosen):
+        ref, name, _ = objects[bisect_right(ends, each)]
+        yield _border(index, ref, name, each - ends[bisect_right(ends, each)])
+
+
+def _border(index: RecordIndex, ref: ObjectRef, name: int, place: int) -> Border:
+    """Return the border at a place of the offsets of an object, from their end: -1 is the last one."""
+    first, records, end = index.extent(name)
+    count = index.indexed_records(name)
+    at = first + count + place
+    last = place == -1
+    return Border(
+        ref,
+        index.offsets[at],
+        end if last else index.offsets[at + 1],
+        records - (count - 1) * index.stride if last else index.stride,
+    )
 
 
 async def check_borders(
     record_format: RecordFormat,
-    borders: Sequence[Border],
+    borders: Iterable[Border],
     access: Access,
     *,
     on_bad: Callable[[CorruptObject], None],
+) -> int:
+    """Compare some bytes at every border with the format; return their number. Raises SourceError."""
+    rest, looked = iter(borders), 0
+    while part := await in_thread(lambda: list(islice(rest, AT_ONCE))):
+        looked += len(part)
+        await _look(record_format, part, access, on_bad)
+    return looked
+
+
+async def _look(
+    record_format: RecordFormat,
+    borders: Sequence[Border],
+    access: Access,
+    on_bad: Callable[[CorruptObject], None],
 ) -> None:
-    """Compare some bytes at every border with the format. Raises SourceError."""
     looks: list[tuple[Border, Segment]] = []
     for border in borders:
-        ref, offset = border
-        first, end = record_format.evidence(offset, ref.size)
+        ref, *records = border
+        first, end = record_format.evidence(border.begin, border.end)
         if not 0 <= first <= end <= ref.size:
             on_bad(_misplaced(border, "the object ends before it"))
         elif first < end:
             looks.append((border, Segment(ref, first, end)))
+        elif fault := record_format.fault(b"", *records):
+            on_bad(_misplaced(border, fault))
     at, evidence = 0, bytearray()
 
     def look(_: Part, data: memoryview) -> None:
@@ -99,7 +132,7 @@ async def check_borders(
         border, segment = looks[at]
         evidence.extend(data)
         if len(evidence) == len(segment):
-            if fault := record_format.fault(bytes(evidence)):
+            if fault := record_format.fault(bytes(evidence), *border[1:]):
                 on_bad(_misplaced(border, fault))
             at += 1
             evidence.clear()
@@ -146,7 +179,7 @@ async def check_all(
 def _misplaced(border: Border, why: str) -> CorruptObject:
     return CorruptObject(
         f"no record is where the index has one: {why}",
-        ErrorContext(border.ref.bucket, border.ref.key, border.offset),
+        ErrorContext(border.ref.bucket, border.ref.key, border.begin),
     )
 
 

@@ -7,7 +7,7 @@ The index is read again at every start, and never trusted over the bytes:
 
     every object    the index has a row of its size, ETag and version id; every request names this version
     every row       it ends within the object; its offsets are looked at when bytes of ranks are summed up
-    a sample        one request each of a few bytes shows whether a record begins where the index has it
+    a sample        one request each of a few bytes shows whether a record lies where the index has it
     lines           one request of a byte for each object: its last line has an end
 
 The offsets stay in the file of the index, which is open while the job runs (`StoredIndex`).
@@ -50,8 +50,6 @@ MOST_OBJECTS = 1000
 """Most objects whose last record is looked at."""
 MOST_RECORDS = 250
 """Most further records that are looked at. With these the start takes about a second, most of it waiting."""
-ENDS_AT_ONCE = 1 << 15
-"""Most objects of lines whose last bytes are looked at by one plan, because a plan is in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,16 +138,14 @@ def _table(index: RecordIndex, plan: Plan, objects: ChannelObjects, *, join: boo
 
 async def _check(index: RecordIndex, objects: ChannelObjects, access: Access) -> None:
     """Look at a sample of the records. Raises CorruptObject for one that is not where it is indexed."""
-    if index.format.kind == "fixed":
-        return
-    borders = await in_thread(_sample, index, objects)
+    numbers = range(len(objects))
+    lasts = numbers if len(numbers) <= MOST_OBJECTS else random.sample(numbers, MOST_OBJECTS)
+    borders = sample_borders(index, objects, MOST_RECORDS, lasts)
     faults: list[CorruptObject] = []
     await check_borders(index.format, borders, access, on_bad=faults.append)
     if not faults and index.format.kind == "lines":
-        for first in range(0, len(objects), ENDS_AT_ONCE):
-            part = objects[first : first + ENDS_AT_ONCE]
-            ends = [Border(each.ref, each.ref.size) for each in part if each.ref.size]
-            await check_borders(index.format, ends, access, on_bad=lambda bad: faults.append(_unended(bad)))
+        ends = (Border(ref, ref.size, ref.size, 0) for ref, _, _ in objects if ref.size)
+        await check_borders(index.format, ends, access, on_bad=lambda bad: faults.append(_unended(bad)))
     if faults:
         raise faults[0]
 
@@ -187,18 +183,6 @@ def _names(entries: Entries, objects: ChannelObjects) -> array[int]:
         return objects.names
     refs = (only_object(entries, entry) for entry in range(len(entries)))
     return array("Q", [object_name(ref.bucket, ref.key) for ref in refs])
-
-
-def _sample(index: RecordIndex, objects: ChannelObjects) -> list[Border]:
-    """Return the borders to look at: of objects the last record, and of all records some."""
-    borders = set(sample_borders(index, objects, objects.names, MOST_RECORDS))
-    numbers = range(len(objects))
-    for number in numbers if len(numbers) <= MOST_OBJECTS else random.sample(numbers, MOST_OBJECTS):
-        each = objects[number]
-        first, records, _ = index.extent(each.name)
-        if records:
-            borders.add(Border(each.ref, index.offsets[first + records - 1]))
-    return sorted(borders, key=lambda border: (border.ref.bucket, border.ref.key, border.offset))
 
 
 def _unended(bad: CorruptObject) -> CorruptObject:

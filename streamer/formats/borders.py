@@ -56,6 +56,13 @@ class BorderScanner(ABC):
         """Offsets of the records 0, stride, 2 * stride and so on, in bytes."""
         self.fed = 0
         """Number of bytes fed."""
+        self.inside = False
+        """Whether further parts of the last record follow."""
+
+    @property
+    def reached(self) -> int:
+        """Offset after the last record, or part of one, whose header was read."""
+        return self.fed
 
     @abstractmethod
     def feed(self, data: Block) -> None:
@@ -80,6 +87,11 @@ class HeaderScanner(BorderScanner):
         """Bytes from there on that `_read` needs; set by the subclass."""
         self._held = bytearray()
         """Start of a header that has not arrived completely."""
+
+    @property
+    def reached(self) -> int:
+        """See `BorderScanner.reached`."""
+        return self._next
 
     def feed(self, data: Block) -> None:
         base, size, first = self.fed, len(data), 0
@@ -164,8 +176,6 @@ class RecordIOScanner(HeaderScanner):
         self._wanted = recordio.HEADER.size
         self._begin = 0
         """Offset of the last record."""
-        self._inside = False
-        """Whether further parts of that record follow."""
 
     def _read(self, data: Block, base: int) -> None:
         unpack, magic, most, stride = (
@@ -174,7 +184,7 @@ class RecordIOScanner(HeaderScanner):
             recordio.MAX_PAYLOAD,
             self.stride,
         )
-        records, position, inside, here = self.records, self._next - base, self._inside, -1
+        records, position, inside, here = self.records, self._next - base, self.inside, -1
         last, header = len(data) - recordio.HEADER.size, recordio.HEADER.size
         while position <= last:
             found, word = unpack(data, position)
@@ -193,13 +203,13 @@ class RecordIOScanner(HeaderScanner):
                 records += 1
             inside = flag in (1, 2)
             position += header + ((word & most) + 3 & ~3)
-        self.records, self._next, self._inside = records, base + position, inside
+        self.records, self._next, self.inside = records, base + position, inside
         if here >= 0:
             self._begin = base + here
 
     def finish(self) -> int:
         """See `BorderScanner.finish`."""
-        if self._inside:
+        if self.inside:
             raise BadRecord("the object ends between the parts of a RecordIO record", self._begin)
         return super().finish()
 

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Literal
 from streamer.formats import recordio, tar, tfrecord
 from streamer.formats.borders import (
     STRIDE,
+    BadRecord,
     FixedScanner,
     RecordIOScanner,
     TFRecordScanner,
 )
 from streamer.formats.line_borders import LineScanner
 from streamer.formats.tar_borders import TarScanner
+from streamer.units import KIB, counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,13 +31,11 @@ _SCANNERS: dict[Kind, Callable[[int], BorderScanner]] = {
     "lines": lambda stride: LineScanner(stride=stride),
     "tar": lambda stride: TarScanner(stride=stride),
 }
-_EVIDENCE = {
-    "TFRecord": (0, tfrecord.HEADER_BYTES),
-    "RecordIO": (0, recordio.HEADER.size),
-    "tar": (0, tar.BLOCK),
-    "lines": (-1, 0),
-}
-"""By kind, the bytes that show whether a record begins at an offset: from, to, relative to it."""
+_HEADER_BYTES = {"TFRecord": tfrecord.HEADER_BYTES, "RecordIO": recordio.HEADER.size, "tar": tar.BLOCK}
+_WHOLE_KINDS = ("lines", "tar")
+"""Kinds of which no header states the length of a record."""
+WHOLE = 64 * KIB
+"""Most bytes that are looked at whole, if no header states the length of a record."""
 
 
 @dataclass(frozen=True)
@@ -69,33 +69,49 @@ class RecordFormat:
             return FixedScanner(self.size, stride=stride)
         return _SCANNERS[self.kind](stride)
 
-    def evidence(self, offset: int, size: int) -> tuple[int, int]:
-        """Return the range of an object's bytes that shows whether a record begins at `offset`.
+    def evidence(self, begin: int, end: int) -> tuple[int, int]:
+        """Return the range of an object's bytes that shows whether records lie from `begin` up to `end`.
 
-        `size`: the object's bytes. The range is empty if there is nothing to look at.
+        The header of the first record states its length, if a record is one frame. Of other formats all bytes
+        are needed, so of more than `WHOLE` only the begin is looked at. The range is empty if there is
+        nothing to look at.
         """
-        if self.kind == "fixed" or (self.kind == "lines" and not offset):
-            return offset, offset
-        first, end = _EVIDENCE[self.kind]
-        return offset + first, min(offset + end, size)
-
-    def fault(self, data: bytes) -> str:
-        """Return why no record begins where `data`, the bytes of `evidence`, were found; empty if one may."""
-        if self.kind == "lines":
-            return "" if data in (b"", b"\n") else "no line begins here: the byte before it ends none"
         if self.kind == "fixed":
-            return ""
-        if len(data) < _EVIDENCE[self.kind][1]:
-            return f"no {self.kind} record begins here: the object ends before its header does"
-        if self.kind == "tar":
-            try:
-                tar.read_header(data)
-            except ValueError as error:
-                return f"no tar member begins here: {error}"
-            return ""
-        scanner = self.scanner(stride=1)
+            return begin, begin
+        first = max(0, begin - 1) if self.kind == "lines" else begin
+        if self.kind in _WHOLE_KINDS and end - begin <= WHOLE:
+            return first, end
+        return first, min(end, begin + _HEADER_BYTES.get(self.kind, 0))
+
+    def fault(self, data: bytes, begin: int, end: int, records: int) -> str:
+        """Return why `data`, the bytes of `evidence`, are not of so many records; empty if they may be."""
+        size = end - begin
+        if self.kind == "fixed":
+            return "" if size == records * self.size else _other_number(records)
+        if self.kind == "lines" and begin:
+            if data[:1] != b"\n":
+                return "no line begins here: the byte before it ends none"
+            data = data[1:]
+        scanner, whole = self.scanner(stride=1), len(data) == size
         try:
+            if self.kind == "tar":  # the scanner accepts an end mark too
+                tar.read_header(data[: tar.BLOCK])
             scanner.feed(data)
-        except ValueError as error:
+            if whole and self.kind in _WHOLE_KINDS:
+                scanner.finish()
+        except BadRecord as error:
             return str(error)
-        return ""
+        except ValueError as error:
+            return f"no tar member begins here: {error}"
+        if self.kind in _WHOLE_KINDS:
+            fits = scanner.records == records or not whole
+        elif not scanner.records:
+            return f"no {self.kind} begins here: the object ends before its header does"
+        else:
+            one = records == 1 and not scanner.inside
+            fits = scanner.reached == size if one else scanner.reached < size
+        return "" if fits else _other_number(records)
+
+
+def _other_number(records: int) -> str:
+    return f"the index has {counted(records, 'record')} from here to the next one, and the object has not"

@@ -20,7 +20,7 @@ from array import array
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import accumulate
-from operator import le
+from operator import eq, le
 from typing import TYPE_CHECKING, NamedTuple
 
 from streamer.formats.crc32 import crc32
@@ -229,7 +229,8 @@ class RecordIndex:
             numbers[column * count : (column + 1) * count] for column in range(_COLUMNS)
         )
         first = list(accumulate((-(-number // self.stride) for number in records), initial=0))
-        if first[-1] * NUMBER != end - middle or not all(map(le, ends, object_sizes)):
+        fits = le if self.format.kind == "tar" else eq  # an end mark follows the last sample
+        if first[-1] * NUMBER != end - middle or not all(map(fits, ends, object_sizes)):
             return None
         checksum, offsets, sums = crc32(head), array("Q"), array("I")
         for start in range(middle, end, _READ):

@@ -114,10 +114,9 @@ def test_batches_in_place(feeder: Feeder, promised: int, batches: int) -> None:
     """A batch with a surplus record is left out whole."""
     feeder.feed(0, tfrecords(LARGE), records=promised, steps=STEPS)
     dataset = PipeModeDataset("train", "TFRecord", batch_size=70)
-    found, error = [], ""
+    error, found = "", list[list[bytes]]()
     try:
-        for batch in dataset.as_numpy_iterator():
-            found.append([record[:6] for record in batch])
+        found.extend([record[:6] for record in batch] for batch in dataset.as_numpy_iterator())
     except tf.errors.DataLossError as problem:
         error = str(problem)
     names = [record[:6] for record in RECORDS]

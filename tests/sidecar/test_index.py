@@ -312,6 +312,67 @@ def test_a_channel_without_addressable_records_is_refused(
     assert "the job file has no channel 'nothing'; it has train, other" in done.stderr
 
 
+def lose(file: Path, key: str, record: int) -> None:
+    """Write an index of every record again without one of an object: two are one, or the last one lacks."""
+    index = read_index(str(file))
+    rows = [
+        row._replace(records=row.records - 1, offsets=row.offsets[:record] + row.offsets[record:][1:])
+        if row.name == object_name("b", key)
+        else row
+        for row in index
+    ]
+    file.write_bytes(index.header() + block(rows))
+
+
+@pytest.mark.parametrize("kind", ["TFRecord", "RecordIO", "lines", "tar"])
+def test_an_index_with_two_records_as_one_is_found(stub: S3Stub, tmp_path: Path, kind: str) -> None:
+    path, folder = setup(stub, tmp_path, kind), tmp_path / "index"
+    build(path, folder, "--format", kind, "--every", "1")
+    lose(folder / "train.index", "train/2", 101)
+    done = verify(path, folder, "--samples", "2000", code=8)
+    assert "the index has 1 record from here to the next one, and the object has not" in done.stderr
+    assert "s3://b/train/2" in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["TFRecord", "lines", "tar"])
+@pytest.mark.parametrize("every", ["1", "256"])
+def test_the_last_record_of_every_object_is_looked_at(
+    stub: S3Stub, tmp_path: Path, kind: str, every: str
+) -> None:
+    """However few records are drawn; of an index of every 256th one all after the last, if they are short."""
+    path, folder = setup(stub, tmp_path, kind), tmp_path / "index"
+    build(path, folder, "--format", kind, "--every", every)
+    looked = json.loads(verify(path, folder, "--samples", "1", "--json").stdout)["channels"]["train"]
+    assert looked["verified"] in ("2 indexed records", "3 indexed records")
+    file, records = folder / "train.index", len(naive(kind, stub.objects["b/train/0"]))
+    index = read_index(str(file))
+    rows = {row.name: row for row in index}
+    name = object_name("b", "train/0")
+    if every == "1":
+        lose(file, "train/0", records - 1)
+    else:
+        rows[name] = rows[name]._replace(records=records - 1)
+        file.write_bytes(index.header() + block(rows.values()))
+    found = every == "1" or kind == "lines"
+    done = verify(path, folder, "--samples", "1", code=8 if found else 0)
+    assert ("s3://b/train/0" in done.stderr) == found
+
+
+def test_a_row_that_ends_before_its_object_is_damage(stub: S3Stub, tmp_path: Path) -> None:
+    """It lacks its last records. The next build scans the object again."""
+    path, folder = setup(stub, tmp_path), tmp_path / "index"
+    build(path, folder, "--format", "TFRecord", "--every", "1")
+    file, name = folder / "train.index", object_name("b", "train/0")
+    index = read_index(str(file))
+    rows = list(index)
+    (row,) = (row for row in rows if row.name == name)
+    short = row._replace(records=299, end=row.offsets[299], offsets=row.offsets[:299])
+    file.write_bytes(index.header() + block([short, *(each for each in rows if each != row)]))
+    assert "is damaged at byte 36" in verify(path, folder, code=7).stderr
+    build(path, folder)
+    assert {row.name: row for row in read_index(str(file))} == {row.name: row for row in rows}
+
+
 def test_the_program_of_the_page_writes_an_index_from_those_of_other_programs(
     stub: S3Stub, tmp_path: Path
 ) -> None:

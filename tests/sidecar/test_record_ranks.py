@@ -13,22 +13,26 @@ import sys
 from array import array
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sidecar.job.stored_index import read_index
-from streamer.errors import ConfigError
+from streamer.errors import ConfigError, StreamError
 from streamer.formats import tfrecord
+from streamer.formats.record_format import WHOLE
 from streamer.formats.record_index import RecordIndex, block
+from streamer.readers import PipeReader
 from streamer.s3.catalog.validation import PlanMemory
 from tests.kit.pipes import read_all
 from tests.kit.processes import job, penstock, sidecar, write_job
 from tests.kit.raw import listing, raw_server
 from tests.kit.stub import S3Stub
 from tests.kit.trailers import published_trailer
+from tests.sidecar.test_index import lose
+from tests.sidecar.test_record_keys import directories
 from tests.unit import reference
 from tests.unit.test_borders import made, naive
 
@@ -158,6 +162,35 @@ def test_two_hosts_share_every_global_batch(stub: S3Stub, tmp_path: Path) -> Non
         found = batches([rank[epoch] for rank in read])
         assert found == due(records, epoch, "repeat")
         assert set(Counter(record for batch in found[:-1] for record in batch).values()) == {1}
+
+
+def test_a_start_refuses_an_index_with_two_records_as_one(stub: S3Stub, tmp_path: Path) -> None:
+    uneven(stub)
+    path = write_job(tmp_path / "job.yaml", divided(stub, tmp_path, Count=2, Batch=4))
+    index(path, tmp_path)
+    lose(tmp_path / "index/train.index", "train/2", 20)
+    refused(
+        path, 8, "the index has 1 record from here to the next one, and the object has not: s3://b/train/2"
+    )
+
+
+@pytest.mark.parametrize("lost", [3, 19])
+def test_a_reader_stops_before_the_record_that_the_index_lacks(
+    stub: S3Stub, tmp_path: Path, lost: int
+) -> None:
+    """Of long lines the start looks at the begin alone. Both records pass, and the reader counts them."""
+    lines = [b"%d" % number + b"x" * (WHOLE - 99) + b"\n" for number in range(20)]
+    stub.objects |= {"b/train/0": b"".join(lines), "b/train/1": b"".join(lines)}
+    path = write_job(tmp_path / "job.yaml", divided(stub, tmp_path, Count=1, Batch=3))
+    index(path, tmp_path, kind="lines")
+    lose(tmp_path / "index/train.index", "train/1", lost)
+    with sidecar(path) as running:
+        assert running.wait_for("planned")["records"] == 39
+        running.wait_for("ready")
+        records = iter(PipeReader("train-0", "TextLine", **directories(tmp_path / "ml")))
+        assert [*islice(records, 39)] == [line[:-1] for line in [*lines, *lines[:-1]]]
+        with pytest.raises(StreamError, match="has more than 39 records that the sidecar promised"):
+            next(records)
 
 
 EVALUATION = """

@@ -18,7 +18,7 @@ from streamer.formats.borders import BadRecord, BorderScanner
 from streamer.formats.crc import masked_crc32c
 from streamer.formats.line_borders import LineScanner
 from streamer.formats.lines import LineReader
-from streamer.formats.record_format import RecordFormat
+from streamer.formats.record_format import WHOLE, RecordFormat
 from streamer.formats.recordio import RecordIOReader
 from streamer.formats.tar import TarReader
 from streamer.formats.tar import sample as sample_of
@@ -138,28 +138,57 @@ def test_borders_are_those_of_a_naive_scan(kind: str) -> None:
     check()
 
 
+def look(kind: str, data: bytes, offsets: list[int], place: int, stride: int = 1) -> str:
+    """The fault of the spot check at a record of an index with these offsets."""
+    record_format, end = RecordFormat.parse(kind), scan(kind, data, [1 << 20])[1]
+    indexed = offsets[::stride]
+    stop = indexed[place + 1] if place + 1 < len(indexed) else end
+    records = min(stride, len(offsets) - place * stride)
+    first, last = record_format.evidence(indexed[place], stop)
+    assert 0 <= first <= last <= len(data)
+    return record_format.fault(data[first:last], indexed[place], stop, records)
+
+
 @pytest.mark.parametrize("kind", FORMATS)
 def test_every_border_passes_the_spot_check(kind: str) -> None:
-    record_format = RecordFormat.parse(kind)
-
-    @given(payloads)
-    def check(payloads: list[bytes]) -> None:
+    @given(payloads, strides)
+    def check(payloads: list[bytes], stride: int) -> None:
         data = made(kind, payloads)
-        for offset in naive(kind, data):
-            first, end = record_format.evidence(offset, len(data))
-            assert 0 <= first <= end <= len(data)
-            assert record_format.fault(data[first:end]) == ""
+        offsets = naive(kind, data)
+        for place in range(len(offsets[::stride])):
+            assert look(kind, data, offsets, place, stride) == ""
 
     check()
 
 
 @pytest.mark.parametrize("kind", ["TFRecord", "RecordIO", "tar", "lines"])
 def test_the_spot_check_refuses_other_offsets(kind: str) -> None:
-    record_format = RecordFormat.parse(kind)
     data = made(kind, [bytes([number + 32]) * 50 for number in range(20)])
-    for offset in naive(kind, data):
-        first, end = record_format.evidence(offset + 2, len(data))
-        assert record_format.fault(data[first:end])
+    offsets = [offset + 2 for offset in naive(kind, data)]
+    for place in range(len(offsets)):
+        assert look(kind, data, offsets, place)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("size", [50, 3000])
+def test_the_spot_check_finds_two_records_as_one_and_a_last_one_that_lacks(kind: str, size: int) -> None:
+    """By the header of the first, or by all bytes; a header states the length of records of any size."""
+    data = made(kind, [bytes([number + 32]) * size for number in range(20)])
+    offsets = naive(kind, data)
+    for lost in range(1, 20):
+        assert look(kind, data, [*offsets[:lost], *offsets[lost + 1 :]], lost - 1)
+    if kind in ("TFRecord", "RecordIO"):
+        assert look(kind, made(kind, [bytes(100_000)] * 2), [0], 0)
+    else:
+        assert look(kind, data, [*offsets[:5], *offsets[6:]], 0, 7), "7 records, and 8 are there"
+
+
+@pytest.mark.parametrize("kind", ["lines", "tar"])
+def test_of_long_records_the_begin_alone_is_looked_at(kind: str) -> None:
+    data = made(kind, [b"x" * WHOLE] * 2)
+    offsets = naive(kind, data)
+    assert look(kind, data, offsets, 0) == look(kind, data, offsets[:1], 0) == ""
+    assert look(kind, data, [offsets[1] + 1], 0)
 
 
 READERS: dict[str, Any] = {

@@ -31,7 +31,7 @@ def rows(draw: st.DrawFn, stride: int = 4) -> IndexedObject:
     size = draw(st.integers(0, 2**63))
     offsets = draw(st.lists(numbers, min_size=-(-records // stride), max_size=-(-records // stride)))
     name = draw(st.integers(0, 10))
-    return IndexedObject(name, draw(numbers), size, records, draw(st.integers(0, size)), array("Q", offsets))
+    return IndexedObject(name, draw(numbers), size, records, size, array("Q", offsets))
 
 
 def file_of(index: RecordIndex, blocks: list[list[IndexedObject]]) -> bytes:

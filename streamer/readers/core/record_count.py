@@ -65,7 +65,8 @@ class RecordCount:
         order = self._stream.trailer.order if self._stream.trailer else None
         kind = order["format"] if order is not None and "format" in order else "the record index"
         return StreamError(
-            f"{self._stream.name} has {found} records that the sidecar promised: the record index lacks records "
-            f"of the objects or has two as one, or this reader's format is not that of {kind}; read by the "
-            "format of the index, or run `penstock index verify --all`, remove the index and build it again"
+            f"{self._stream.name} has {found} records that the sidecar promised: the record index lacks "
+            f"records of the objects or has two as one, or this reader's format is not that of {kind}; read "
+            "by the format of the index, or run `penstock index verify --all`, remove the index and build it "
+            "again"
         )
