@@ -169,7 +169,7 @@ class TFRecordReader(RecordReader):
         fault = self._corrupt(offset, DATA_FAULT)
         self._run += 1
         if self._run > self._limit:
-            self._fault = fault
+            self._fault, self._fault_end = fault, offset + length + FRAME_BYTES
             return False
         self.skipped.records += 1
         self.skipped.positions.append((self._name, offset))

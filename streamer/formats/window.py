@@ -26,7 +26,7 @@ from __future__ import annotations
 import mmap
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from streamer.errors import CorruptRecord, CutRecord, StreamError
 from streamer.formats.ahead import LARGE, LARGEST, REPEATED, DataAhead, Frame, joined
@@ -47,6 +47,14 @@ class Source(Protocol):
 
     def readinto(self, buffer: memoryview, /) -> int | None:
         """Read bytes into `buffer`; return how many, 0 at the end, or None if none has arrived."""
+
+
+class FailedRecord(list[Any]):
+    """An empty list in the place of a corrupt record, for callers that go on after its error."""
+
+    def __init__(self, error: CorruptRecord) -> None:
+        super().__init__()
+        self.error = error
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +99,8 @@ class RecordReader(ABC):
         """Data of the next records, if it is not in the buffer. The frame of each is `_frame`."""
         self._block = block_bytes
         self._fault: StreamError | None = None
+        self._fault_end: int | None = None
+        """Offset in the stream after the corrupt record of `_fault`; None if it is unknown."""
         self.starts: list[int] | None = None
         """Offsets in the stream of the last list's records, and of those left out; None: they are not noted.
         Set it to an empty list before the first record to have them.
@@ -164,6 +174,14 @@ class RecordReader(ABC):
         self._start, self._wanted, self._fault = offset - self._base, 0, None
         self._frame = None
         self._forget()
+
+    def pass_over_fault(self) -> bool:
+        """Go on after the corrupt record of the last error; return whether the end of the record is known."""
+        end, self._fault_end = self._fault_end, None
+        if end is None:
+            return False
+        self.move_to(end)
+        return True
 
     def drop_arrived(self) -> int | None:
         """Drop all bytes that have arrived, and wait for others; return as `Source.readinto`."""

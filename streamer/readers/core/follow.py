@@ -71,7 +71,7 @@ def follow(
             yield piece.records
             none = False
         if none and (not batch or stream.patience is not None):
-            yield []
+            yield [] if batch else batch
     rest = list(windows.finish())
     position.digest = inner.digest
     while rest:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from streamer.errors import ChannelError, CorruptRecord, CutRecord, RecordTooLarge, StreamError
 from streamer.escaping import escape_control
+from streamer.formats.window import FailedRecord
 from streamer.key_list import KeyListLine, parse_first_line, parsed
 from streamer.readers.core.record_names import KeyRun, keyed_records, named
 
@@ -252,6 +253,8 @@ def keyed_runs(
         if batch is None:
             return
         runs = keys.take([base + start for start in reader.starts] if base else reader.starts)
+        if isinstance(batch, FailedRecord):
+            batch.error, runs = named(batch.error, next(runs[0].record_keys())), []
         if reader.left_out:
             bad = dict(reader.left_out)
             kept = []
@@ -279,4 +282,7 @@ def with_keys(
     """
     if keys is None:
         return ((batch, None) for batch in reader.batches())
-    return ((keyed_records(batch, runs), number) for batch, runs, number in keyed_runs(reader, keys, base))
+    return (
+        (batch and keyed_records(batch, runs), number)
+        for batch, runs, number in keyed_runs(reader, keys, base)
+    )

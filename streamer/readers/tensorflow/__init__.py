@@ -21,7 +21,9 @@ Errors are raised by an operation of the graph (`streamer.readers.tensorflow.fai
 `tf.errors.DataLossError` for a stream that broke, `tf.errors.InternalError` for bytes that are no record, as
 the incumbent does (contract §6.3), `tf.errors.NotFoundError` for a FIFO that did not appear or has no writer.
 Their text is class and text of Penstock's error. The iterator first returns the whole records before the
-fault, then raises the error, then ends.
+fault, then raises the error. At the next request it goes on after a TFRecord whose data is corrupt; `skipped`
+counts that record. After any other error every request raises `tf.errors.CancelledError`, so that
+`ignore_errors` cannot end a broken epoch as a whole one.
 
 An iterator cannot be saved, because TensorFlow refuses the stateful steps of this pipeline.
 `streamer.readers.tensorflow.positions` has positions that can be saved. The graph of this dataset cannot be

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from streamer.formats.window import BLOCK_BYTES
+from streamer.formats.window import BLOCK_BYTES, FailedRecord
 from streamer.readers.tensorflow.failures import Interrupted
 from streamer.readers.tensorflow.in_place import PlacedBatch
 from streamer.readers.tensorflow.interrupts import interrupted, now
@@ -155,6 +155,9 @@ def record_steps(
     A step has no columns or positions if there are none.
     """
     for block in _uninterrupted(blocks):
+        if isinstance(block, FailedRecord):
+            yield block
+            continue
         after = () if cursor is None else (_vector(cursor.positions(range(len(block) - 1, -1, -1))),)
         yield _vector(block), *(() if columns is None else columns.take(len(block))), *after
 
@@ -173,6 +176,7 @@ def batch_steps(
     """
     rows = _Rows(batch_size, cursor, columns)
     kept: list[bytes] = []
+    failed: list[FailedRecord] = []
     started = time.monotonic()
     for block in _uninterrupted(blocks):
         if isinstance(block, PlacedBatch):
@@ -181,13 +185,19 @@ def batch_steps(
             yield rows.placed(block)
             continue
         kept += block
+        if isinstance(block, FailedRecord):
+            failed.append(block)
         layout = rows.best_layout(block)
-        if layout != rows.layout and rows.due <= len(kept):
+        if (failed or layout != rows.layout) and rows.due <= len(kept):
             if rows.due:
                 due = rows.due
                 yield from rows.steps(kept[:due], left=len(kept) - due)
                 kept = kept[due:]
-            yield rows.begin(layout)
+            # Between two batches, because TensorFlow drops the rows of an incomplete batch at an error.
+            yield from failed
+            failed.clear()
+            if layout != rows.layout:
+                yield rows.begin(layout)
         whole = len(kept) - len(kept) % rows.width
         if block and not whole and time.monotonic() - started < PATIENCE_S:
             continue  # a row of several blocks needs one step only, if they come soon
@@ -196,6 +206,7 @@ def batch_steps(
         started = time.monotonic()
     if not drop_remainder and (kept or rows.due):
         yield rows.last_step(kept)
+    yield from failed
 
 
 class _Rows:

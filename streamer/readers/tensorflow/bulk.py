@@ -21,10 +21,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from streamer.errors import CorruptRecord
 from streamer.formats.tfrecord import FRAME_BYTES, HEADER, HEADER_BYTES, TFRecordReader
+from streamer.formats.window import FailedRecord
 from streamer.readers.tensorflow.checksums import frames_crc, leading_run, masked
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     Words = NDArray[np.uint32]
@@ -42,6 +46,27 @@ class BulkTFRecordReader(TFRecordReader):
 
     _last_length = -1
     """Record length of the last run; a check of many records at once pays only for a length that recurs."""
+
+    def batches(self) -> Iterator[list[bytes]]:
+        """Yield as `RecordReader.batches`, and a `FailedRecord` for each corrupt record whose end is known.
+
+        `starts` then has the offset of that record.
+        """
+        while True:
+            try:
+                yield from super().batches()
+            except CorruptRecord as error:  # noqa: PERF203 - once for each corrupt record
+                self._forget_starts()
+                offset = self.offset
+                if not self.pass_over_fault():
+                    raise
+                self.skipped.records += 1
+                self.skipped.positions.append((self._name, offset))
+                if self.starts is not None:
+                    self.starts.append(offset)
+                yield FailedRecord(error)
+            else:
+                return
 
     def _cut(self) -> list[bytes]:
         if self._ahead:

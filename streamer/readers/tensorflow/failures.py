@@ -55,9 +55,10 @@ CODES: tuple[tuple[type[Exception], int], ...] = (
 """Penstock's errors and the status of each; the first class that fits counts."""
 
 
-def encode_failure(error: Exception) -> Failure:
-    """Return the operation's input for an error among `CODES`."""
-    code = next(code for kind, code in CODES if isinstance(error, kind))
+def encode_failure(error: Exception, code: int | None = None) -> Failure:
+    """Return the operation's input for an error. `code`: its status; None for that in `CODES`."""
+    if code is None:
+        code = next(code for kind, code in CODES if isinstance(error, kind))
     text = f"{type(error).__name__}: {error}".encode()
     return np.frombuffer(bytes([code]) + text, np.uint8)
 

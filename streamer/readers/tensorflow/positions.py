@@ -105,7 +105,7 @@ class EpochCursor:
         with contextlib.closing(RecordKeys(stream, offset=base, number=position.number)) as keys:
             if self._shuffle is not None:
                 for batch in follow(position, records, stream, keys, shuffle=self._shuffle):
-                    yield columns.noted(batch)
+                    yield batch and columns.noted(batch)
                 return
             batches = columns.batches(records, keys, base, drop=position.skip)
             yield from follow(position, records, stream, batches=batches)

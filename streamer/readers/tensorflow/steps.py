@@ -2,7 +2,7 @@
 
     init -> number of a new generator
     turn(number) -> layout ---- step(number) -> arrays, step(number) -> arrays, ... until the layout ends
-    turn(number) -> the next layout, or a failure: an error, once, or the end
+    turn(number) -> the next layout, a failure, or the end
     end(number), at the end or whenever TensorFlow drops the iterator
 
 A layout has its own types of arrays and its own datasets after its steps (`Layout`). The generator begins
@@ -18,7 +18,9 @@ copied into TensorFlow's memory once (`streamer.readers.tensorflow.owned`).
 
 An error becomes a failure that an operation of the graph raises at the next turn
 (`streamer.readers.tensorflow.failures`). So the whole records before the fault come first, and the function
-of a step has only its own operation.
+of a step has only its own operation. After a `FailedRecord` the current layout goes on. After any other error
+each further turn is the same failure with the status CANCELLED, the only one that `ignore_errors` passes on:
+with an end, a broken epoch would look whole to it, and with DATA_LOSS it would ask for ever.
 
 Who may block whom. TensorFlow cannot cancel a step, and the thread that destroys the iterator (in most
 programs the main thread) waits for the running step. So a step must never wait long. When TensorFlow drops an
@@ -45,11 +47,12 @@ from tensorflow.python.data.ops.from_generator_op import _GeneratorDataset
 from tensorflow.python.data.ops.map_op import _MapDataset
 from tensorflow.python.ops import script_ops
 
+from streamer.formats.window import FailedRecord
 from streamer.readers.tensorflow.failures import CODES, encode_failure, raiser
 from streamer.readers.tensorflow.owned import OwnedCall
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
     from types import FrameType
 
     from streamer.readers.tensorflow.failures import Failure
@@ -57,7 +60,7 @@ if TYPE_CHECKING:
     Step = tuple[Any, ...]
     Turn = tuple[Any, ...]
     """A failure, `NewLayout.rows`, and for each layout the number of elements to take: 0, or -1 for all."""
-    Steps = Generator["Step | NewLayout", None, None]
+    Steps = Generator["Step | NewLayout | FailedRecord", None, None]
 
 PATIENCE_S = 0.2
 """Seconds that a step may wait for bytes."""
@@ -82,6 +85,9 @@ class NewLayout(NamedTuple):
     """Index among the dataset's layouts."""
     rows: int
     """Number of rows that the layout joins to an element."""
+
+
+_FIRST = NewLayout(0, 1)
 
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator] # nothing here is to be converted
@@ -169,8 +175,10 @@ class _Registry:
         self._encoded = tuple(kind for kind, _ in CODES) if encode else ()
         self._numbers = itertools.count()
         self._steps: dict[int, Steps] = {}
-        self._turns: dict[int, Turn] = {}
-        """The next turn of a generator: a layout, or a failure; none after the generator's end."""
+        self._turns: dict[int, Iterator[Turn]] = {}
+        """The next turns of a generator: layouts and failures; none after the generator's end."""
+        self._layout: dict[int, NewLayout] = {}
+        """Current layout of a generator."""
         self._first: dict[int, Step] = {}
         """The first step of a generator, which was made to find the first layout."""
 
@@ -180,7 +188,7 @@ class _Registry:
         return (np.int64(number),)
 
     def turn(self, number: int) -> Turn:
-        """Return the next layout, or a failure if there is one; then raise StopIteration."""
+        """Return the next layout or failure; raise StopIteration at the end."""
         key = int(number)
         if self._steps[key] not in self._running:
             try:
@@ -188,11 +196,8 @@ class _Registry:
             except StopIteration:
                 pass
             else:
-                return self._turn(NewLayout(0, 1))
-        turn = self._turns.pop(key, None)
-        if turn is None:
-            raise StopIteration
-        return turn
+                return self._turn(_FIRST)
+        return next(self._turns.get(key, iter(())))
 
     def step(self, number: int) -> Step:
         if _Registry._closing:
@@ -204,11 +209,24 @@ class _Registry:
         self._running.add(steps)
         try:
             step = next(steps)
-        except self._encoded as error:
-            self._turns[key] = self._turn(NewLayout(0, 1), encode_failure(error))
+        except StopIteration:
+            raise
+        except Exception as error:
+            if not self._encoded:
+                raise
+            again = itertools.repeat(self._turn(_FIRST, encode_failure(error, tf.errors.CANCELLED)))
+            if not isinstance(error, self._encoded):
+                self._turns[key] = again
+                raise
+            self._turns[key] = itertools.chain([self._turn(_FIRST, encode_failure(error))], again)
             raise StopIteration from error
         if isinstance(step, NewLayout):
-            self._turns[key] = self._turn(step)
+            self._layout[key] = step
+            self._turns[key] = iter([self._turn(step)])
+            raise StopIteration
+        if isinstance(step, FailedRecord):
+            layout = self._turn(self._layout.get(key, _FIRST))
+            self._turns[key] = iter([self._turn(_FIRST, encode_failure(step.error)), layout])
             raise StopIteration
         return step
 
@@ -219,6 +237,7 @@ class _Registry:
     def end(self, number: int) -> tuple[np.int64]:
         steps = self._steps.pop(int(number))
         self._turns.pop(int(number), None)
+        self._layout.pop(int(number), None)
         self._first.pop(int(number), None)
         steps.close()
         self._running.discard(steps)
