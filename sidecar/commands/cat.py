@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sidecar.job.endmarks import warn_of_end_marks
 from sidecar.process.exits import Exit
+from sidecar.process.logs import log
 from sidecar.process.memory import freeze_gc, memory_limit
 from sidecar.process.progress import progress_line, transferred
 from sidecar.process.wait_log import WaitLog
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from streamer.plan import Join, Plan, S3Uri
+    from streamer.s3.client.session import Clients
     from streamer.sink.outlet import Drainable, Outlet
 
 
@@ -150,6 +152,8 @@ async def _stream(
                     )
             except ReaderGone:
                 return None
+            if options.join is None:
+                await _warn_of_line_ends(plan, clients)
     if plan.strays is not None and plan.strays.keys:
         from sidecar.job.strays import option_advice, warn_of_strays
 
@@ -172,6 +176,17 @@ async def _list(open_plan: OpenPlan, policy: RetryPolicy, waits: WaitLog, *, joi
     finally:
         if not joined:
             warn_of_end_marks(open_plan.plan)
+
+
+async def _warn_of_line_ends(plan: Plan, clients: Clients) -> None:
+    from sidecar.job.line_ends import remedy, unended
+
+    if (ref := await unended(plan.refs(0), clients)) is not None:
+        log.warning(
+            "an object does not end with a line feed",
+            object=f"s3://{ref.bucket}/{ref.key}",
+            do=remedy("--join lines"),
+        )
 
 
 def _standard_output(on_gone: Callable[[], None], *, give_up_after: float) -> Outlet:

@@ -196,7 +196,7 @@ class ChannelConfig(Model):
             and "makes every object one record; use Ranks without Batch",
             "AugmentedManifestFile": self.source.s3_data_type == "AugmentedManifestFile"
             and "has a sample on each line of its manifest; use Ranks without Batch",
-            f"Join: {extras.join}": extras.join == "arrow" and "joins whole objects; remove it",
+            f"Join: {extras.join}": extras.join in {"arrow", "lines"} and "joins whole objects; remove it",
             f"WhenChanged: {extras.when_changed}": extras.when_changed != "fail"
             and "would change where records are; use fail",
             "Integrity: checksum": extras.integrity == "checksum"

@@ -22,6 +22,7 @@ from sidecar.doctor.object_checks import etags_differ, read_checks
 from sidecar.doctor.remedies import failed
 from sidecar.job.channels import transport_spec
 from sidecar.job.endmarks import end_mark_advice, unjoined_keys
+from sidecar.job.line_ends import remedy, without_line_feed
 from sidecar.job.strays import channel_advice
 from sidecar.process.exits import Exit
 from streamer.errors import ErrorContext, PenstockError
@@ -90,6 +91,9 @@ async def storage(job: Job, clients: Clients) -> AsyncIterator[Finding]:
                     text = f"objects of the format {join}, which ends with a mark, one after the other"
                     fix = end_mark_advice(channel, join)
                     yield Finding(f"end marks {channel.channel_name}", "warning", text, fix)
+                if job.mode(channel) == "Pipe" and (ref := await without_line_feed(channel, refs, clients)):
+                    text = f"s3://{ref.bucket}/{ref.key} does not end with a line feed"
+                    yield Finding(f"line ends {channel.channel_name}", "warning", text, remedy())
                 if (warning := etags_differ(channel.channel_name, refs)) is not None:
                     yield warning
                 readable = True

@@ -130,6 +130,7 @@ class _JobPlanner:
                 await open_plan.list(self._policy, on_wait=notes.waiting)
             if open_plan.growth.complete:
                 notes.planned(open_plan.plan)
+                await notes.line_ends(open_plan.plan, self._clients)
             elif open_plan.growth.known:
                 notes.listing_failed(open_plan.growth)
 
@@ -187,6 +188,7 @@ class _JobPlanner:
         notes.planned(whole, epoch)
         if job.mode(channel) == "Pipe":
             notes.end_marks(whole)
+            await notes.line_ends(whole, self._clients)
 
 
 def _sum_up(planned: Planned, epoch: int) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from sidecar.job.endmarks import end_mark_advice, unjoined
+from sidecar.job.line_ends import remedy, without_line_feed
 from sidecar.job.planned import figures_by_record
 from sidecar.job.strays import channel_advice, warn_of_strays
 from sidecar.observe.state import PlanningStep
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from sidecar.observe.state import JobState
     from streamer.errors import SourceError
     from streamer.plan import Growth, Plan
+    from streamer.s3.client.session import Clients
 
 PROGRESS_EVERY = 10.0
 """Seconds between log lines while a plan is made."""
@@ -114,4 +116,16 @@ class PlanningLog:
             channel=self._name,
             format=join,
             do=end_mark_advice(self._channel, join),
+        )
+
+    async def line_ends(self, whole: Plan, clients: Clients) -> None:
+        """Warn of objects of text that do not end with a line feed, by a sample."""
+        if (ref := await without_line_feed(self._channel, whole.refs(0), clients)) is None:
+            return
+        self._state.unjoined |= dict.fromkeys(self._state.job.fifos(self._channel), "lines")
+        log.warning(
+            "an object does not end with a line feed",
+            channel=self._name,
+            object=f"s3://{ref.bucket}/{ref.key}",
+            do=remedy(),
         )

@@ -12,7 +12,7 @@ without such a dictionary in its object is refused, because it would add to anot
 from __future__ import annotations
 
 from streamer.formats.arrow import DICTIONARY, SCHEMA, Schema, difference, read_message
-from streamer.formats.join import Joiner, NotJoinable
+from streamer.formats.join import NotJoinable, UnitJoiner
 
 CONTINUATION = b"\xff\xff\xff\xff"
 END_MARK = CONTINUATION + bytes(4)
@@ -23,7 +23,7 @@ LONGEST_METADATA = 64 << 20
 _ADVICE = "; Join: arrow takes whole Arrow IPC streams, as pyarrow.ipc.new_stream writes them"
 
 
-class ArrowJoiner(Joiner):
+class ArrowJoiner(UnitJoiner):
     """Joins the messages of Arrow IPC streams of one schema."""
 
     _UNIT = 8
@@ -107,11 +107,12 @@ class ArrowJoiner(Joiner):
         first, self._sent = not self._sent, True
         return first
 
-    def end(self) -> None:
+    def end(self) -> bytes:
         if self._passing or self._held:
             raise self._fault("the object ends in the middle of a message: it was cut off")
         if not self._ended and self._offset:
             raise self._fault("the object has no end mark: it may have been cut off between two messages")
+        return b""
 
     def finish(self) -> bytes:
         return END_MARK if self._sent else b""

@@ -6,7 +6,8 @@ concatenated objects and report success. A joiner passes on the contents without
     object a: members, end mark ─┐
     object b: members, end mark ─┴▶ Joiner ─▶ members of a, members of b, end mark
 
-A joiner parses the structure and never searches for a mark, because data may look like one. It keeps at most
+Objects of text may lack a mark, the line feed after their last line; `line_joiner` adds it. A joiner of units
+parses the structure and never searches for a mark, because data may look like one. It keeps at most
 one header, and passes on the data between headers without a copy. An object must end with its mark, or
 NotJoinable is raised: an object that is cut off between two members looks whole otherwise. Pure.
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Literal
 
-Join = Literal["tar", "arrow"]
+Join = Literal["tar", "arrow", "lines"]
 
 
 class NotJoinable(ValueError):
@@ -29,10 +30,35 @@ class NotJoinable(ValueError):
 
 
 class Joiner(ABC):
-    """Joins the objects of one epoch: for each `begin`, `feed` in order, `end`; then `finish`.
+    """Joins the objects of one epoch: for each `begin`, `feed` in order, `end`; then `finish`."""
 
-    Subclasses cut an object's content into units (headers, messages), each followed by data.
-    """
+    @property
+    def anchored(self) -> bool:
+        """Whether an epoch may be resumed at the first byte of the current object."""
+        return True
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Start a new object with the next byte."""
+
+    @abstractmethod
+    def feed(self, data: bytes) -> list[bytes | memoryview]:
+        """Return the parts of the object's next bytes that belong to the stream. Raises NotJoinable."""
+
+    @abstractmethod
+    def end(self) -> bytes:
+        """Check that the object is complete after its last byte, and return what the stream has after it.
+
+        Raises NotJoinable.
+        """
+
+    @abstractmethod
+    def finish(self) -> bytes:
+        """Return the bytes that end the stream after the last object."""
+
+
+class UnitJoiner(Joiner):
+    """Cuts an object's content into units (headers, messages), each followed by data."""
 
     _UNIT = 0
     """Bytes at the start of a unit that determine its kind."""
@@ -49,19 +75,12 @@ class Joiner(ABC):
         self._ended = False
         """Whether the last unit of the object was its end mark."""
 
-    @property
-    def anchored(self) -> bool:
-        """Whether an epoch may be resumed at the first byte of the current object."""
-        return True
-
     def begin(self) -> None:
-        """Start a new object with the next byte."""
         self._held.clear()
         self._wanted, self._passing, self._offset = self._UNIT, 0, 0
         self._ended = False
 
     def feed(self, data: bytes) -> list[bytes | memoryview]:
-        """Return the parts of the object's next bytes that belong to the stream. Raises NotJoinable."""
         view, pieces = memoryview(data), list[bytes | memoryview]()
         first = at = 0  # view[first:at] is to be passed on
         while at < len(view):
@@ -109,11 +128,3 @@ class Joiner(ABC):
         If the unit is longer than the bytes given, set `_wanted`; the method is then called again with all
         bytes.
         """
-
-    @abstractmethod
-    def end(self) -> None:
-        """Check that the object is complete after its last byte. Raises NotJoinable."""
-
-    @abstractmethod
-    def finish(self) -> bytes:
-        """Return the bytes that end the stream after the last object."""

@@ -11,7 +11,7 @@ joiner refuses a global pax header that sets anything but a comment, which chang
 
 from __future__ import annotations
 
-from streamer.formats.join import Joiner, NotJoinable
+from streamer.formats.join import NotJoinable, UnitJoiner
 from streamer.formats.tar import BLOCK, EMPTY, EXTENSIONS, SPARSE, number, padded, pax_records, verify
 from streamer.units import counted
 
@@ -25,7 +25,7 @@ _GLOBAL = ord("g")
 _HARMLESS = frozenset({b"comment"})
 
 
-class TarJoiner(Joiner):
+class TarJoiner(UnitJoiner):
     """Joins the members of tar archives."""
 
     _UNIT = BLOCK
@@ -102,7 +102,7 @@ class TarJoiner(Joiner):
             self._size = int(value)
         return True
 
-    def end(self) -> None:
+    def end(self) -> bytes:
         if self._passing:
             raise self._fault(
                 f"the object ends in the middle of a member, {counted(self._passing, 'byte')} too early"
@@ -113,6 +113,7 @@ class TarJoiner(Joiner):
             raise self._fault("the object ends after a header about a next member: it was cut off")
         if not self._ended and self._offset:
             raise self._fault("the archive has no end mark (blocks of zeros): it may have been cut off")
+        return b""
 
     def finish(self) -> bytes:
         return END_MARK

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from itertools import islice
 
 import pytest
@@ -103,3 +104,44 @@ def test_a_channel_without_a_list_is_refused_at_its_first_record(feeder: Feeder)
     feeder.feed(0, b"".join(FRAMES))
     with pytest.raises(ChannelError, match="set RecordKeys: true in the Penstock section"):
         next(iter(PipeReader("train", "TFRecord", key=True)))
+
+
+TEXTS: list[list[bytes]] = [[b"a", b"b"], [], [b"c"], [b"", b"d"], [b"e\r", b""], [b"f"], [b"g" * 5000]]
+
+
+@pytest.mark.parametrize("shuffle", [None, 4])
+@pytest.mark.parametrize("ended", [(), (0, 5), range(7)], ids=str)
+def test_an_object_s_border_is_a_line_s(feeder: Feeder, ended: Sequence[int], shuffle: int | None) -> None:
+    """The last line of an object ends there, with a line feed after it or without."""
+    data = [b"\n".join(lines) + b"\n" * (i in ended and bool(lines)) for i, lines in enumerate(TEXTS)]
+    feeder.list_keys([(len(each), f"k{index}") for index, each in enumerate(data)])
+    feeder.feed(0, b"".join(data))
+    due = [
+        (line, f"k{index}", number)
+        for index, each in enumerate(data)
+        for number, line in enumerate(each.removesuffix(b"\n").split(b"\n"))
+        if each
+    ]
+    reader = PipeReader("train", "TextLine", key=True, shuffle=shuffle)
+    found = [(line, key, number) for line, key, number, _ in reader]
+    assert (sorted(found) if shuffle else found) == (sorted(due) if shuffle else due)
+
+
+@pytest.mark.parametrize("taken", [1, 2, 3, 4, 75, 149])
+def test_a_state_between_two_lines_that_were_glued(feeder: Feeder, taken: int) -> None:
+    data = [b"\n".join(b"%d %d" % (k, n) for n in range(3)) for k in range(50)]
+    due = [(b"%d %d" % (k, n), f"k{k}", n) for k in range(50) for n in range(3)]
+
+    def reader() -> PipeReader:
+        feeder.list_keys([(len(each), f"k{index}") for index, each in enumerate(data)])
+        feeder.feed(0, b"".join(data))
+        return PipeReader("train", "TextLine", key=True, epoch=0)
+
+    first = reader()
+    records = iter(first)
+    assert [next(records)[:3] for _ in range(taken)] == due[:taken]
+    state = first.state_dict()
+    records.close()
+    again = reader()
+    again.load_state_dict(state)
+    assert [each[:3] for each in again] == due[taken:]

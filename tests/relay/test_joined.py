@@ -72,6 +72,21 @@ def streams(stub: S3Stub, count: int = 4, rows: int = 600) -> list[bytes]:
     return found
 
 
+def texts(stub: S3Stub, count: int = 4) -> list[bytes]:
+    """Put texts, of which every other one ends in the middle of a line, and one has no byte."""
+    found = [b"\n".join(b"%d %d" % (i, n) for n in range(i * 9000)) + b"\n" * (i % 2) for i in range(count)]
+    found[0] = b""
+    stub.objects |= {f"b/data/{i:04d}.txt": data for i, data in enumerate(found)}
+    return found
+
+
+def one_text(objects: list[bytes]) -> bytes:
+    return b"".join(data + b"\n" * (data[-1:] not in {b"", b"\n"}) for data in objects)
+
+
+PUT: dict[str, Callable[..., list[bytes]]] = {"tar": tars, "arrow": streams, "lines": texts}
+
+
 def one_tar(archives: list[bytes]) -> bytes:
     return b"".join(map(without_mark, archives)) + bytes(1024)
 
@@ -109,10 +124,12 @@ async def test_every_epoch_is_one_arrow_stream(run: RunChannel, stub: S3Stub, tm
                 assert reader.read_all()["number"].to_pylist() == list(range(2400))
 
 
-@pytest.mark.parametrize("join", ["tar", "arrow"])
+ONE = {"tar": one_tar, "arrow": one_stream, "lines": one_text}
+
+
+@pytest.mark.parametrize("join", PUT)
 async def test_a_broken_body_is_resumed(run: RunChannel, stub: S3Stub, tmp_path: Path, join: str) -> None:
-    objects = (tars if join == "tar" else streams)(stub)
-    due = (one_tar if join == "tar" else one_stream)(objects)
+    due = ONE[join](PUT[join](stub))
     for key in stub.objects:
         stub.faults[key] += [cut_after(30_000)] * 3
     async with run(stub, tmp_path, join) as running:
@@ -153,14 +170,14 @@ async def test_another_schema_fails_by_name(run: RunChannel, stub: S3Stub, tmp_p
     assert "s3://b/data/0001.arrows (offset 0" in error
 
 
-@pytest.mark.parametrize("join", ["tar", "arrow"])
+@pytest.mark.parametrize("join", PUT)
 async def test_an_epoch_goes_on_at_the_exact_byte(
     run: RunChannel, stub: S3Stub, tmp_path: Path, join: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From every mark that an epoch tells, at any byte after it: within an object, in the end mark."""
     monkeypatch.setattr(resume_points, "MARK_EVERY", 100_000)
-    objects = (tars if join == "tar" else streams)(stub, 5)
-    due = (one_tar if join == "tar" else one_stream)(objects)
+    objects = PUT[join](stub, 5)
+    due = ONE[join](objects)
     async with run(stub, tmp_path, join) as running:
         assert await off_loop(read_all, running.fifo(0)) == due
         marks = [*running.marks]
@@ -178,6 +195,13 @@ async def test_an_epoch_goes_on_at_the_exact_byte(
                 trailer = published_trailer(tmp_path, "train", 0)
             ended = trailer.state, trailer.bytes_skipped, trailer.bytes_delivered, trailer.bytes_total
             assert ended == ("complete", offset, len(due) - offset, len(due))
+
+
+async def test_compressed_texts_end_with_a_line_feed(run: RunChannel, stub: S3Stub, tmp_path: Path) -> None:
+    objects = texts(stub)
+    stub.objects |= {key: gzip.compress(data) for key, data in stub.objects.items()}
+    async with run(stub, tmp_path, "lines", inflate=True) as running:
+        assert await off_loop(read_all, running.fifo(0)) == one_text(objects)
 
 
 async def test_a_mark_waits_for_the_schema(
@@ -243,8 +267,8 @@ async def test_digests_tell_joined_plans_apart(stub: S3Stub) -> None:
     fill(stub, [100])
     digests = set()
     async with clients_of(stub) as clients:
-        for join in (None, "tar", "arrow"):
+        for join in (None, "tar", "arrow", "lines"):
             plan = await plan_prefix(clients, S3Uri("b", "data/"), Arrangement(join=join))
             digests |= {plan.digest, *(rank.digest for rank in plan.ranks(2))}
             assert {rank.join for rank in plan.ranks(2)} == {join}
-    assert len(digests) == 9
+    assert len(digests) == 12

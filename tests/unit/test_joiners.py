@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from streamer.formats.arrow_joiner import ArrowJoiner
 from streamer.formats.join import NotJoinable
+from streamer.formats.line_joiner import LineJoiner
 from streamer.formats.tar_joiner import END_MARK, TarJoiner
 from tests.unit.test_tar import FORMATS, archive
 
@@ -29,7 +30,7 @@ MEMBERS = st.lists(st.tuples(NAMES, CONTENTS), max_size=4)
 
 def joiners() -> dict[Any, Any]:
     """A new one of each kind."""
-    return {"tar": TarJoiner(), "arrow": ArrowJoiner(resumed=False)}
+    return {"tar": TarJoiner(), "arrow": ArrowJoiner(resumed=False), "lines": LineJoiner()}
 
 
 def joined(joiner: Any, objects: Any, cuts: list[int]) -> bytes:
@@ -43,7 +44,7 @@ def joined(joiner: Any, objects: Any, cuts: list[int]) -> bytes:
             for piece in joiner.feed(content[at : at + size]):
                 found += piece
             at, turn = at + size, turn + 1
-        joiner.end()
+        found += joiner.end()
     return bytes(found + joiner.finish())
 
 
@@ -80,6 +81,17 @@ def test_archives_are_their_members_and_one_end_mark(
     due = b"".join(map(without_mark, objects)) + END_MARK
     assert joined(TarJoiner(), objects, cuts) == due
     assert listed(due) == [each for one in objects for each in listed(one)]
+
+
+@given(
+    st.lists(st.lists(st.sampled_from([b"", b"a", b"bc\r", b"d" * 30]))),
+    st.lists(st.integers(1, 40), max_size=3),
+)
+def test_texts_are_the_lines_of_each(texts: list[list[bytes]], cuts: list[int]) -> None:
+    """As `"\\n".join` writes them, with a line feed at the end or without."""
+    objects = [b"\n".join(lines) for lines in texts]
+    lines = [line for data in objects for line in data.removesuffix(b"\n").split(b"\n") if data]
+    assert joined(LineJoiner(), objects, cuts) == b"".join(line + b"\n" for line in lines)
 
 
 @pytest.mark.parametrize("step", [101, 512, 1 << 20])

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from streamer.errors import ChannelError, CorruptRecord, CutRecord, RecordTooLarge, StreamError
 from streamer.escaping import escape_control
+from streamer.formats.lines import LineReader
 from streamer.formats.window import FailedRecord
 from streamer.key_list import KeyListLine, parse_first_line, parsed
 from streamer.readers.core.record_names import KeyRun, keyed_records, named
@@ -155,6 +156,14 @@ class RecordKeys:
         self._reach(start)
         return self._lines[1].offset if len(self._lines) > 1 else None
 
+    def borders(self, first: int, end: int) -> list[int]:
+        """Return where objects begin after offset `first`, before `end`; each place once.
+
+        All records before `first` must have been taken.
+        """
+        self._read_past(first, end - 1)
+        return list(dict.fromkeys(line.offset for line in self._lines if first < line.offset < end))
+
     def first_beyond(self, starts: Sequence[int], end: int) -> tuple[int, int] | None:
         """Return the index of the first record that goes on after its object, and where the object ends.
 
@@ -252,6 +261,8 @@ def keyed_runs(
             raise named(error, next(run.record_keys())) from error
         if batch is None:
             return
+        if isinstance(reader, LineReader) and batch:
+            _cut_at_objects(batch, reader.starts, keys, base, base + reader.offset)
         runs = keys.take([base + start for start in reader.starts] if base else reader.starts)
         if isinstance(batch, FailedRecord):
             batch.error, runs = named(batch.error, next(runs[0].record_keys())), []
@@ -267,6 +278,21 @@ def keyed_runs(
                     logger.warning("skipped: %s; it is %s", text, key)
             runs = kept
         yield batch, runs, number
+
+
+def _cut_at_objects(lines: list[bytes], starts: list[int], keys: RecordKeys, base: int, end: int) -> None:
+    """Cut each line that goes on in the next object, because an object may end without a line feed.
+
+    `starts`: offsets of the lines, from `base` on. `end`: offset after the last line.
+    """
+    whole, index = list(zip(starts, lines, strict=True)), len(lines)
+    for border in reversed(keys.borders(base + starts[0], end)):
+        index = bisect_left(starts, border - base, hi=index)
+        if index == len(starts) or starts[index] != border - base:
+            start, line = whole[index - 1]
+            cut = border - base - start
+            whole[index - 1 : index] = [(start, line[:cut]), (border - base, line[cut:])]
+    starts[:], lines[:] = zip(*whole, strict=True)
 
 
 NO_BATCH = None, None

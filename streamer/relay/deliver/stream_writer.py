@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from streamer.formats.arrow_joiner import ArrowJoiner
 from streamer.formats.join import NotJoinable
+from streamer.formats.line_joiner import LineJoiner
 from streamer.formats.tar_joiner import TarJoiner
 from streamer.relay.deliver.byte_queue import ByteQueue
 from streamer.relay.deliver.object_errors import not_joinable
@@ -101,13 +102,17 @@ class StreamWriter:
         if self._joiner is not None:
             self._joiner.begin()
 
-    def end(self, ref: ObjectRef) -> None:
-        """End an object, all of whose content was written. Raises CorruptObject if it cannot be joined."""
+    async def end(self, ref: ObjectRef) -> None:
+        """End an object, all of whose content was written.
+
+        Raises CorruptObject if it cannot be joined, and ReaderGone.
+        """
         if self._joiner is not None:
             try:
-                self._joiner.end()
+                mark = self._joiner.end()
             except NotJoinable as error:
                 raise not_joinable(ref, error, inflated=self._inflated) from error
+            await self._send([mark])
 
     def prepare(self, ref: ObjectRef, pieces: list[bytes]) -> ByteQueue:
         """Return what is to be written of an object's content, in the thread. Raises CorruptObject."""
@@ -186,4 +191,6 @@ class StreamWriter:
 
 def joiner_of(join: Join, *, resumed: bool) -> Joiner:
     """Return a joiner for one epoch. `resumed`: the reader already has bytes of earlier objects."""
+    if join == "lines":
+        return LineJoiner()
     return TarJoiner() if join == "tar" else ArrowJoiner(resumed=resumed)

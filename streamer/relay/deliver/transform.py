@@ -2,7 +2,7 @@
 
     head of line ─ at most 128 KiB ─▶ Inflation ─ at most 256 KiB ─▶ outlet        (unwrapped)
                               │                 ├▶ spool ─ header, content, padding ─▶ outlet   (wrapped)
-                              └─────────────────┴▶ Joiner ─ without end marks ─▶ outlet         (joined)
+                              └─────────────────┴▶ Joiner ─ other end marks ─▶ outlet           (joined)
 
 Parts are fetched compressed, so parts reserve compressed bytes; of inflated content, one piece is in memory
 at a time. A worker thread inflates (ISA-L and zstd release the GIL) and writes each piece into the FIFO while
@@ -140,7 +140,7 @@ class BodyTransformer:
         if not self._inflate:
             await self.writer.write_content(part.object, [bytes(data)])
             if last:
-                self.writer.end(part.object)
+                await self.writer.end(part.object)
             return
         inflation = self._inflation
         if inflation is None:
@@ -151,7 +151,7 @@ class BodyTransformer:
             inflation.finish()
             if self._spool is not None:
                 await self._spool.deliver(self.writer)
-            self.writer.end(part.object)
+            await self.writer.end(part.object)
             await self._drop_object()
 
     async def settle(self) -> None:
