@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from streamer.formats.borders import STRIDE, BorderScanner
+from streamer.formats.borders import STRIDE, BadRecord, BorderScanner
+from streamer.formats.signatures import LOOKED_AT, recognised
 
 if TYPE_CHECKING:
     from streamer.formats.borders import Block
@@ -26,12 +27,18 @@ class LineScanner(BorderScanner):
         super().__init__(stride=stride)
         self._fresh = True
         """Whether the next byte is the first of a line."""
+        self._head = b""
+        """The object's first bytes, at most `LOOKED_AT`."""
 
     def feed(self, data: Block) -> None:
         if not len(data):
             return
         text, base = bytes(data), self.fed
         self.fed += len(text)
+        if base < LOOKED_AT:
+            self._head += text[: LOOKED_AT - base]
+            if (foreign := recognised(self._head)) is not None:
+                raise BadRecord(f"no line of text begins here: {foreign}", 0)
         if self._fresh:
             self._begin(base)
         # A line end that is the block's last byte begins a line only if further bytes come.

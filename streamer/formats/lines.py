@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from itertools import accumulate
 
+from streamer.errors import CorruptRecord
 from streamer.formats.window import BLOCK_BYTES, RecordReader, Source
 
 LONG = 1024
@@ -15,7 +16,10 @@ LONG = 1024
 
 
 class LineReader(RecordReader):
-    """Reads the lines of a stream. Any bytes are lines, so no line is corrupt or cut by the end."""
+    """Reads the lines of a stream. Any bytes are lines, so no line is corrupt or cut by the end.
+
+    Raises CorruptRecord only if the stream begins as another format does (`streamer.formats.signatures`).
+    """
 
     what = "line"
 
@@ -30,6 +34,9 @@ class LineReader(RecordReader):
         self._searched = 0
 
     def _cut(self) -> list[bytes]:
+        if (foreign := self._foreign()) is not None:
+            self._fault = CorruptRecord(f"the stream does not begin with a line of text: {foreign}")
+            return []
         last = self._buffer.rfind(b"\n", self._start + self._searched, self._end)
         if last < 0:
             self._searched = self._end - self._start

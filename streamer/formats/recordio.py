@@ -5,12 +5,13 @@
 
 Known readers disagree about a record of several parts: AWS's readers concatenate the parts; dmlc's readers
 put the magic back between them, because dmlc's writer cuts records at the magic and drops it. This reader
-concatenates unless `rejoin_magic` is set, for streams of dmlc's writer. The encoder writes only whole
-records, which all readers decode alike.
+concatenates, and logs it once, unless `rejoin_magic` is set, for streams of dmlc's writer
+(`record_format="MXRecordIO"`). The encoder writes only whole records, which all readers decode alike.
 """
 
 from __future__ import annotations
 
+import logging
 import struct
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,8 @@ from streamer.units import counted
 
 if TYPE_CHECKING:
     from streamer.formats.window import Source
+
+logger = logging.getLogger("penstock")
 
 MAGIC = 0xCED7230A
 MAX_PAYLOAD = (1 << 29) - 1
@@ -79,6 +82,8 @@ class RecordIOReader(RecordReader):
         self._joint = _MAGIC_BYTES if rejoin_magic else b""
         self._parts: list[bytes] = []
         """Parts of the incomplete record; empty between records."""
+        self._reported = rejoin_magic
+        """Whether it was logged that parts are concatenated."""
         self._first_part = 0
         """Offset in the stream of the first of these parts."""
 
@@ -152,6 +157,15 @@ class RecordIOReader(RecordReader):
             self._first_part = self._base + start
         self._parts.append(payload)
         if flag == _LAST:
+            if not self._reported:
+                self._reported = True
+                logger.warning(
+                    "the parts of the %s at offset %d of the stream are concatenated, as AWS's readers do; "
+                    "if MXNet's or dmlc's writer made it, four bytes between them are missing: read it with "
+                    "record_format='MXRecordIO'",
+                    self.what,
+                    self._first_part,
+                )
             batch.append(self._joint.join(self._parts))
             if self.starts is not None:
                 self.starts.append(self._first_part)

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from streamer.errors import CorruptRecord, CutRecord, StreamError
 from streamer.formats.ahead import LARGE, LARGEST, REPEATED, DataAhead, Frame, joined
+from streamer.formats.signatures import LOOKED_AT, recognised
 from streamer.units import counted
 
 if TYPE_CHECKING:
@@ -240,7 +241,15 @@ class RecordReader(ABC):
             )
         return []
 
+    def _foreign(self) -> str | None:
+        """Return what the stream is, if it begins as another format; None after its first bytes."""
+        if self.offset:
+            return None
+        return recognised(bytes(self._view[: min(self._end, LOOKED_AT)]))
+
     def _corrupt(self, offset: int, why: str) -> CorruptRecord:
+        if offset == 0 and (foreign := self._foreign()) is not None:
+            why = f"{why}; {foreign}"
         return CorruptRecord(f"{self.what} at offset {offset} of the stream: {why}")
 
     def _fill(self) -> int | None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from streamer.errors import CorruptRecord, CutRecord
+from streamer.formats.signatures import LOOKED_AT, recognised
 from streamer.readers.core.record_names import KeyRun, Named, named
 from streamer.readers.core.skipping import SkippedRecord
 from streamer.units import counted
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from streamer.readers.core.record_keys import RecordKeys
     from streamer.readers.core.record_names import RecordKey
 
+LEAST_LOOKED_AT = 64
+"""Least number of tokens that show a wrong width."""
 ARRAY_BYTES = 1 << 20
 """Bytes of an array, if a batch is not larger: small reads cost more CPU time than the bytes do."""
 _DTYPES = {name: np.dtype(name).newbyteorder("<") for name in ("uint16", "uint32", "int32")}
@@ -55,6 +58,11 @@ class BlockLayout:
     def __post_init__(self) -> None:
         if self.dtype not in _DTYPES:
             raise ValueError(f"the type of a token is {self.dtype!r}: write {', '.join(_DTYPES)}")
+        if self.vocabulary is not None and self.vocabulary - 1 > np.iinfo(self.dtype).max:
+            raise ValueError(
+                f"{self.dtype} has no {self.vocabulary} tokens: the objects have a wider type, or the "
+                "vocabulary is smaller"
+            )
         for name in ("length", "batch_size", "vocabulary"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -129,6 +137,8 @@ class TokenBlocks:
             blocks = max(0, have - extra) // step
             if not ended or layout.drop_remainder:
                 blocks -= blocks % batch
+            if not self._origin + self.offset:
+                self._check_begin(tokens, bytes(view[: min(have, LOOKED_AT)]), have // dtype.itemsize)
             rest = bytes(view[blocks * step : have])
             array, fault = layout.blocks(tokens, blocks), None
             bad = self._bad_blocks(tokens, blocks)
@@ -145,6 +155,22 @@ class TokenBlocks:
             if fault is not None:
                 raise fault
         self._finish(len(rest), dtype.itemsize)
+
+    def _check_begin(self, tokens: NDArray[Any], first: bytes, count: int) -> None:
+        """Raise CorruptRecord if an epoch begins with a header, or with tokens of a wider type.
+
+        Tokens of twice the width are pairs of a token and its upper half, none of which is beyond the
+        vocabulary if all upper halves are 0.
+        """
+        if (foreign := recognised(first)) is not None:
+            raise CorruptRecord(f"the stream does not begin with tokens: {foreign}")
+        if self._layout.vocabulary is None or count < LEAST_LOOKED_AT:
+            return
+        if not tokens[1:count:2].any() and tokens[0:count:2].any():
+            raise CorruptRecord(
+                f"every second one of the first {count} tokens is 0: the objects have tokens of a wider type "
+                f"than {self._layout.dtype}"
+            )
 
     def _bad_blocks(self, tokens: NDArray[Any], blocks: int) -> dict[int, str]:
         """Return, for each block with a token beyond the vocabulary, why it is corrupt."""

@@ -11,7 +11,7 @@ from abc import ABCMeta
 from typing import Any, NoReturn
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from streamer.errors import CorruptRecord, TruncatedStream
@@ -19,6 +19,7 @@ from streamer.formats import crc, recordio, tfrecord
 from streamer.formats.fixed import FixedReader
 from streamer.formats.lines import LineReader
 from streamer.formats.recordio import RecordIOReader
+from streamer.formats.signatures import LOOKED_AT, recognised
 from streamer.formats.tfrecord import TFRecordReader
 from tests.kit.pieces import Pieces
 
@@ -313,8 +314,9 @@ def test_lines(data: bytes, lines: list[bytes], block: int) -> None:
     st.lists(st.binary(max_size=60).map(lambda line: line.replace(b"\n", b" ")), max_size=20), sizes, blocks
 )
 def test_lines_round_trip(lines: list[bytes], pieces: list[int], block: int) -> None:
-    stream = Pieces(b"".join(line + b"\n" for line in lines), pieces)
-    assert list(LineReader(stream, block_bytes=block)) == lines
+    data = b"".join(line + b"\n" for line in lines)
+    assume(recognised(data[:LOOKED_AT]) is None)  # refused: tests/readers/test_foreign_formats.py
+    assert list(LineReader(Pieces(data, pieces), block_bytes=block)) == lines
 
 
 def test_long_and_short_lines_alternate() -> None:
@@ -460,7 +462,7 @@ def cut_recordio(record: Any) -> bytes:
 HANDED = {
     TFRecordReader: tfrecord.encode,
     RecordIOReader: cut_recordio,
-    LineReader: lambda line: line.replace(b"\n", b"-") + b"\n",
+    LineReader: lambda line: b"." + line.replace(b"\n", b"-") + b"\n",  # begins as no other format
 }
 
 

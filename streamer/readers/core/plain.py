@@ -46,7 +46,9 @@ if TYPE_CHECKING:
     from streamer.readers.core.skipping import SkipPolicy
     from streamer.readers.core.stream import PipeStream
 
-RECORD_FORMATS = ("RecordIO", "TFRecord", "TextLine")
+MXRECORDIO = "MXRecordIO"
+"""RecordIO whose writer, MXNet's or dmlc's, drops the magic number where it cuts a record at it."""
+RECORD_FORMATS = ("RecordIO", MXRECORDIO, "TFRecord", "TextLine")
 FIXED = "fixed:"
 """Begin of the format of records without a frame; the number of bytes of each follows."""
 
@@ -77,7 +79,9 @@ def open_channel(
 class PipeReader(ChannelReader):
     """The records of a channel. Each `iter()` or `batches()` reads the next epoch.
 
-    `record_format`: 'RecordIO', 'TFRecord', 'TextLine', or 'fixed:BYTES' for records of so many bytes.
+    `record_format`: 'RecordIO', 'MXRecordIO' (RecordIO of MXNet's writer, whose records of several parts get
+    the magic number back between these), 'TFRecord', 'TextLine', or 'fixed:BYTES' for records of so many
+    bytes.
     `epoch`: the first epoch, from which this object counts; None for the next epoch of the state file.
     `skip`: corrupt records and objects that may be left out (`SkipPolicy`); `skipped` counts them.
     Directories as in `open_channel`.
@@ -190,8 +194,8 @@ def record_reader(source: Source, record_format: str) -> RecordReader:
     keep_memory()
     if record_format == "TFRecord":
         return TFRecordReader(source)
-    if record_format == "RecordIO":
-        return RecordIOReader(source)
+    if record_format in {"RecordIO", MXRECORDIO}:
+        return RecordIOReader(source, rejoin_magic=record_format == MXRECORDIO)
     if record_format.startswith(FIXED):
         return FixedReader(source, RecordFormat.parse(record_format).size)
     return LineReader(source)

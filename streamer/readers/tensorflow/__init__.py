@@ -73,12 +73,12 @@ an executor (by `__del__`), run a step, return a shape's length and encode a fai
 class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publishes no types
     """The records of a Pipe channel, each a scalar `tf.string`; every iterator reads the next epoch.
 
-    The arguments are the incumbent's (contract §6.1). `record_format`: 'RecordIO', 'TFRecord' or
-    'TextLine'. `state_dir`, `pipe_dir`, `config_dir` default to `pipe_state`, `input/data` and
-    `input/config` below `$SAGEMAKER_BASE_DIR` (default /opt/ml). `benchmark` prints time and throughput of
-    an iterator at its end. `benchmark_records_interval`, if not 0, prints the number of records at every
-    multiple of the interval, with time and bytes since the last print (the incumbent prints those of one
-    record). A block's time is divided equally among its records. `max_corrupted_records_to_skip`, for
+    The arguments are the incumbent's (contract §6.1). `record_format`: 'RecordIO', 'TFRecord', 'TextLine', or
+    an extension: 'MXRecordIO', 'fixed:BYTES'. `state_dir`, `pipe_dir`, `config_dir` default to `pipe_state`,
+    `input/data` and `input/config` below `$SAGEMAKER_BASE_DIR` (default /opt/ml). `benchmark` prints time and
+    throughput of an iterator at its end. `benchmark_records_interval`, if not 0, prints the number of records
+    at every multiple of the interval, with time and bytes since the last print (the incumbent prints those of
+    one record). A block's time is divided equally among its records. `max_corrupted_records_to_skip`, for
     TFRecord only: number of successive records that may fail their data CRC and be left out; `skipped` has
     their number and positions.
 

@@ -59,7 +59,8 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
     """The records of one or several Pipe channels; each pass reads the next epoch of every channel.
 
     `channel`: one name, or several, which are divided among ranks and workers (see the module).
-    `record_format`: 'RecordIO', 'TFRecord', 'TextLine' or 'fixed:BYTES', whose records are `bytes`, or
+    `record_format`: 'RecordIO', 'MXRecordIO', 'TFRecord', 'TextLine' or 'fixed:BYTES', whose records are
+    `bytes`, or
     'WebDataset', whose records are dicts from field to bytes, and `__key__`. `attributes`: number of records
     of a sample; with 2 or more samples are tuples (augmented manifests). `batch_size`: elements are lists of
     so many samples; an epoch's last batch is shorter, or left out with `drop_remainder`. Set it here, and
