@@ -103,6 +103,8 @@ class Download:
                 data = stack.enter_context(Directory.at(self._data))
             directory = stack.enter_context(contextlib.closing(DownloadDirectory(data, self._channel)))
             if await in_thread(directory.has, plan):
+                with _local_errors():  # a kill may have left them
+                    await in_thread(directory.tidy)
                 self._complete = True
                 return False
             with _local_errors():

@@ -223,8 +223,12 @@ class DownloadDirectory:
         status = data.status(self._target)
         if status is None or not os.path.samestat(status, os.fstat(tree.fd)):
             raise _changed(os.path.join(data.path, self._target))
-        data.remove(self._begun)
-        data.remove_tree(self._part)
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Remove what a published directory does not need, such as one that it replaced. Raises OSError."""
+        self._data.remove(self._begun)
+        self._data.remove_tree(self._part)
 
 
 def _changed(path: str) -> SinkError:
