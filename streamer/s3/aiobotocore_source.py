@@ -21,9 +21,9 @@ from streamer.errors import ErrorContext, SourceError, Truncated
 from streamer.plan import is_modified
 from streamer.s3.client.credentials import RenewableCredentials, renewing
 from streamer.s3.client.faults import escaped_id, map_errors, of_listed
+from streamer.s3.client.final_answers import confirmed
 from streamer.s3.client.stall import within_stall
-from streamer.s3.client.verdicts import confirmed
-from streamer.s3.ranges import check_header, suggest_omission
+from streamer.s3.ranges import check_header, content_encoding, suggest_omission, transformation
 from streamer.units import KIB, counted
 
 if TYPE_CHECKING:
@@ -89,7 +89,10 @@ class AiobotocoreSource:
                 stream.close()
                 raise
             length = part.end - request.first
-            return AiobotocoreBody(stream, length, context, stall_timeout=self._stall_timeout)
+            body = AiobotocoreBody(stream, length, context, stall_timeout=self._stall_timeout)
+            if content_encoding(metadata["HTTPHeaders"]):
+                body.doubt = transformation(metadata["HTTPHeaders"], response.get("ContentLength"))
+            return body
 
 
 class AiobotocoreBody:
@@ -99,6 +102,8 @@ class AiobotocoreBody:
 
     def __init__(self, stream: Any, length: int, context: ErrorContext, *, stall_timeout: float) -> None:
         self.left = length
+        self.doubt = ""
+        """Text to add to an error of the body."""
         self._stream = stream
         self._to_read = length
         self._context = context
@@ -171,6 +176,7 @@ class AiobotocoreBody:
             with map_errors(self._context):
                 await self._read()
         except SourceError as error:
+            error.message += self.doubt
             self._failure = error
             self._wake()
             raise

@@ -37,7 +37,7 @@ from streamer.errors import (
 from streamer.plan.validators import described, is_modified, validator_of
 from streamer.s3.client.credentials import RenewableCredentials, renewing
 from streamer.s3.client.faults import map_errors, of_listed
-from streamer.s3.client.verdicts import confirmed
+from streamer.s3.client.final_answers import confirmed
 from streamer.s3.ranges import check_version
 from streamer.secrets import quoted
 

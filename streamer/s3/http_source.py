@@ -26,8 +26,8 @@ from streamer.s3.client.faults import (
     error_from_response,
     escaped_id,
 )
+from streamer.s3.client.final_answers import is_final
 from streamer.s3.client.session import certificate_file
-from streamer.s3.client.verdicts import is_verdict
 from streamer.s3.fallback import Fallback, LeftToAiobotocore
 from streamer.s3.http.client import HttpClient, Response
 from streamer.s3.http.response import ResponseHeader
@@ -173,7 +173,7 @@ class HttpSource:
                 except SourceError as failure:
                     response.end(reuse=False)
                     error = failure
-                if not (response.reused and is_verdict(error)):
+                if not (response.reused and is_final(error)):
                     break
             raise error
 

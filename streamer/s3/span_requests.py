@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from streamer.errors import ErrorContext, SourceError, Transient
 from streamer.s3.client.faults import broken, not_understood
-from streamer.s3.client.verdicts import is_verdict
+from streamer.s3.client.final_answers import is_final
 from streamer.s3.fallback import LeftToAiobotocore
 from streamer.s3.http.body import CLOCK_RESOLUTION
 from streamer.s3.http.client import Response, write_request
@@ -244,7 +244,7 @@ class SpanRequests:
         if isinstance(error, LeftToAiobotocore):
             self.left = error if index == self._first else self.left
             error = Transient("aiobotocore must fetch this part", get.context)
-        elif get.response.reused and is_verdict(error):
+        elif get.response.reused and is_final(error):
             self._begin(index, fresh=True)
             return
         else:
@@ -254,13 +254,13 @@ class SpanRequests:
     def _lose(self, index: int, error: SourceError) -> None:
         """Close a connection. Send its request again if the server had closed it while it was idle.
 
-        Do so also after a verdict on a connection that was used before, which a fresh one must confirm.
+        Do so also after a final answer on a connection that was used before (`final_answers`).
         """
         get = self._gets.pop(index)
         get.close()
         if isinstance(error, Transient) and get.response.reused and not get.response.begun:
             self._begin(index)
-        elif get.response.reused and is_verdict(error):
+        elif get.response.reused and is_final(error):
             self._begin(index, fresh=True)
         else:
             self._report.add_error(error)

@@ -156,7 +156,7 @@ OWN = pytest.mark.parametrize("own", [True, False], ids=["http", "aiobotocore"])
 async def test_the_rest_of_a_manifest_is_of_the_same_version(
     own: bool, second: bytes, error: type[SourceError], words: str
 ) -> None:
-    """The first response breaks off after a line. A verdict is asked for twice."""
+    """The first response breaks off after a line. A final answer is asked for twice."""
     replies = [answer(200, LINES, ETag='"e"')[:-14], second, second]
     with raw_server(lambda _: replies.pop(0)) as server:
         async with clients_of(server) as clients:

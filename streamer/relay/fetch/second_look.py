@@ -68,9 +68,9 @@ async def explained(error: SourceChanged, ref: ObjectRef, plan: Plan, source: Ra
 
 
 def _reason(error: SourceChanged) -> str:
-    """Return the end of the error's text: what the response says, without the verdict before it."""
-    verdict, found, reason = error.message.partition(" after it was listed")
-    return reason if reason.startswith(" (") else f"; {reason.lstrip(': ') if found else verdict}"
+    """Return the end of the error's text: what the response says, without the conclusion from it."""
+    whole, found, reason = error.message.partition(" after it was listed")
+    return reason if reason.startswith(" (") else f"; {reason.lstrip(': ') if found else whole}"
 
 
 def spellings(key: str) -> list[str]:

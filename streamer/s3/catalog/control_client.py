@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from streamer.errors import ErrorContext
-from streamer.s3.client.verdicts import VERDICTS
+from streamer.s3.client.final_answers import FINAL_STATUSES
 from streamer.s3.http.client import HttpClient, Response
 from streamer.s3.http_source import tls_context, why_not
 from streamer.s3.signing.requests import RangeSigner
@@ -54,7 +54,7 @@ class ControlClient:
     ) -> Response:
         """Count and send a request; return its response. `operation`: S3's name of it. Raises SourceError.
 
-        A verdict on a connection that was used before is asked for once more, on a fresh one (`verdicts`).
+        After a final answer on a used connection, it is sent again on a fresh one (`final_answers`).
         """
         clients = self._clients
         if self._http is None:
@@ -62,7 +62,7 @@ class ControlClient:
             self._http = HttpClient(tls, stall_timeout=clients.stall_timeout)
         clients.request_counts[operation] += 1
         response = await self._http.send(endpoint, context, request)
-        if response.reused and response.header.status in VERDICTS:
+        if response.reused and response.header.status in FINAL_STATUSES:
             response.end(reuse=False)
             clients.request_counts[operation] += 1
             response = await self._http.send(endpoint, context, request, fresh=True)

@@ -37,7 +37,7 @@ from itertools import islice, pairwise
 from operator import attrgetter, lt
 from typing import TYPE_CHECKING
 
-from streamer.errors import BadAnswer, ErrorContext, OutOfOrder
+from streamer.errors import BadAnswer, ErrorContext, Missing, OutOfOrder
 from streamer.linux import release_free_memory
 from streamer.s3.catalog.key_ranges import KeyRange, KeySpace, spread
 from streamer.s3.catalog.prefix_pages import Cursor
@@ -233,7 +233,7 @@ class RangeLister:
         try:
             # No variable refers to a page while the next one is awaited: 32 pages take 7 MB.
             self._take(listing, await self._pages.page(listing.cursor))
-        except BadAnswer as error:
+        except (BadAnswer, Missing) as error:  # some servers answer 404 where nothing is left
             if not begins or isinstance(error, OutOfOrder):
                 raise
             self._refuse(listing)

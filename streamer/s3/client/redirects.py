@@ -28,7 +28,7 @@ from aiobotocore.httpsession import AIOHTTPSession
 from streamer.errors import ErrorContext, Transient, WrongEndpoint
 from streamer.linux import is_ready
 from streamer.s3.client.faults import REGION, escaped_id
-from streamer.s3.client.verdicts import VERDICTS, fresh, on_fresh_connection, reused
+from streamer.s3.client.final_answers import FINAL_STATUSES, fresh, on_fresh_connection, reused
 from streamer.secrets import quoted
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class PinnedSession(UnfollowingSession):
 
     async def send(self, request: Any) -> Any:
         response = await super().send(request)
-        if response.status_code in VERDICTS and request.method in ("GET", "HEAD") and reused.get():
+        if response.status_code in FINAL_STATUSES and request.method in ("GET", "HEAD") and reused.get():
             response.raw.close()
             with on_fresh_connection():
                 response = await super().send(request)

@@ -1,4 +1,4 @@
-"""Responses that belong to another request: no verdict counts unless a fresh connection brings it too."""
+"""Responses that belong to another request: a final answer counts once a fresh connection brings it too."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def other_size(answer: Answer) -> web.StreamResponse:
     return await with_headers(Content_Range=content_range)(answer)
 
 
-VERDICTS = {
+ANSWERS = {
     "deleted": fails(404, "NoSuchKey"),
     "denied": fails(403, "AccessDenied"),
     "replaced": fails(412, "PreconditionFailed"),
@@ -43,10 +43,10 @@ VERDICTS = {
 
 
 class Stray:
-    """Answers with `verdict` on each connection that has carried a request, and rightly on a fresh one."""
+    """Answers with `wrong` on each connection that has carried a request, and rightly on a fresh one."""
 
-    def __init__(self, verdict: Fault) -> None:
-        self.verdict = verdict
+    def __init__(self, wrong: Fault) -> None:
+        self.wrong = wrong
         self.count = 0
         self._used: WeakSet[asyncio.Transport] = WeakSet()
 
@@ -60,32 +60,32 @@ class Stray:
 
     async def __call__(self, answer: Answer) -> web.StreamResponse:
         if self.used(answer.request):
-            return await self.verdict(answer)
+            return await self.wrong(answer)
         return web.Response(status=answer.status, body=answer.body, headers=answer.headers)
 
 
-@pytest.mark.parametrize("verdict", VERDICTS)
+@pytest.mark.parametrize("wrong", ANSWERS)
 @pytest.mark.parametrize("sizes", [[60_000] * 12, [700] * 40], ids=["parts", "spans"])
-async def test_no_verdict_of_a_used_connection_is_final(
-    run: RunChannel, stub: S3Stub, tmp_path: Path, verdict: str, sizes: list[int]
+async def test_no_answer_of_a_used_connection_is_final(
+    run: RunChannel, stub: S3Stub, tmp_path: Path, wrong: str, sizes: list[int]
 ) -> None:
-    truth, stray = fill(stub, sizes), Stray(VERDICTS[verdict])
+    truth, stray = fill(stub, sizes), Stray(ANSWERS[wrong])
     stub.weather = lambda _name, _start, _size: stray
     async with run(stub, tmp_path, requests_in_flight=2) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
     assert stray.count
 
 
-@pytest.mark.parametrize("verdict", VERDICTS)
-async def test_the_same_answer_on_a_fresh_connection_is_the_verdict(
-    run: RunChannel, stub: S3Stub, tmp_path: Path, verdict: str
+@pytest.mark.parametrize("wrong", ANSWERS)
+async def test_the_same_answer_on_a_fresh_connection_is_final(
+    run: RunChannel, stub: S3Stub, tmp_path: Path, wrong: str
 ) -> None:
     """After one more request and, for what may be wrong with the listing, a look at another object."""
     fill(stub, [60_000] * 4)
-    stub.weather = lambda name, _start, _size: VERDICTS[verdict] if name.endswith("2") else None
+    stub.weather = lambda name, _start, _size: ANSWERS[wrong] if name.endswith("2") else None
     async with run(stub, tmp_path, requests_in_flight=1) as running:
         found = await failure(running)
-    assert isinstance(found, Denied if verdict == "denied" else SourceChanged)
+    assert isinstance(found, Denied if wrong == "denied" else SourceChanged)
     assert sum(seen.key.endswith("2") for seen in stub.seen) <= 4
 
 
@@ -94,10 +94,10 @@ async def test_the_same_answer_on_a_fresh_connection_is_the_verdict(
 async def test_nor_is_that_of_a_head(stub: S3Stub, status: int, *, by_aiobotocore: bool) -> None:
     fill(stub, [10, 20, 30])
 
-    async def verdict(_: Answer) -> web.StreamResponse:
+    async def wrong(_: Answer) -> web.StreamResponse:
         return web.Response(status=status)
 
-    stray = Stray(verdict)
+    stray = Stray(wrong)
     for key in range(3):
         stub.script_head(*[stray] * 9, key=f"b/data/{key:04d}")
     async with (
@@ -109,7 +109,7 @@ async def test_nor_is_that_of_a_head(stub: S3Stub, status: int, *, by_aiobotocor
         assert stray.count == 2  # each fresh connection is used by the next HEAD
         for key in range(3):
             stub.head_faults[f"b/data/{key:04d}"].clear()
-            stub.script_head(verdict, verdict, key=f"b/data/{key:04d}")
+            stub.script_head(wrong, wrong, key=f"b/data/{key:04d}")
         with pytest.raises(Missing if status == 404 else Denied):
             await inspector.stat("b", "data/0000")
 

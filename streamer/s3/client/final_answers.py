@@ -1,11 +1,11 @@
-"""Verdicts: responses that are final, once a fresh connection has brought them.
+"""Final answers (denied, missing, deleted, replaced), which count once a fresh connection has brought them.
 
 A response on a connection that was used before may belong to an earlier request: a late copy, or a refusal
-that a proxy sends unasked. So a verdict on such a connection is asked for once more, on a fresh one, and the
-same answer there counts.
+that a proxy sends unasked. So a request that gets a final answer on such a connection is sent once more, on a
+fresh one, and the same answer there counts.
 
-    our own client    `Response.reused`; parts ask again by `is_verdict`, control requests by `VERDICTS`
-    aiobotocore       its session notes `reused` and heeds `fresh` (`redirects`); asks again by `VERDICTS`
+    our own client    `Response.reused`; parts ask again by `is_final`, control requests by `FINAL_STATUSES`
+    aiobotocore       its session (`redirects`) sets `reused`, reads `fresh`, asks again by `FINAL_STATUSES`
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
 T = TypeVar("T")
-VERDICTS = (401, 403, 404, 412, 416)
-"""Statuses of verdicts."""
+FINAL_STATUSES = (401, 403, 404, 412, 416)
+"""Statuses of final answers."""
 fresh: ContextVar[bool] = ContextVar("fresh", default=False)
 """Whether aiobotocore's requests of the task need connections that have carried no request."""
 reused: ContextVar[bool] = ContextVar("reused", default=False)
 """Whether the connection of the task's last request by aiobotocore had carried another one before."""
 
 
-def is_verdict(error: SourceError) -> bool:
+def is_final(error: SourceError) -> bool:
     """Return whether the error is final: denied, missing, deleted, replaced."""
     return isinstance(error, (Denied, Missing, SourceChanged)) and not error.retryable
 
