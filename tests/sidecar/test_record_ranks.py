@@ -193,6 +193,59 @@ def test_a_reader_stops_before_the_record_that_the_index_lacks(
             next(records)
 
 
+WORKERS = """
+import json, sys
+from torch.utils.data import DataLoader
+from streamer.readers import rank_channels
+from streamer.readers.torch import PipeIterableDataset
+
+def numbers(records):
+    return [int(record.split(b"/")[0]) for record in records]
+
+dataset = PipeIterableDataset(rank_channels("train"), "TFRecord", batch_size=6, decode=numbers)
+loader = DataLoader(dataset, batch_size=None, num_workers=int(sys.argv[1]))
+with open(sys.argv[2], "w") as file:
+    json.dump(list(loader), file)
+"""
+"""Writes the batches of a process to a file."""
+
+
+@pytest.mark.parametrize(
+    ("hosts", "processes", "workers", "right"), [(1, 2, 2, True), (2, 1, 1, True), (2, 1, 2, False)]
+)
+def test_workers_of_several_hosts_are_refused(
+    stub: S3Stub, tmp_path: Path, hosts: int, processes: int, workers: int, *, right: bool
+) -> None:
+    """The sidecar deals ranks host by host, so another host's second worker would come too late."""
+    pytest.importorskip("torch")
+    stub.objects["b/train/0"] = b"".join(tfrecord.encode(b"%d/" % number) for number in range(96))
+    document = divided(stub, tmp_path, Count=processes * workers, Batch=6, Fetch="auto")
+    source = document["InputDataConfig"][0]["DataSource"]["S3DataSource"]
+    source["S3DataDistributionType"] = "ShardedByS3Key"
+    del document["Penstock"]["BaseDirectory"]
+    path = write_job(tmp_path / "job.yaml", document)
+    index(path, tmp_path)
+    errors, loaders = "", []
+    for host in range(hosts):
+        program = [shlex.join([sys.executable, "-c", WORKERS, str(workers)])]
+        program += [f"{tmp_path}/{host}-$LOCAL_RANK"]
+        start = f"export LOCAL_WORLD_SIZE={processes}; pids=; for LOCAL_RANK in {{0..{processes - 1}}}; do "
+        start += f'export LOCAL_RANK; {" ".join(program)} & pids="$pids $!"; done; '
+        start += "for pid in $pids; do wait $pid || exit 1; done"
+        flags = ["--host-count", str(hosts), "--host-index", str(host)]
+        done = penstock("exec", "-c", path, *flags, "--", "bash", "-c", start)
+        assert (done.returncode == 0) is right, done.stderr
+        errors += done.stderr
+        if right:
+            loaders += [json.loads((tmp_path / f"{host}-{each}").read_text()) for each in range(processes)]
+    if right:
+        steps = [sorted(number for batch in step for number in batch) for step in zip(*loaders, strict=True)]
+        assert steps == [[*range(at, at + 12)] for at in range(0, 96, 12)]
+    else:
+        assert "DataLoader workers of several hosts would change the batches" in errors
+        assert not [each for each in tmp_path.glob("?-?") if each.stat().st_size]
+
+
 EVALUATION = """
 import hashlib, json, sys
 from streamer.readers import PipeReader

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from streamer.errors import ChannelError
 from streamer.readers.core.config import channels_in, check_channel, directories
-from streamer.trailer import rank_channel_name
+from streamer.trailer import channel_of_rank, rank_channel_name
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from streamer.readers.core.rank_steps import RankSteps
 
 
 def rank_channel(channel: str, index: int) -> str:
@@ -29,3 +37,20 @@ def rank_channels(channel: str, *, config_dir: str | None = None) -> list[str]:
     for name in ranks or [channel]:
         check_channel(name, config_dir)
     return ranks or [channel]
+
+
+def check_one_host(rank: RankSteps | None, channels: Sequence[str], config_dir: str) -> None:
+    """Raise ChannelError if workers of several hosts would change the batches of the optimizer.
+
+    The ranks of a global batch are numbered host by host, and a loader takes a batch of each of its workers
+    in turn. Copies of ranks, of which a host has more FIFOs than ranks, may pass. `rank`: steps of the FIFO
+    that a worker has opened. `channels`: those of its process.
+    """
+    if rank is None or sum(channel_of_rank(name) == rank.channel for name in channels) < 2:
+        return
+    if rank.ranks > (here := len(rank_channels(rank.channel, config_dir=config_dir))):
+        raise ChannelError(
+            "DataLoader workers of several hosts would change the batches of the optimizer: "
+            f"{rank.ranks} ranks share {rank.channel} by record, {here} of them on this host; set "
+            "Ranks.Count to the number of processes of a host, and num_workers=1"
+        )

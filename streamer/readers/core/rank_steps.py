@@ -40,6 +40,11 @@ class RankSteps:
         first, padding = trailer.records_skipped, trailer.padding
         return cls(channel, trailer.steps, records, first, trailer.order, padding)
 
+    @property
+    def ranks(self) -> int:
+        """Number of ranks of all hosts; 0 if the trailer does not have it."""
+        return int(self.order.get("global_batch", 0)) // self.records
+
     def padding_of(self, first: int, end: int) -> int:
         """Return how many of the records `first` up to `end` of the epoch are padding; they are the last."""
         return max(0, min(end - first, end + self.padding - self.steps * self.records))

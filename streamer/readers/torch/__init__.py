@@ -132,7 +132,7 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
         self._spec = source.spec
         self._paths = source.paths
         self.record_format = self._spec.record_format
-        self.channels = _channels_of(channel, *(share or _local_rank()))
+        self.channels = source.channels = _channels_of(channel, *(share or _local_rank()))
         for name in self.channels:
             check_if_configured(name, self._paths.config)
         self.skipped = source.skipped

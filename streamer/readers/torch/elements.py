@@ -19,6 +19,7 @@ from streamer.readers.core.keys_and_skips import KeysAndSkips, placed_lists
 from streamer.readers.core.memory import keep_memory
 from streamer.readers.core.plain import check_format, record_reader
 from streamer.readers.core.position import StartPosition
+from streamer.readers.core.rank_channels import check_one_host
 from streamer.readers.core.rank_steps import RankSteps, step_records
 from streamer.readers.core.record_count import RecordCount
 from streamer.readers.core.record_keys import NO_BATCH
@@ -44,7 +45,7 @@ from streamer.readers.torch.workers import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from streamer.formats.window import RecordReader, Source
     from streamer.readers.core.config import Directories
@@ -141,6 +142,8 @@ class ElementSource:
         self.skipped = self._keys_and_skips.skipped
         """What `skip` has left out in this process so far."""
         self.paths = paths
+        self.channels: Sequence[str] = ()
+        """Channels of this process."""
         self._timeout = timeout
 
     def epochs(self, channel: str) -> ChannelEpochs:
@@ -212,6 +215,9 @@ class ElementSource:
             stack.enter_context(contextlib.suppress(ParentExited))
             stream = stack.enter_context(self.epochs(channel).next_stream())
             position = reach_start(stream, channel, saved.start if saved else None, check=check)
+            info = get_worker_info()
+            if info is not None and info.num_workers > 1:
+                check_one_host(RankSteps.of(stream.trailer), self.channels, self.paths.config)
             base, number = position.offset, position.records - position.skip
             keys, skips = stack.enter_context(
                 self._keys_and_skips.epoch(stream, channel, offset=base, number=position.number)
