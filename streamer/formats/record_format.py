@@ -32,8 +32,6 @@ _SCANNERS: dict[Kind, Callable[[int], BorderScanner]] = {
     "tar": lambda stride: TarScanner(stride=stride),
 }
 _HEADER_BYTES = {"TFRecord": tfrecord.HEADER_BYTES, "RecordIO": recordio.HEADER.size, "tar": tar.BLOCK}
-_WHOLE_KINDS = ("lines", "tar")
-"""Kinds of which no header states the length of a record."""
 WHOLE = 64 * KIB
 """Most bytes that are looked at whole, if no header states the length of a record."""
 
@@ -79,7 +77,7 @@ class RecordFormat:
         if self.kind == "fixed":
             return begin, begin
         first = max(0, begin - 1) if self.kind == "lines" else begin
-        if self.kind in _WHOLE_KINDS and end - begin <= WHOLE:
+        if self.kind in ("lines", "tar") and end - begin <= WHOLE:
             return first, end
         return first, min(end, begin + _HEADER_BYTES.get(self.kind, 0))
 
@@ -88,22 +86,24 @@ class RecordFormat:
         size = end - begin
         if self.kind == "fixed":
             return "" if size == records * self.size else _other_number(records)
-        if self.kind == "lines" and begin:
-            if data[:1] != b"\n":
+        if self.kind == "lines":
+            if begin and data[:1] != b"\n":
                 return "no line begins here: the byte before it ends none"
-            data = data[1:]
+            text = data[1:] if begin else data
+            lines = text.count(b"\n", 0, -1) + 1 if text else 0  # a scanner refuses what begins no object
+            return "" if lines == records or len(text) != size else _other_number(records)
         scanner, whole = self.scanner(stride=1), len(data) == size
         try:
             if self.kind == "tar":  # the scanner accepts an end mark too
                 tar.read_header(data[: tar.BLOCK])
             scanner.feed(data)
-            if whole and self.kind in _WHOLE_KINDS:
+            if whole and self.kind == "tar":
                 scanner.finish()
         except BadRecord as error:
             return str(error)
         except ValueError as error:
             return f"no tar member begins here: {error}"
-        if self.kind in _WHOLE_KINDS:
+        if self.kind == "tar":
             fits = scanner.records == records or not whole
         elif not scanner.records:
             return f"no {self.kind} begins here: the object ends before its header does"
