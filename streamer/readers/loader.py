@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, IterableDataset, default_collate, default_convert
 
+from streamer.readers.torch import BATCHED_TWICE
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
@@ -28,6 +30,7 @@ class ResumableLoader(DataLoader[Any]):  # type: ignore[misc] # torch is not fol
 
     Takes the arguments of DataLoader; `batch_size` is None by default, since the dataset makes batches. Only
     one loop may run at a time. Records that `drop_last` leaves out count as received when the loop ends.
+    Raises ValueError if it would make batches of batches.
     """
 
     def __init__(
@@ -38,6 +41,8 @@ class ResumableLoader(DataLoader[Any]):  # type: ignore[misc] # torch is not fol
         collate_fn: Callable[[Any], Any] | None = None,
         **options: Any,
     ) -> None:
+        if dataset.batch_size is not None and batch_size is not None and collate_fn is None:
+            raise ValueError(BATCHED_TWICE.format(dataset.batch_size))
         collate = collate_fn or (default_convert if batch_size is None else default_collate)
         super().__init__(
             _WithOrigins(dataset),

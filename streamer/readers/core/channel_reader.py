@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from streamer.readers.core.config import check_if_configured
 from streamer.readers.core.epochs import ChannelEpochs
 from streamer.readers.core.position import ReaderPosition, StartPosition
+from streamer.readers.core.wrappers import check_wrappers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,6 +32,7 @@ class ChannelReader:
     def __init__(self, channel: str, paths: Directories, *, epoch: int | None, timeout: float) -> None:
         self.channel = channel
         check_if_configured(channel, paths.config)
+        self._config_dir = paths.config
         self._epochs = ChannelEpochs(channel, paths, epoch=epoch, timeout=timeout)
         self._position: ReaderPosition | None = None
         """Position in the epoch that was begun last."""
@@ -89,7 +91,11 @@ class ChannelReader:
         self._start, self._tried = StartPosition(position, anyway), False
 
     def next_stream(self) -> PipeStream:
-        """Take the next epoch, or that of the start, and return its stream, not yet open."""
+        """Take the next epoch, or that of the start, and return its stream, not yet open.
+
+        Raises ChannelError as `check_wrappers`.
+        """
+        check_wrappers([self.channel], self._config_dir)
         if self._start is not None and self._tried:  # that iteration failed before the start
             self._epochs.seek(self._start.position.epoch)
         self._tried = True

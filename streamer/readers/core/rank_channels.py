@@ -21,6 +21,13 @@ def rank_channel(channel: str, index: int) -> str:
     return rank_channel_name(channel, index)
 
 
+def is_rank_channel(name: str, config_dir: str) -> bool:
+    """Return whether a channel is one of several rank FIFOs. Raises PipeModeDatasetException."""
+    channel, _, rank = name.rpartition("-")
+    channels = channels_in(config_dir)
+    return rank.isdigit() and {name, rank_channel(channel, 0), rank_channel(channel, 1)} <= channels.keys()
+
+
 def rank_channels(channel: str, *, config_dir: str | None = None) -> list[str]:
     """Return the names of all rank FIFOs of a channel, in order; the channel itself if it has none.
 

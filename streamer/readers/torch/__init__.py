@@ -26,18 +26,20 @@ which stays in the worker unless a `ResumableLoader` (`streamer.readers.loader`)
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from streamer.errors import ChannelError
 from streamer.readers.core.config import PipeModeDatasetException, check_if_configured, directories
 from streamer.readers.core.epochs import TIMEOUT, ChannelEpochs
 from streamer.readers.core.position import StartPosition
 from streamer.readers.core.shuffle import Shuffle
+from streamer.readers.core.wrappers import check_wrappers, divided, wrapper
 from streamer.readers.torch.elements import WEBDATASET, ElementSource, ElementSpec
 from streamer.readers.torch.progress import ElementOrigin, Progress, parse_state
 from streamer.readers.torch.record_ranges import RemainingRecords
@@ -46,8 +48,14 @@ from streamer.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from types import FrameType
 
     from streamer.readers.core.skipping import SkipPolicy
+
+BATCHED_TWICE = (
+    "the data set makes batches of {} records, and the DataLoader would make batches of these, by default of "
+    "one: give DataLoader batch_size=None, or leave batch_size out of the data set"
+)
 
 __all__ = ["WEBDATASET", "PipeIterableDataset", "PipeModeDatasetException"]
 
@@ -132,7 +140,11 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
         self._spec = source.spec
         self._paths = source.paths
         self.record_format = self._spec.record_format
-        self.channels = source.channels = _channels_of(channel, *(share or _local_rank()))
+        self.batch_size = self._spec.batch_size
+        rank, self._ranks = share or _local_rank()
+        self.channels = source.channels = _channels_of(channel, rank, self._ranks)
+        self._of_host = [channel] if isinstance(channel, str) else list(channel)
+        """Channels of all processes of this host."""
         for name in self.channels:
             check_if_configured(name, self._paths.config)
         self.skipped = source.skipped
@@ -148,7 +160,10 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
 
     def __iter__(self) -> Iterator[Any]:
         # Not a generator, because every worker must count a pass, even one that it never reads.
-        channels, starts = self._worker_channels(), self.take_starts()
+        _check_batches(self._spec, inspect.currentframe())
+        if not (names := self._channels_to_read()):
+            return iter(())
+        channels, starts = self._worker_channels(names), self.take_starts()
         self._shared = any(group is not None for _, group in channels)
         self._progress = self.progress(starts, [name for name, _ in channels])
         return self._count(self._progress, self._source.elements(channels, starts))
@@ -164,13 +179,42 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
             elements += whole + (rest > 0 and not self._spec.drop_remainder)
         return elements
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for another process, such as a worker that is spawned. Raises ChannelError."""
+        return self.__dict__ | {"channels": self._channels_to_read()}
+
     def __bool__(self) -> bool:
         """Return True; without this method `bool` would call `len`."""
         return True
 
     def with_origins(self) -> Iterator[tuple[Any, ElementOrigin]]:
         """Yield each element with its origin, which the caller adds to its progress."""
-        return self._source.elements(self._worker_channels(), self.take_starts())
+        check_wrappers(self.channels, self._paths.config, shared=self._ranks > 1)
+        return self._source.elements(self._worker_channels(self.channels), self.take_starts())
+
+    def _channels_to_read(self) -> list[str]:
+        """Return the channels that this process reads in a pass: its own, unless process 0 reads for all.
+
+        Raises ChannelError as `check_wrappers`.
+        """
+        found = wrapper()
+        if found is None or found.process is None or not self.channels:
+            check_wrappers(self.channels, self._paths.config, shared=self._ranks > 1)
+            return self.channels
+        apart = [name for name in self.channels if divided(name, self._paths.config)]
+        if (self._ranks == 1 and apart) or self._ranks not in {1, found.processes}:
+            raise found.refusal(self.channels[0])
+        if self._ranks > 1 and any(self._shares_records(name) for name in self.channels):
+            raise found.refusal(self.channels[0])
+        return [] if found.process else self._of_host
+
+    def _shares_records(self, channel: str) -> bool:
+        """Return whether ranks share a channel by record, whose batches another order would change."""
+        try:
+            self._counting(channel).counts()
+        except TypeError:
+            return False
+        return True
 
     @property
     def unit(self) -> int:
@@ -242,15 +286,15 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
         """Return the object that counts the channel's records; the same in every call."""
         return self._counted.setdefault(channel, self._source.epochs(channel))
 
-    def _worker_channels(self) -> list[tuple[str, WorkerGroup | None]]:
-        """Return the channels of this worker, each with the group of workers that share it."""
+    def _worker_channels(self, names: list[str]) -> list[tuple[str, WorkerGroup | None]]:
+        """Return which of the channels this worker reads, each with the group of workers that share it."""
         info = get_worker_info()
         if info is None or info.num_workers == 1:
-            return [(name, None) for name in self.channels]
-        count = len(self.channels)
+            return [(name, None) for name in names]
+        count = len(names)
         if count >= info.num_workers:
-            return [(name, None) for name in self.channels[info.id :: info.num_workers]]
-        name = self.channels[info.id % count]
+            return [(name, None) for name in names[info.id :: info.num_workers]]
+        name = names[info.id % count]
         size = len(range(info.id % count, info.num_workers, count))
         if size == 1:
             return [(name, None)]
@@ -272,6 +316,18 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
             progress.add(origin)
             yield element
         progress.end_epochs()
+
+
+def _check_batches(spec: ElementSpec, frame: FrameType | None) -> None:
+    """Raise ValueError if the DataLoader that begins a pass makes batches of batches.
+
+    `frame`: that of the pass, since a data set is not given its loader.
+    """
+    caller = frame and frame.f_back
+    fetcher = caller and caller.f_locals.get("self")
+    again = getattr(fetcher, "auto_collation", False) and getattr(fetcher, "collate_fn", None)
+    if spec.batch_size is not None and again is default_collate:
+        raise ValueError(BATCHED_TWICE.format(spec.batch_size))
 
 
 def _local_rank() -> tuple[int, int]:
