@@ -177,6 +177,8 @@ class ChannelExtras(Model):
     """Record format of the objects. `poison` needs it unless RecordWrapperType is set."""
     join: Join | None = None
     """Format of the objects, whose contents the channel joins into one archive or file of this format."""
+    skip_bytes: Annotated[Size, Field(gt=0)] | None = None
+    """Bytes at the begin of every object that are left out of the stream, such as a header."""
     record_keys: StrictBool = False
     """Keep a list of the objects' keys beside each FIFO, so that a reader can name the object of a record."""
     integrity: Literal["none", "checksum"] = "none"
@@ -219,6 +221,13 @@ class ChannelExtras(Model):
         ranks, learn = self.ranks, self.learn_index
         read = () if ranks is None or ranks.index is None else (ranks.index,)
         return read if learn is None else (*read, learn.to)
+
+    @property
+    def joining(self) -> str | None:
+        """The setting by which objects are joined, as it is written; None if they are not."""
+        if self.skip_bytes is not None:
+            return f"SkipBytes: {self.skip_bytes}"
+        return None if self.join is None else f"Join: {self.join}"
 
     @property
     def selecting(self) -> list[str]:

@@ -88,27 +88,29 @@ class ChannelConfig(Model):
 
     @model_validator(mode="after")
     def _joinable(self) -> Self:
-        join = self.penstock.join
-        if join is None:
+        joining = self.penstock.joining
+        if joining is None:
             return self
+        if self.penstock.join is not None and self.penstock.skip_bytes is not None:
+            raise ValueError("Join and SkipBytes exclude each other; remove one of the two")
         if self.penstock.record_keys:
             raise ValueError(
-                f"Join: {join} makes one file of all objects, whose records have no keys; remove RecordKeys"
+                f"{joining} makes one file of all objects, whose records have no keys; remove RecordKeys"
             )
         if self.record_wrapper_type != "None":
             raise ValueError(
-                f"Join: {join} contradicts RecordWrapperType: {self.record_wrapper_type}, which keeps every "
+                f"{joining} contradicts RecordWrapperType: {self.record_wrapper_type}, which keeps every "
                 "object apart; remove one of the two"
             )
         if self.penstock.when_failed == "poison":
             raise ValueError(
-                f"WhenFailed: poison is for streams of RecordIO and TFRecord, and Join: {join} makes another "
+                f"WhenFailed: poison is for streams of RecordIO and TFRecord, and {joining} makes another "
                 "one; use hold or close"
             )
         if texts := [name for name in self.source.attribute_names if not name.endswith("-ref")]:
             raise ValueError(
-                f"Join: {join} joins whole objects, and the attribute {texts[0]!r} is a text; list only "
-                "attributes whose names end in -ref, or remove Join"
+                f"{joining} joins whole objects, and the attribute {texts[0]!r} is a text; list only "
+                "attributes whose names end in -ref, or remove it"
             )
         return self
 
@@ -196,7 +198,8 @@ class ChannelConfig(Model):
             and "makes every object one record; use Ranks without Batch",
             "AugmentedManifestFile": self.source.s3_data_type == "AugmentedManifestFile"
             and "has a sample on each line of its manifest; use Ranks without Batch",
-            f"Join: {extras.join}": extras.join in {"arrow", "lines"} and "joins whole objects; remove it",
+            extras.joining or "": extras.joining not in {None, "Join: tar"}
+            and "joins whole objects; remove it",
             f"WhenChanged: {extras.when_changed}": extras.when_changed != "fail"
             and "would change where records are; use fail",
             "Integrity: checksum": extras.integrity == "checksum"

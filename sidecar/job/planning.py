@@ -21,6 +21,7 @@ from sidecar.job.record_ranks import plan_by_record, set_up
 from sidecar.job.rehearsal import disk
 from sidecar.process.logs import log
 from streamer.aio import in_thread
+from streamer.formats.header_skipper import SKIP
 from streamer.plan import Arrangement, Shard
 from streamer.retry import RetryPolicy, retry_while_unavailable
 from streamer.s3.catalog.manifests import Manifest
@@ -203,10 +204,15 @@ def _arrangement(job: Job, channel: ChannelConfig, hosts: Hosts) -> Arrangement:
     return Arrangement(
         wrap=channel.record_wrapper_type == "RecordIO",
         inflate=channel.compression_type == "Gzip",
-        join=channel.penstock.join,
+        join=_join(channel),
         seed=None if channel.shuffle_config is None else channel.shuffle_config.seed,
         shard=replace(hosts.shard(channel.source) or Shard(), by=by),
     )
+
+
+def _join(channel: ChannelConfig) -> str | None:
+    extras = channel.penstock
+    return extras.join if extras.skip_bytes is None else f"{SKIP}{extras.skip_bytes}"
 
 
 def _entry_arrangement(job: Job, channel: ChannelConfig, hosts: Hosts) -> Arrangement:

@@ -18,6 +18,7 @@ from abc import ABC, abstractmethod
 from typing import Literal
 
 Join = Literal["tar", "arrow", "lines"]
+"""Formats of joined objects. A plan also knows `skip:BYTES` (`header_skipper`)."""
 
 
 class NotJoinable(ValueError):

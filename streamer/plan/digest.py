@@ -25,7 +25,6 @@ from streamer.plan.segments import ObjectRef
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from streamer.formats.join import Join
     from streamer.plan.entries import Entries
     from streamer.plan.shards import Shard
 
@@ -38,7 +37,7 @@ class Digests:
     """The digests of plans over `entries`, by shard, as far as `update` has come."""
 
     def __init__(
-        self, entries: Entries, *, seed: int | None, shards: Sequence[Shard], join: Join | None
+        self, entries: Entries, *, seed: int | None, shards: Sequence[Shard], join: str | None
     ) -> None:
         """All `shards` have the same count, so that empty objects are left out for all of them or none."""
         self._entries = entries

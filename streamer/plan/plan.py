@@ -30,7 +30,6 @@ from streamer.plan.shuffle import Permutation
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from streamer.formats.join import Join
     from streamer.plan.growth import Growth
     from streamer.plan.position import Position
     from streamer.plan.strays import Strays
@@ -48,8 +47,8 @@ class Arrangement:
     shard: Shard = field(default_factory=Shard)
     inflate: bool = False
     """Objects are compressed, and delivery inflates them (CompressionType)."""
-    join: Join | None = None
-    """Format of the objects that delivery joins into one; None: objects are not joined."""
+    join: str | None = None
+    """How delivery joins the objects (`streamer.formats.join`); None: they are not joined."""
     rows: Shard = field(default_factory=Shard)
     """Rows of a manifest that become entries, by count; the others cost no request. `shard` divides these."""
 
@@ -79,7 +78,7 @@ class Plan:
         *,
         seed: int | None = None,
         shard: Shard | None = None,
-        join: Join | None = None,
+        join: str | None = None,
         digests: Digests | None = None,
         growth: Growth | None = None,
     ) -> None:
@@ -92,7 +91,7 @@ class Plan:
         self.seed = seed
         self.shard = shard or Shard()
         self.join = join
-        """Format of the objects that delivery joins; None: objects are not joined."""
+        """How delivery joins the objects; None: they are not joined."""
         self.base: S3Uri | None = None
         """Prefix that the channel's definition gives for all objects; None: it gives none."""
         self.strays: Strays | None = None

@@ -63,7 +63,7 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
     "npz": (saved(np.savez, TOKENS), "InputMode: File"),
     "safetensors": (struct.pack("<Q", len(SAFETENSORS)) + SAFETENSORS + TOKENS.tobytes(), "InputMode: File"),
     "megatron idx": (b"MMIDIDX\0\0" + struct.pack("<QB", 1, 8) + bytes(2000), "Exclude"),
-    "llm.c": (struct.pack("<256i", 20240520, 1, 5000, *[0] * 253) + TOKENS.tobytes(), "1,024 bytes"),
+    "llm.c": (struct.pack("<256i", 20240520, 1, 5000, *[0] * 253) + TOKENS.tobytes(), "SkipBytes: 1024"),
     "tar": (archive([("a.txt", b"text")]), "WebDataset"),
 }
 

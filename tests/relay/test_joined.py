@@ -15,7 +15,7 @@ import pytest
 from backports import zstd
 
 from streamer.formats.arrow_joiner import ArrowJoiner
-from streamer.plan import Arrangement, Join, Position, ResumePoint, S3Uri, Shard
+from streamer.plan import Arrangement, Position, ResumePoint, S3Uri, Shard
 from streamer.relay.deliver import resume_points
 from streamer.relay.transport import Wish
 from tests.kit.harness import RunChannel, Running, clients_of, fill, running_channel
@@ -38,7 +38,7 @@ def run(request: pytest.FixtureRequest) -> RunChannel:
     def running(
         stub: S3Stub,
         directory: Path,
-        join: Join = "tar",
+        join: str = "tar",
         *,
         inflate: bool = False,
         seed: int | None = None,
@@ -84,7 +84,18 @@ def one_text(objects: list[bytes]) -> bytes:
     return b"".join(data + b"\n" * (data[-1:] not in {b"", b"\n"}) for data in objects)
 
 
-PUT: dict[str, Callable[..., list[bytes]]] = {"tar": tars, "arrow": streams, "lines": texts}
+def headed(stub: S3Stub, count: int = 4) -> list[bytes]:
+    """Put objects that begin with a header, one of which has nothing else."""
+    found = [b"header " + bytes([65 + i]) * (i * 60_000) for i in range(count)]
+    stub.objects |= {f"b/data/{i:04d}.bin": data for i, data in enumerate(found)}
+    return found
+
+
+def one_body(objects: list[bytes]) -> bytes:
+    return b"".join(data[7:] for data in objects)
+
+
+PUT: dict[str, Callable[..., list[bytes]]] = {"tar": tars, "arrow": streams, "lines": texts, "skip:7": headed}
 
 
 def one_tar(archives: list[bytes]) -> bytes:
@@ -124,7 +135,7 @@ async def test_every_epoch_is_one_arrow_stream(run: RunChannel, stub: S3Stub, tm
                 assert reader.read_all()["number"].to_pylist() == list(range(2400))
 
 
-ONE = {"tar": one_tar, "arrow": one_stream, "lines": one_text}
+ONE = {"tar": one_tar, "arrow": one_stream, "lines": one_text, "skip:7": one_body}
 
 
 @pytest.mark.parametrize("join", PUT)
@@ -195,6 +206,15 @@ async def test_an_epoch_goes_on_at_the_exact_byte(
                 trailer = published_trailer(tmp_path, "train", 0)
             ended = trailer.state, trailer.bytes_skipped, trailer.bytes_delivered, trailer.bytes_total
             assert ended == ("complete", offset, len(due) - offset, len(due))
+
+
+async def test_an_object_that_ends_inside_its_header_fails_by_name(
+    run: RunChannel, stub: S3Stub, tmp_path: Path
+) -> None:
+    stub.objects |= {"b/data/0": b"header and bytes", "b/data/1": b"head"}
+    async with run(stub, tmp_path, "skip:7") as running:
+        error = await failed_after(running, 9)
+    assert "the object has 4 bytes, and SkipBytes leaves out 7: s3://b/data/1" in error
 
 
 async def test_compressed_texts_end_with_a_line_feed(run: RunChannel, stub: S3Stub, tmp_path: Path) -> None:

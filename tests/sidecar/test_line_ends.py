@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import struct
 import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from streamer.readers import PipeReader
+from streamer.readers.tokens import TokenReader
 from tests.kit.processes import PENSTOCK, job, penstock, sidecar, write_job
 from tests.kit.stub import S3Stub
 
@@ -63,6 +66,43 @@ def test_no_warning_without_cause(stub: S3Stub, tmp_path: Path, ended: int, suff
     with sidecar(document(stub, tmp_path, Ranks=2)) as running:  # the look comes before `ready`
         running.wait_for("ready")
         assert not [event for event in running.events if event["event"] == EVENT]
+
+
+def test_a_header_of_each_object_is_left_out(
+    stub: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As llm.c's token files have one; without SkipBytes it would be tokens."""
+    tokens = np.arange(3000, dtype="<u2")
+    header = struct.pack("<256i", 20240520, 1, 1000, *[0] * 253)
+    for index in range(3):
+        stub.objects[f"b/train/{index}.bin"] = header + tokens[1000 * index : 1000 * index + 1000].tobytes()
+    monkeypatch.setenv("SAGEMAKER_BASE_DIR", str(tmp_path / "ml"))
+    with sidecar(document(stub, tmp_path, SkipBytes=1024)) as running:
+        running.wait_for("ready")
+        for _ in range(2):
+            assert (np.concatenate(list(TokenReader("train", "uint16", length=100))) == tokens).all()
+
+
+@pytest.mark.parametrize(
+    ("more", "match"),
+    [
+        ({"Penstock": {"SkipBytes": 8, "Join": "lines"}}, "Join and SkipBytes exclude each other"),
+        ({"Penstock": {"SkipBytes": 8, "RecordKeys": True}}, "SkipBytes: 8 makes one file of all objects"),
+        ({"Penstock": {"SkipBytes": 8}, "RecordWrapperType": "RecordIO"}, "SkipBytes: 8 contradicts"),
+        (
+            {"Penstock": {"SkipBytes": 8, "Ranks": {"Count": 2, "Batch": 2, "RecordSize": 8}}},
+            "SkipBytes: 8 joins",
+        ),
+        ({"Penstock": {"SkipBytes": 0}}, "SkipBytes"),
+    ],
+    ids=str,
+)
+def test_what_contradicts_it(stub: S3Stub, tmp_path: Path, more: dict[str, Any], match: str) -> None:
+    written = job(stub.url, tmp_path / "ml", "b/train/")
+    written["InputDataConfig"][0] |= more
+    done = penstock("plan", "-c", write_job(tmp_path / "job.yaml", written))
+    assert done.returncode == 2
+    assert match in done.stderr
 
 
 def test_joined_lines_are_the_lines_of_all_objects(

@@ -13,6 +13,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from streamer.formats.arrow_joiner import ArrowJoiner
+from streamer.formats.header_skipper import SKIP, HeaderSkipper
 from streamer.formats.join import NotJoinable
 from streamer.formats.line_joiner import LineJoiner
 from streamer.formats.tar_joiner import TarJoiner
@@ -23,7 +24,7 @@ from streamer.sink.outlet import PipeOutlet
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from streamer.formats.join import Join, Joiner
+    from streamer.formats.join import Joiner
     from streamer.plan import ObjectRef
     from streamer.relay.deliver.frame_aligner import FrameAligner
     from streamer.relay.statistics import StateTimer
@@ -189,8 +190,10 @@ class StreamWriter:
         return found
 
 
-def joiner_of(join: Join, *, resumed: bool) -> Joiner:
+def joiner_of(join: str, *, resumed: bool) -> Joiner:
     """Return a joiner for one epoch. `resumed`: the reader already has bytes of earlier objects."""
+    if join.startswith(SKIP):
+        return HeaderSkipper(int(join.removeprefix(SKIP)))
     if join == "lines":
         return LineJoiner()
     return TarJoiner() if join == "tar" else ArrowJoiner(resumed=resumed)
