@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sidecar.job.endmarks import warn_of_end_marks
 from sidecar.process.exits import Exit
 from sidecar.process.logs import log
 from sidecar.process.memory import freeze_gc, memory_limit
@@ -175,6 +174,8 @@ async def _list(open_plan: OpenPlan, policy: RetryPolicy, waits: WaitLog, *, joi
         await open_plan.list(policy, on_wait=waits.waiting)
     finally:
         if not joined:
+            from sidecar.job.endmarks import warn_of_end_marks
+
             warn_of_end_marks(open_plan.plan)
 
 
