@@ -21,7 +21,7 @@ def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
 def test_a_pip_that_cannot_be_upgraded_is_an_error_by_name(tmp_path: Path) -> None:
     """As where the network has a certificate authority of its own; a new pip needs no upgrade."""
     (tmp_path / "scripts").mkdir()
-    script = shutil.copy(ROOT / "scripts/make-venv", tmp_path / "scripts")
+    script = str(shutil.copy(ROOT / "scripts/make-venv", tmp_path / "scripts"))
     index = f"http://127.0.0.1:{free_ports(1)[0]}/simple"
     done = run(script, sys.executable, PIP_INDEX_URL=index, PIP_RETRIES="0", PIP_CONFIG_FILE=os.devnull)
     version = tuple(map(int, ensurepip.version().split(".")[:2]))
