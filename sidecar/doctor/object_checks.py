@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from sidecar.doctor.machine import Finding
 from sidecar.doctor.remedies import failed
 from sidecar.process.exits import Exit, exit_code
-from streamer.errors import ErrorContext, PenstockError, SourceChanged
+from streamer.errors import ErrorContext, ObjectMissing, PenstockError, SourceChanged
 from streamer.plan import ObjectRef, bare_etag, is_modified
 from streamer.plan.validators import described, modified
 from streamer.s3.catalog.control_client import ControlClient
@@ -66,6 +66,13 @@ async def read_checks(clients: Clients, name: str, ref: ObjectRef) -> AsyncItera
     with contextlib.closing(_ByteProbe(clients, ref)) as probe:
         try:
             response, data = await probe.send(x_amz_checksum_mode="ENABLED")
+        except ObjectMissing as error:
+            fix = (
+                "The listing has this key, and GET does not find it: the server may encode the keys of its "
+                "listings in a way of its own. Name the objects in a manifest."
+            )
+            yield Finding(f"get {name}", "failure", str(error), fix, exit_code(error))
+            return
         except PenstockError as error:
             yield failed(f"get {name}", error, "s3:GetObject on the objects")
             return

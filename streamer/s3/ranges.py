@@ -258,7 +258,10 @@ def _check_header(
         return
     begin, last, size = map(int, match.groups())
     if size != ref.size:
-        raise SourceChanged(f"the object has {counted(size, 'byte')} now; {ref.size} were listed", context)
+        same = "" if is_modified(ref.etag) else ", with the same ETag"
+        raise SourceChanged(
+            f"the object has {counted(size, 'byte')} now; {ref.size} were listed{same}", context
+        )
     if (begin, last + 1) != (first, end):
         raise BadAnswer(
             f"the response has bytes {begin}-{last}, not the requested {first}-{end - 1}", context

@@ -54,6 +54,8 @@ def endless(request: Request) -> bytes:
         (lambda _: listing(("../../etc/passwd", 1, "e")), "does not begin with the prefix"),
         (lambda _: listing(("/data/train/0", 1, "e")), "does not begin with the prefix"),
         (lambda _: listing(("", 1, "e")), "does not begin with the prefix"),
+        (lambda _: listing(("data tr", 1, "e")), "may encode the keys of its listings"),
+        (lambda _: listing(*[("data/train/\ufffd", 1, "e")] * 2), "each byte that is not UTF-8"),
         (lambda _: listing(*FIRST, inside=folder("data/train/")), "it has folders"),
         (circling, "does not advance"),
         (endless, "3 successive pages are empty"),

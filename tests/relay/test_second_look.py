@@ -106,7 +106,7 @@ async def test_where_every_etag_differs_the_listing_may_be_wrong(
         error = await failure(running)
     assert isinstance(error, SourceChanged)
     assert str(error).startswith("neither this object nor s3://b/data/1 is as it was listed")
-    assert "its ETags may differ from those of GETs, which `penstock doctor` tells" in str(error)
+    assert "its ETags or sizes may differ from those of GETs, which `penstock doctor` tells" in str(error)
 
 
 async def test_one_replaced_object_is_said_to_be_replaced(

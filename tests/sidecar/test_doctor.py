@@ -192,6 +192,23 @@ def test_list_is_allowed_and_get_is_not(stub: S3Stub, tmp_path: Path) -> None:
     assert "access denied" in found["get train"]["text"]
 
 
+def test_a_key_that_the_listing_encodes_wrongly(credentials: None, tmp_path: Path) -> None:
+    """The remedy for a missing object, to correct S3Uri, would mislead."""
+    page = listing(("train/a b", 100, "e"))
+    missing = answer(404, b"<Error><Code>NoSuchKey</Code></Error>")
+    with raw_server(lambda request: page if "list-type" in request.query else missing) as server:
+        found, code = examined(server, tmp_path, fails_=["get train"])
+    assert "the server may encode the keys of its listings" in found["get train"]["fix"]
+    assert code == 4
+
+
+def test_a_proxy_that_compresses_is_named(stub: S3Stub, tmp_path: Path) -> None:
+    fill(stub, [1000], prefix="b/train/")
+    stub.script(*[with_headers(200, Content_Encoding="gzip", Content_Range="")] * 9)
+    found, _ = examined(stub, tmp_path, fails_=["Range train"])
+    assert "may have been compressed or inflated on its way" in found["Range train"]["text"]
+
+
 def test_a_proxy_that_ignores_ranges(stub: S3Stub, tmp_path: Path) -> None:
     fill(stub, [3000], prefix="b/train/")
     stub.script(whole(stub))

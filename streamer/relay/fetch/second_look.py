@@ -33,7 +33,7 @@ _FIX = "name the objects in a manifest (S3DataType: ManifestFile), or update the
 
 _DOUBT: dict[type[SourceChanged], str] = {
     Deleted: f"a server may encode the keys of its listings in a way of its own; then {_FIX}",
-    SourceChanged: "its ETags may differ from those of GETs, which `penstock doctor` tells",
+    SourceChanged: "its ETags or sizes may differ from those of GETs, which `penstock doctor` tells",
 }
 
 

@@ -14,11 +14,11 @@ import asyncio
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from streamer.errors import BadAnswer, ErrorContext, Missing, OutOfOrder
+from streamer.errors import ErrorContext, Missing, OutOfOrder
 from streamer.plan import Arrangement, Entries, ObjectRef, Plan, S3Uri
 from streamer.s3.catalog.prefix_pages import Cursor, PrefixPages
 from streamer.s3.catalog.range_lister import RangeLister
-from streamer.s3.catalog.validation import PlanMemory
+from streamer.s3.catalog.validation import PlanMemory, named_twice
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -130,7 +130,7 @@ async def _sorted(pages: PrefixPages, entries: Entries, memory: PlanMemory | Pla
                 break
     ordered, duplicate = await asyncio.to_thread(_in_order, entries)  # takes 1 to 2 s for a million
     if duplicate is not None:
-        raise BadAnswer("the listing names the object twice", ErrorContext(pages.uri.bucket, duplicate))
+        raise named_twice(pages.uri.bucket, duplicate)
     return await pages.sized(ordered)
 
 

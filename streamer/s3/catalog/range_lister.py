@@ -41,7 +41,7 @@ from streamer.errors import BadAnswer, ErrorContext, Missing, OutOfOrder
 from streamer.linux import release_free_memory
 from streamer.s3.catalog.key_ranges import KeyRange, KeySpace, spread
 from streamer.s3.catalog.prefix_pages import Cursor
-from streamer.s3.catalog.validation import short
+from streamer.s3.catalog.validation import named_twice, short
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -284,7 +284,7 @@ class RangeLister:
         before, after = next(pair for pair in pairwise(keys) if pair[0] >= pair[1])
         context = ErrorContext(self._pages.uri.bucket, after.decode())
         if before == after:
-            raise BadAnswer("the listing names the object twice", context)
+            raise named_twice(self._pages.uri.bucket, after.decode())
         raise OutOfOrder(f"the listing is not in key order (after {short(before.decode())})", context)
 
     def _split(self) -> None:

@@ -11,7 +11,7 @@ import sys
 from itertools import repeat
 from typing import TYPE_CHECKING
 
-from streamer.errors import ConfigError, ErrorContext, InvalidResponse
+from streamer.errors import BadAnswer, ConfigError, ErrorContext, InvalidResponse
 from streamer.plan import ObjectRef
 from streamer.plan.compact import LARGE
 from streamer.plan.entries import BYTES_EACH
@@ -64,9 +64,19 @@ def check_page(page: Page, context: ErrorContext) -> None:
         name = key.decode()
         if not key.startswith(prefix):
             raise InvalidResponse(
-                f"the listing names {short(name)}, which does not begin with the prefix", context
+                f"the listing names {short(name)}, which does not begin with the prefix; the server may "
+                "encode the keys of its listings in a way of its own (EncodingType)",
+                context,
             )
         described_object(ErrorContext(context.bucket, name), name, size=size, etag=etag.decode())
+
+
+def named_twice(bucket: str, key: str) -> BadAnswer:
+    """Return the error for a listing that has a key twice."""
+    text = "the listing names the object twice"
+    if "\ufffd" in key:
+        text += "; U+FFFD stands for each byte that is not UTF-8, so these may be two keys; rename them"
+    return BadAnswer(text, ErrorContext(bucket, key))
 
 
 def short(value: object) -> str:

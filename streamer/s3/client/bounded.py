@@ -50,7 +50,7 @@ class BoundedSession(PinnedSession):
                     await _read_body(response.raw, MAX_ERROR_BODY, body)
                 elif not streamed:
                     response._content = document = await _read_document(response.raw)  # noqa: SLF001
-                    if "list-type=2" in request.url:
+                    if document and "list-type=2" in request.url:
                         check_xml(document)
         except TimeoutError as error:
             if response is None or response.status_code < FIRST_ERROR_STATUS:
