@@ -9,7 +9,6 @@ other ETags than it sends. The text would make people hunt for somebody who dele
 
 from __future__ import annotations
 
-import html
 import itertools
 import unicodedata
 from contextlib import suppress
@@ -75,6 +74,8 @@ def _reason(error: SourceChanged) -> str:
 
 def spellings(key: str) -> list[str]:
     """Return the keys that a server may list as `key` by mistake."""
+    import html  # its table of entities takes a millisecond
+
     found = [
         unquote(key),  # encoded without EncodingType, or twice
         unquote_plus(key),
