@@ -1,7 +1,7 @@
 """Runs one epoch: opens its FIFO, delivers, retires the FIFO; or fails the epoch.
 
-    run    open (idle until a reader comes; again if the FIFO is replaced) → withdraw its name → deliver
-           → retire with its state
+    run    open (idle until a reader comes; again if the FIFO is replaced) → withdraw its name (open again
+           if its reader has left and another has come) → deliver → retire with its state
     fail   publish the failure → hold or end the FIFO, by the policy → wait for a drain
     stop   close the FIFO when the channel ends in mid-epoch
 
@@ -72,7 +72,7 @@ class EpochRunner:
                 # Takes seconds for millions of records, but no time if it was known before (`_offer`).
                 await in_thread(self._plan.total_bytes, epoch)
             try:
-                outlet = await self._open(delivery)
+                outlet = await self._open_withdrawn(delivery)
                 if outlet is None:
                     return False
                 self._state.fifo_capacity, self._state.phase = outlet.capacity, "streaming"
@@ -133,17 +133,44 @@ class EpochRunner:
                 return self._state.outlet
             replaced = True
 
-    async def _deliver(self, delivery: EpochDelivery, outlet: PipeOutlet) -> TrailerState:
-        """Deliver the epoch until its last byte or until the reader leaves; return the trailer state."""
+    async def _open_withdrawn(self, delivery: EpochDelivery) -> PipeOutlet | None:
+        """As `_open`; the FIFO of the outlet has no name that a further reader could open."""
         epoch = self._state.epoch
         self._next_known = not self._plan.varies
-        if self._next_known:
-            self._prepare(epoch + 1)
 
         async def withdraw() -> None:
             self._fifos.withdraw(epoch)
 
-        await retry_while_refused(withdraw, self._spec.retry, self._report.shortage)
+        while True:
+            gone: ReaderGone | None = None
+            try:
+                outlet = await self._open(delivery)
+                if outlet is None:
+                    return None
+            except ReaderGone as error:
+                outlet, gone = None, error
+            if self._next_known:
+                self._prepare(epoch + 1)
+            await retry_while_refused(withdraw, self._spec.retry, self._report.shortage)
+            # Until now a program could open the FIFO that its reader had left. Now nobody comes any more, and
+            # whoever is there before the first byte is the reader.
+            position = self._state.position
+            touched = position.offset > position.skipped
+            if (
+                (outlet is not None and not outlet.look())
+                or touched
+                or not await self._fifos.regain(position)
+            ):
+                if gone is not None:
+                    raise gone
+                return outlet
+            if outlet is not None:
+                self._state.outlet = None
+                outlet.close()
+
+    async def _deliver(self, delivery: EpochDelivery, outlet: PipeOutlet) -> TrailerState:
+        """Deliver the epoch until its last byte or until the reader leaves; return the trailer state."""
+        epoch = self._state.epoch
         delivery.activate(active=True)
         try:
             async with task_group() as tasks:
@@ -153,6 +180,8 @@ class EpochRunner:
                 await delivery.deliver(epoch, outlet)
             self._counters.timer.enter("blocked")
             accepted = await self._fifos.settle()
+            # Before the trailer says `complete`, which must be there when the reader sees the end of file.
+            await self._fifos.read_up(epoch, outlet)
         except ReaderGone:
             with contextlib.suppress(ReaderGone):
                 await self._fifos.settle()  # raises KeeperLost if the keeper died, which looks the same

@@ -4,6 +4,7 @@
     open(n)      wait until a reader has opened n (`streamer.sink.write_ends`)
     replaced(n)  wait meanwhile until the name of n leads elsewhere; then prepare(n) and open(n) are due again
     withdraw(n)  rename n to a name that only Penstock knows, before n gets its first byte
+    regain(n)    keep n for a program that opened it after its reader had left and before `withdraw`
     conclude(n)  prepare(n+1), replace the trailer of n, unlink n
     retire(n)    close n; at the reader's end of file, the name of n is gone and n+1 exists
 
@@ -31,11 +32,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from streamer.directory import Directory
-from streamer.errors import SinkError
+from streamer.errors import ReaderGone, SinkError
 from streamer.key_list import key_list_path
 from streamer.sink.fifo_names import FifoNames, shortages
 from streamer.sink.key_list import KeyListWriter
-from streamer.sink.outlet import PipeOutlet
+from streamer.sink.outlet import PipeOutlet, read_up
 from streamer.sink.write_ends import LocalWriteEnds, WriteEnds
 from streamer.trailer import Trailer, read_trailer, trailer_path, write_trailer
 
@@ -154,6 +155,23 @@ class FifoDirectory:
         """As `WriteEnds.settle`."""
         return await self._write_ends.settle()
 
+    async def read_up(self, epoch: int, outlet: PipeOutlet) -> None:
+        """Wait for the reader to take the last bytes, as `streamer.sink.outlet.read_up`, after `settle`.
+
+        Raises ReaderGone if it leaves bytes in the FIFO, SinkError.
+        """
+        if not self._write_ends.lasting:
+            await outlet.read_up()
+            return
+        with shortages(self.path(epoch)):
+            fifo = self._names.write_end(epoch)  # the outlet is the pipe to the keeper
+        if fifo is None:
+            raise ReaderGone("the reader closed the pipe")
+        try:
+            await read_up(fifo)
+        finally:
+            os.close(fifo)
+
     async def open(self, position: Position, *, on_gone: Callable[[], None]) -> PipeOutlet:
         """Wait without limit for a reader of the epoch's FIFO; return the FIFO's outlet.
 
@@ -174,6 +192,18 @@ class FifoDirectory:
         """
         with self._opened(self.path(epoch)) as here:
             self._names.withdraw(epoch, here)
+
+    async def regain(self, position: Position) -> bool:
+        """Return whether a program reads a withdrawn FIFO whose reader has left; `open` is for it then.
+
+        It has opened the FIFO after the reader left and before the FIFO was withdrawn. It would get an end of
+        file without a byte, or wait for ever. Raises SinkError.
+        """
+        with shortages(self.path(position.epoch)):
+            write_end = self._names.write_end(position.epoch)
+        if write_end is not None:
+            await self._write_ends.regain(position, write_end)
+        return write_end is not None
 
     def conclude(self, trailer: Trailer, *, successor: bool = True) -> None:
         """Do the steps of the epoch's end that may fail: make the next FIFO, publish the trailer, unlink.

@@ -158,14 +158,25 @@ class FifoNames:
     async def _has_no_reader(self, epoch: int) -> bool:
         """Return whether nobody reads the epoch's FIFO. If somebody does, wait to be cancelled."""
         try:
-            write_end = os.open(descriptor_path(self._fds[epoch]), WRITE_END | os.O_NONBLOCK)
-        except OSError as error:
-            return error.errno == errno.ENXIO  # fifo(7)
+            write_end = self.write_end(epoch)
+        except OSError:
+            return False
+        if write_end is None:
+            return True
         try:
             await asyncio.Event().wait()  # the write end is about to be opened
         finally:
             os.close(write_end)  # not before: as long as it is the only one, the reader would see an end
         return False
+
+    def write_end(self, epoch: int) -> int | None:
+        """Open the write end of the epoch's FIFO; return None if nobody reads it. Raises OSError."""
+        try:
+            return os.open(descriptor_path(self._fds[epoch]), WRITE_END | os.O_NONBLOCK)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # fifo(7)
+                return None
+            raise
 
     def withdraw(self, epoch: int, here: Directory) -> None:
         """Take the name of an open FIFO away, so that no further reader opens it. Raises OSError."""

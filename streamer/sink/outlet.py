@@ -22,7 +22,7 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 from streamer.errors import ReaderGone, Shortage
-from streamer.linux import ALL, bytes_unread, set_pipe_size
+from streamer.linux import ALL, bytes_unread, is_ready, set_pipe_size
 from streamer.sink.stdout import refused
 
 if TYPE_CHECKING:
@@ -31,6 +31,13 @@ if TYPE_CHECKING:
 
 SHORT_OF_MEMORY = 0.05
 """Seconds before a write that the kernel refused is repeated."""
+
+
+LOOKS = tuple(0.001 * 1.5**index for index in range(10))
+"""Seconds between looks at a pipe that its reader empties, 0.1 s in all.
+
+The reader sees the end of file late by half the time that it took for the last bytes, at most.
+"""
 
 
 class Drainable(Protocol):
@@ -169,6 +176,16 @@ class PipeOutlet:
                 self._epoll.modify(self._fd, 0)
             self._wake(None)
 
+    async def read_up(self) -> None:
+        """As the function `read_up`."""
+        await read_up(self._fd)
+
+    def look(self) -> bool:
+        """Return whether the reader has closed its end by now; events may show it later."""
+        if not self.reader_gone and is_ready(self._fd, 0):
+            self.note_gone()
+        return self.reader_gone
+
     def note_gone(self) -> None:
         """Note that the reader has closed its end; a write may show it before epoll does."""
         if self.reader_gone:
@@ -202,6 +219,21 @@ class PipeOutlet:
     def close(self) -> None:
         if self._fd >= 0:
             os.close(self.detach())
+
+
+async def read_up(fd: int) -> None:
+    """Wait until the reader of a pipe has taken every byte, but not longer than the sum of `LOOKS`.
+
+    `fd`: a write end. Raises ReaderGone if the reader leaves bytes in the pipe. No event tells a writer that
+    a pipe is empty, and after the close nobody can count what is in it.
+    """
+    for seconds in LOOKS:
+        gone = is_ready(fd, 0)  # first: what is unread after it stays unread
+        if not (unread := bytes_unread(fd)):
+            return
+        if gone:
+            raise ReaderGone(f"the reader closed the pipe and left {unread} bytes in it")
+        await asyncio.sleep(seconds)
 
 
 class FileOutlet:

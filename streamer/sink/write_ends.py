@@ -50,6 +50,12 @@ class WriteEnds(Protocol):
         while no sidecar ran. A cancelled call leaves no open descriptor.
         """
 
+    async def regain(self, position: Position, fd: int) -> None:
+        """Make the next `open` return at once, for a reader that opened the FIFO after another had left it.
+
+        `fd`: write end of the FIFO, which has had no byte; this object owns it from now on. Raises SinkError.
+        """
+
     async def settle(self) -> int | None:
         """Wait until the FIFO has accepted all bytes of its outlet; return how many, None if not counted.
 
@@ -169,6 +175,11 @@ class LocalWriteEnds:
 
         opening.add_done_callback(close_all)
 
+    async def regain(self, position: Position, fd: int) -> None:
+        """As `WriteEnds`: `open` returns `fd`."""
+        del position
+        self._fd = fd
+
     async def settle(self) -> int | None:
         """As `WriteEnds`: returns at once, because the outlet is the FIFO itself."""
         return None
@@ -223,6 +234,11 @@ class KeeperWriteEnds:
             epoll.close()
             os.close(fd)  # the keeper holds the FIFO and returns another descriptor next time
             raise
+
+    async def regain(self, position: Position, fd: int) -> None:
+        self._keeper.done(self._channel)  # it has closed the FIFO when the other reader left
+        self._keeper.adopt(self._channel, position, fd, digest=self._digest())
+        await self._keeper.flush()
 
     async def settle(self) -> int | None:
         held = await self._keeper.settle(self._channel)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import stat
 import threading
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import pytest
 from streamer.errors import SinkError
 from streamer.key_list import key_list_path, parsed
 from streamer.plan import ObjectRef, Plan
+from streamer.sink import outlet
 from streamer.trailer import trailer_path
 from tests.kit.harness import MORE_THAN_A_FIFO, RunChannel, fill
 from tests.kit.pipes import eventually, off_loop, probe, read_all, read_some
@@ -169,6 +171,65 @@ async def test_no_reader_comes_in_after_another_has_had_a_byte(
             assert await off_loop(read_and_open_again, running.fifo(epoch)) == truth
             assert published_trailer(tmp_path, "train", epoch).state == "complete"
     assert not [name for name in os.listdir(tmp_path) if stat.S_ISFIFO(os.lstat(tmp_path / name).st_mode)]
+
+
+async def test_a_reader_that_comes_when_another_has_left_gets_the_whole_epoch(
+    run: RunChannel, stub: S3Stub, tmp_path: Path
+) -> None:
+    """As in `head -c 0 train_0; cat train_0`: while the FIFO has its name, the second program opens it.
+
+    A directory of the name that the FIFO is to get keeps it from being withdrawn meanwhile.
+    """
+    truth = fill(stub, SIZES)
+    async with run(stub, tmp_path) as running:
+        for epoch in range(2):
+            running.withdrawn(epoch).mkdir()
+            (running.withdrawn(epoch) / "file").touch()
+            await off_loop(probe, running.fifo(epoch))
+            await eventually(lambda: running.channel.statistics().readers_gone == epoch + 1)  # noqa: B023
+            with open(os.open(running.fifo(epoch), os.O_RDONLY | os.O_NONBLOCK), "rb") as second:
+                os.set_blocking(second.fileno(), True)
+                shutil.rmtree(running.withdrawn(epoch))
+                assert await off_loop(second.read) == truth
+            assert published_trailer(tmp_path, "train", epoch).state == "complete"
+        assert (running.channel.statistics().readers_come, len(running.states)) == (4, 2)
+
+
+@pytest.fixture
+def long_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine so busy that the reader leaves late must not change the outcome."""
+    monkeypatch.setattr(outlet, "LOOKS", (0.01,) * 10_000)
+
+
+@pytest.mark.usefixtures("long_looks")
+@pytest.mark.parametrize(("taken", "state"), [(10, "abandoned"), (50_000, "complete")])
+async def test_an_epoch_is_complete_when_its_reader_has_taken_the_bytes(
+    run: RunChannel, stub: S3Stub, tmp_path: Path, taken: int, state: str
+) -> None:
+    """Not when they are in the FIFO; and the reader need not wait for the end of file."""
+    truth = fill(stub, [30_000, 20_000])
+    async with run(stub, tmp_path) as running:
+        for epoch in range(3):
+            await eventually(running.fifo(epoch).exists)
+            with open(await off_loop(os.open, running.fifo(epoch), os.O_RDONLY), "rb", buffering=0) as file:
+                await eventually(lambda: running.channel.statistics().fifo_bytes == len(truth))
+                assert await off_loop(file.read, taken) == truth[:taken]
+            await eventually(lambda: len(running.states) > epoch)  # noqa: B023
+        assert [each.state for each in running.states] == [state] * 3
+        assert published_trailer(tmp_path, "train", 2).state == state
+
+
+async def test_a_reader_that_takes_its_time_gets_its_end_all_the_same(
+    run: RunChannel, stub: S3Stub, tmp_path: Path
+) -> None:
+    """One that leaves later than that counts as complete: nobody can look into a FIFO that is closed."""
+    truth = fill(stub, [50_000])
+    async with run(stub, tmp_path) as running:
+        await eventually(running.fifo(0).exists)
+        with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb", buffering=0) as file:
+            await eventually(lambda: running.states)
+            assert running.states[0].state == "complete"
+            assert await off_loop(file.readall) == truth
 
 
 async def test_early_close_is_noticed_while_storage_is_silent(

@@ -10,6 +10,8 @@ import itertools
 import json
 import os
 import random
+import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -24,7 +26,9 @@ from streamer.formats.recordio import encode
 from streamer.helpers.keeper.protocol import address
 from streamer.readers import PipeReader
 from streamer.readers.core.position import ReaderPosition
+from streamer.trailer import withdrawn_path
 from tests.kit.harness import MORE_THAN_A_FIFO, fill
+from tests.kit.patience import Patience
 from tests.kit.processes import PENSTOCK, Sidecar, job, leftovers, penstock, sidecar, write_job
 from tests.kit.stub import S3Stub
 from tests.kit.trailers import published_trailer
@@ -194,6 +198,50 @@ def test_a_reader_that_leaves_while_no_sidecar_is_there(stub: S3Stub, place: Any
     with running(path, "--keeper", "auto") as started:
         started.wait_for("epoch abandoned", epoch=0)
         assert Reader(data, 1, first=1).join() == [sha(content)]
+        assert started.end() == 0
+
+
+@pytest.mark.parametrize("options", [(), ("--keeper", "auto")])
+def test_a_reader_that_comes_when_another_has_left_does_not_wait_for_ever(
+    stub: S3Stub, place: Any, options: tuple[str, ...]
+) -> None:
+    """The keeper has closed the FIFO by then. A directory keeps the FIFO from being withdrawn meanwhile."""
+    content = fill(stub, SIZES, prefix="b/train/")
+    path, data = place()
+    with running(path, *options) as started:
+        started.wait_for("ready")
+        for epoch in range(2):
+            withdrawn = Path(withdrawn_path(str(data), "train", epoch))
+            withdrawn.mkdir()
+            (withdrawn / "file").touch()
+            os.close(os.open(data / f"train_{epoch}", os.O_RDONLY))
+            left = f'penstock_reader_disconnects_total{{channel="train"}} {epoch + 1}\n'
+            patience = Patience(30)
+            while left not in started.get("/metrics")[1]:
+                assert not patience.exhausted()
+            # Without O_NONBLOCK this would wait here for a writer.
+            with open(os.open(data / f"train_{epoch}", os.O_RDONLY | os.O_NONBLOCK), "rb") as second:
+                shutil.rmtree(withdrawn)
+                assert select.select([second], [], [], 30)[0]
+                os.set_blocking(second.fileno(), True)
+                assert sha(second.read()) == sha(content)
+            assert published_trailer(data, "train", epoch).state == "complete"
+        assert started.end() == 0
+
+
+@pytest.mark.parametrize("options", [(), ("--keeper", "auto")])
+def test_bytes_that_a_reader_leaves_in_the_fifo_are_not_read(
+    stub: S3Stub, place: Any, options: tuple[str, ...]
+) -> None:
+    """The FIFO has all bytes of the epoch when the reader leaves, which reads ten of them."""
+    fill(stub, [40_000], prefix="b/train/")
+    path, data = place()
+    with running(path, *options) as started:
+        started.wait_for("ready")
+        for epoch in range(8):
+            with open(data / f"train_{epoch}", "rb", buffering=0) as file:
+                assert len(file.read(10)) == 10
+            started.wait_for("epoch abandoned", epoch=epoch)
         assert started.end() == 0
 
 
