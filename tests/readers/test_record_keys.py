@@ -141,7 +141,7 @@ def test_a_state_between_two_lines_that_were_glued(feeder: Feeder, taken: int) -
     records = iter(first)
     assert [next(records)[:3] for _ in range(taken)] == due[:taken]
     state = first.state_dict()
-    records.close()
+    del records
     again = reader()
     again.load_state_dict(state)
     assert [each[:3] for each in again] == due[taken:]

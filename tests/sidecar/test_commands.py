@@ -197,8 +197,8 @@ def test_cat_of_several_tars_warns_and_its_examples_join_them(stub: S3Stub, tmp_
     for name in "ab":
         path = tmp_path / name
         path.write_text(name)
-        done = subprocess.run(["tar", "-c", "-C", tmp_path, name], capture_output=True, check=True)
-        stub.objects[f"b/two/{name}.TAR"] = stub.objects[f"b/text/{name}.txt"] = done.stdout
+        packed = subprocess.run(["tar", "-c", "-C", tmp_path, name], capture_output=True, check=True)
+        stub.objects[f"b/two/{name}.TAR"] = stub.objects[f"b/text/{name}.txt"] = packed.stdout
     cases = {"two/": 1, "two/ --join tar": 0, "two/a": 0, "text/": 0, "two/ --include '*a.*'": 0}
     for uri, warnings in cases.items():
         command = (

@@ -324,7 +324,7 @@ def test_a_server_that_does_not_know_ranges_loses_no_key(kind: type[Server], see
 class Short(Server):
     """Ends the listing before its last key, again and again."""
 
-    ends = (999, 2345, 2999)
+    ends: tuple[int, ...] = (999, 2345, 2999)
 
     def answer(self, prefix: str, token: str | None, start_after: str) -> Page:
         page = super().answer(prefix, token, start_after)
