@@ -144,7 +144,7 @@ async def test_what_is_planted_in_a_published_directory_is_replaced_and_not_foll
     assert (files_of(data / "c", due), tree(outside)) == (due, kept)
 
 
-class Race:
+class Swapper:
     """A thread that replaces names of `data` by links to `outside`, until it is stopped."""
 
     def __init__(self, data: Path, outside: Path) -> None:
@@ -182,7 +182,7 @@ async def test_directories_that_become_links_while_downloads_run(
     stub: S3Stub, outside: Path, data: Path
 ) -> None:
     due, kept = nested(stub), tree(outside)
-    with Race(data, outside) as race:
+    with Swapper(data, outside) as race:
         for number in range(100):
             stub.objects["b/data/version"] = str(number).encode()
             try:
