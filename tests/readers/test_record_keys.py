@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 from itertools import islice
+from typing import Any
 
 import pytest
 
@@ -138,7 +139,7 @@ def test_a_state_between_two_lines_that_were_glued(feeder: Feeder, taken: int) -
         return PipeReader("train", "TextLine", key=True, epoch=0)
 
     first = reader()
-    records = iter(first)
+    records: Any = iter(first)
     assert [next(records)[:3] for _ in range(taken)] == due[:taken]
     state = first.state_dict()
     del records

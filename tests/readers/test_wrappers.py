@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -44,10 +46,9 @@ def standing(name: str, **fields: Any) -> Any:
     """Return what wraps a loader and has the name of a class of accelerate or datasets."""
     module, _, kind = name.rpartition(".")
 
-    def over(self: Any, inner: Any) -> Iterator[Any]:
-        yield from inner
-
-    return type(kind, (), {"__module__": module, "__qualname__": kind, "over": over} | fields)()
+    space: dict[str, Any] = {"__name__": module}
+    exec("def over(self, inner):\n    yield from inner", space)
+    return type(kind, (), {"__module__": module, "__qualname__": kind, "over": space["over"]} | fields)()
 
 
 def dispatcher(index: int, processes: int = 2) -> Any:
@@ -165,6 +166,21 @@ def test_ranks_by_record_are_not_mixed(feeder: Feeder) -> None:
         feeder.feed(0, b"".join(map(tfrecord.encode, RECORDS)), channel=channel, records=400, steps=50)
     with pytest.raises(ChannelError, match="DataLoaderDispatcher would divide it"):
         list(dispatcher(0).over(PipeIterableDataset(RANKS, "TFRecord", share=(0, 2))))
+
+
+@pytest.mark.usefixtures("ranks")
+def test_a_pass_keeps_no_name_of_its_callers() -> None:
+    """A frame asked for its names keeps a copy of them, with what its function deletes later."""
+
+    class Held:
+        pass
+
+    held = Held()
+    gone = weakref.ref(held)
+    assert len(list(itertools.islice(PipeReader("plain", "TFRecord"), 3))) == 3
+    assert len(list(itertools.islice(PipeIterableDataset(RANKS, "TFRecord", share=(0, 2)), 3))) == 3
+    del held
+    assert gone() is None
 
 
 # Batches of batches

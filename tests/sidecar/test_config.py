@@ -443,7 +443,7 @@ def test_the_job_is_frozen(tmp_path: Path) -> None:
             {},
             "WhenFailed: poison is for streams of RecordIO",
         ),
-        ({"Join": "zip"}, {}, "is not one of 'tar' or 'arrow'"),
+        ({"Join": "zip"}, {}, "is not one of 'tar', 'arrow' or 'lines'"),
         ({"WhenFailed": "stop"}, {}, "is not one of 'hold', 'poison' or 'close'"),
         ({"WhenChanged": "ignore"}, {}, "is not one of 'fail', 'refetch' or 'skip'"),
         ({"Transport": "buffered"}, {}, "it belongs in Penstock"),

@@ -62,6 +62,7 @@ _KINDS = {
     ),
 }
 """By class, or by function, whose names are those of its frame."""
+_MODULES = {name.rpartition(".")[0] for name in _KINDS}
 
 
 def divided(channel: str, config_dir: str) -> bool:
@@ -108,10 +109,11 @@ def wrapper() -> Wrapper | None:
     """Return the innermost wrapper on the stack that divides records; None if there is none."""
     frame = inspect.currentframe()
     while frame is not None:
-        names = frame.f_locals
-        kinds: dict[str, Any] = {f"{frame.f_globals.get('__name__')}.{frame.f_code.co_name}": names}
-        if (owner := names.get("self")) is not None:
-            kinds |= {f"{kind.__module__}.{kind.__qualname__}": owner for kind in type(owner).__mro__}
+        # Of no other frame: `f_locals` keeps a copy in it, with what the program deletes later.
+        module = frame.f_globals.get("__name__")
+        names = frame.f_locals if module in _MODULES else {}
+        kinds: dict[str, Any] = {f"{module}.{frame.f_code.co_name}": names}
+        kinds |= {f"{kind.__module__}.{kind.__qualname__}": names["self"] for kind in _mro(names.get("self"))}
         for name in kinds.keys() & _KINDS.keys():
             with contextlib.suppress(AttributeError, KeyError, TypeError):
                 known, found = _KINDS[name], kinds[name]
@@ -120,3 +122,7 @@ def wrapper() -> Wrapper | None:
                     return Wrapper(name, known.text, processes, process)
         frame = frame.f_back
     return None
+
+
+def _mro(owner: object) -> tuple[type, ...]:
+    return () if owner is None else type(owner).__mro__

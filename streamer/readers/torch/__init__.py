@@ -57,6 +57,9 @@ BATCHED_TWICE = (
     "one: give DataLoader batch_size=None, or leave batch_size out of the data set"
 )
 
+_FETCH = "torch.utils.data._utils.fetch"
+"""Module of what DataLoader makes batches with."""
+
 __all__ = ["WEBDATASET", "PipeIterableDataset", "PipeModeDatasetException"]
 
 _passes: Counter[tuple[str, str]] = Counter()
@@ -324,7 +327,9 @@ def _check_batches(spec: ElementSpec, frame: FrameType | None) -> None:
     `frame`: that of the pass, since a data set is not given its loader.
     """
     caller = frame and frame.f_back
-    fetcher = caller and caller.f_locals.get("self")
+    if caller is None or caller.f_globals.get("__name__") != _FETCH:  # `f_locals` keeps a copy in the frame
+        return
+    fetcher = caller.f_locals.get("self")
     again = getattr(fetcher, "auto_collation", False) and getattr(fetcher, "collate_fn", None)
     if spec.batch_size is not None and again is default_collate:
         raise ValueError(BATCHED_TWICE.format(spec.batch_size))
