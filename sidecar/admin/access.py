@@ -98,16 +98,16 @@ class ConnectionLimiter:
     """Closes connections that wait too long for their client, and of too many the one that waits longest."""
 
     def __init__(self) -> None:
-        self._idle: dict[asyncio.Transport, asyncio.TimerHandle] = {}
+        self._idle: dict[asyncio.BaseTransport, asyncio.TimerHandle] = {}
         """Connections that wait for their client, the longest first, each with the timer that closes it."""
-        self._kept: set[asyncio.Transport] = set()
+        self._kept: set[asyncio.BaseTransport] = set()
         """Connections in `kept`."""
 
     def limited(self, factory: Callable[[], asyncio.Protocol]) -> Callable[[], asyncio.Protocol]:
         """Return a protocol factory like `factory`, whose connections this object counts and closes."""
         return lambda: _LimitedProtocol(factory(), self)
 
-    def opened(self, transport: asyncio.Transport) -> None:
+    def opened(self, transport: asyncio.BaseTransport) -> None:
         """Count a new connection; close another one if there are too many."""
         self._wait(transport)
         if len(self._idle) + len(self._kept) > MOST_CONNECTIONS:
@@ -115,13 +115,13 @@ class ConnectionLimiter:
 
     def request_received(self, transport: asyncio.BaseTransport | None) -> None:
         """Note that a connection has sent a complete request, apart from its body."""
-        if transport in self._idle:
+        if transport is not None and transport in self._idle:
             self._wait(transport)
 
     @contextlib.contextmanager
     def kept(self, transport: asyncio.BaseTransport | None) -> Iterator[None]:
         """Leave a connection alone, whose handler itself limits how long it waits for the client."""
-        if transport not in self._idle:  # closed
+        if transport is None or transport not in self._idle:  # closed
             yield
             return
         self._idle.pop(transport).cancel()
@@ -139,15 +139,16 @@ class ConnectionLimiter:
             timer.cancel()
         self._kept.discard(transport)
 
-    def _wait(self, transport: asyncio.Transport) -> None:
+    def _wait(self, transport: asyncio.BaseTransport) -> None:
         """Wait for the client from now on: it reads its response, and sends the next request."""
         if (timer := self._idle.pop(transport, None)) is not None:
             timer.cancel()
         self._idle[transport] = asyncio.get_running_loop().call_later(CLIENT_WITHIN, self._end, transport)
 
-    def _end(self, transport: asyncio.Transport) -> None:
+    def _end(self, transport: asyncio.BaseTransport) -> None:
         self.closed(transport)
-        transport.abort()  # `close` would wait for a client that does not read
+        # `close` would wait for a client that does not read. uvloop's class is no subclass of asyncio's.
+        cast("asyncio.Transport", transport).abort()
 
 
 class _LimitedProtocol(asyncio.Protocol):
@@ -161,7 +162,7 @@ class _LimitedProtocol(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
         self._inner.connection_made(transport)
-        self._limiter.opened(cast("asyncio.Transport", transport))  # uvloop's class is not a subclass
+        self._limiter.opened(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._transport is not None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import resource
 import selectors
 import socket
@@ -64,7 +65,7 @@ class Dawdlers:
         print(f"{self.connected} connections, {self.closed} closed by the server", flush=True)
 
     def _end(self) -> None:
-        self._ended = not sys.stdin.buffer.raw.read(1)  # type: ignore[attr-defined]
+        self._ended = not os.read(0, 1)
 
     def _connect(self, kind: str) -> None:
         client = Client(socket.socket(), kind)
