@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import stat
 import threading
 from collections.abc import Callable
@@ -178,20 +177,24 @@ async def test_a_reader_that_comes_when_another_has_left_gets_the_whole_epoch(
 ) -> None:
     """As in `head -c 0 train_0; cat train_0`: while the FIFO has its name, the second program opens it.
 
-    A directory of the name that the FIFO is to get keeps it from being withdrawn meanwhile.
+    The FIFO cannot be withdrawn meanwhile, because its directory has another name.
     """
     truth = fill(stub, SIZES)
-    async with run(stub, tmp_path) as running:
+    directory, moved = tmp_path / "data", tmp_path / "moved"
+    directory.mkdir()
+    async with run(stub, directory) as running:
         for epoch in range(2):
-            running.withdrawn(epoch).mkdir()
-            (running.withdrawn(epoch) / "file").touch()
-            await off_loop(probe, running.fifo(epoch))
+            await eventually(running.fifo(epoch).exists)
+            first = os.open(running.fifo(epoch), os.O_RDONLY | os.O_NONBLOCK)
+            directory.rename(moved)  # before the event loop goes on
+            await eventually(lambda: running.channel.statistics().readers_come == 2 * epoch + 1)  # noqa: B023
+            os.close(first)
             await eventually(lambda: running.channel.statistics().readers_gone == epoch + 1)  # noqa: B023
-            with open(os.open(running.fifo(epoch), os.O_RDONLY | os.O_NONBLOCK), "rb") as second:
+            with open(os.open(moved / f"train_{epoch}", os.O_RDONLY | os.O_NONBLOCK), "rb") as second:
+                moved.rename(directory)
                 os.set_blocking(second.fileno(), True)
-                shutil.rmtree(running.withdrawn(epoch))
                 assert await off_loop(second.read) == truth
-            assert published_trailer(tmp_path, "train", epoch).state == "complete"
+            assert published_trailer(directory, "train", epoch).state == "complete"
         assert (running.channel.statistics().readers_come, len(running.states)) == (4, 2)
 
 

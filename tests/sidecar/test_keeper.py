@@ -11,7 +11,6 @@ import json
 import os
 import random
 import select
-import shutil
 import signal
 import socket
 import subprocess
@@ -26,7 +25,6 @@ from streamer.formats.recordio import encode
 from streamer.helpers.keeper.protocol import address
 from streamer.readers import PipeReader
 from streamer.readers.core.position import ReaderPosition
-from streamer.trailer import withdrawn_path
 from tests.kit.harness import MORE_THAN_A_FIFO, fill
 from tests.kit.patience import Patience
 from tests.kit.processes import PENSTOCK, Sidecar, job, leftovers, penstock, sidecar, write_job
@@ -205,27 +203,26 @@ def test_a_reader_that_leaves_while_no_sidecar_is_there(stub: S3Stub, place: Any
 def test_a_reader_that_comes_when_another_has_left_does_not_wait_for_ever(
     stub: S3Stub, place: Any, options: tuple[str, ...]
 ) -> None:
-    """The keeper has closed the FIFO by then. A directory keeps the FIFO from being withdrawn meanwhile."""
+    """The keeper has closed the FIFO by then, which cannot be withdrawn: its directory has another name."""
     content = fill(stub, SIZES, prefix="b/train/")
     path, data = place()
+    moved = data.with_name("moved")
     with running(path, *options) as started:
         started.wait_for("ready")
-        for epoch in range(2):
-            withdrawn = Path(withdrawn_path(str(data), "train", epoch))
-            withdrawn.mkdir()
-            (withdrawn / "file").touch()
-            os.close(os.open(data / f"train_{epoch}", os.O_RDONLY))
-            left = f'penstock_reader_disconnects_total{{channel="train"}} {epoch + 1}\n'
-            patience = Patience(30)
-            while left not in started.get("/metrics")[1]:
-                assert not patience.exhausted()
-            # Without O_NONBLOCK this would wait here for a writer.
-            with open(os.open(data / f"train_{epoch}", os.O_RDONLY | os.O_NONBLOCK), "rb") as second:
-                shutil.rmtree(withdrawn)
-                assert select.select([second], [], [], 30)[0]
-                os.set_blocking(second.fileno(), True)
-                assert sha(second.read()) == sha(content)
-            assert published_trailer(data, "train", epoch).state == "complete"
+        first = os.open(data / "train_0", os.O_RDONLY | os.O_NONBLOCK)
+        data.rename(moved)
+        started.wait_for("waiting for this machine")
+        os.close(first)
+        patience = Patience(30)
+        while 'penstock_reader_disconnects_total{channel="train"} 1.0\n' not in started.get("/metrics")[1]:
+            assert not patience.exhausted()
+        # Without O_NONBLOCK this would wait here for a writer.
+        with open(os.open(moved / "train_0", os.O_RDONLY | os.O_NONBLOCK), "rb") as second:
+            moved.rename(data)
+            assert select.select([second], [], [], 30)[0]
+            os.set_blocking(second.fileno(), True)
+            assert sha(second.read()) == sha(content)
+        assert published_trailer(data, "train", 0).state == "complete"
         assert started.end() == 0
 
 

@@ -38,6 +38,11 @@ class Channel:
         """Whether the connected sidecar waits for the reader."""
         self.opening: Opening | None = None
         self.fifo = self.read_fd = self.write_fd = -1
+        self.untouched = -1
+        """FIFO whose reader left before its first byte.
+
+        Another reader may open it until the sidecar has withdrawn it, and would take a close for an end.
+        """
         self.full: bool | None = None
         """Whether the keeper waits for room in the FIFO, not for bytes in the pipe; None if for neither."""
 

@@ -47,7 +47,7 @@ class Pump:
         except BlockingIOError:
             self._await(channel, full=bytes_unread(channel.read_fd) > 0)
         except BrokenPipeError:
-            self.end(channel, "gone")
+            self._end_left(channel)
         self._settle(channel)
 
     def look(self, channel: Channel) -> None:
@@ -55,7 +55,7 @@ class Pump:
         if channel.fifo < 0:
             return
         if is_ready(channel.fifo, 0):
-            self.end(channel, "gone")
+            self._end_left(channel)
             self._settle(channel)
         else:
             self.move(channel)
@@ -66,9 +66,15 @@ class Pump:
         for fd in (channel.fifo, channel.read_fd):
             self.owners.pop(fd, None)
             self._loop.unwatch(fd)
-        close_all(channel.fifo, channel.read_fd, channel.write_fd)
-        channel.fifo = channel.read_fd = channel.write_fd = -1
+        close_all(channel.fifo, channel.read_fd, channel.write_fd, channel.untouched)
+        channel.fifo = channel.read_fd = channel.write_fd = channel.untouched = -1
         channel.full = None
+
+    def _end_left(self, channel: Channel) -> None:
+        """End a FIFO whose reader has left."""
+        kept = -1 if channel.moved else os.dup(channel.fifo)
+        self.end(channel, "gone")
+        channel.untouched = kept
 
     def act_on(self, channel: Channel, fd: int, event: int) -> Callable[[Channel], None]:
         """Return what an event on one of the channel's descriptors leads to."""
