@@ -65,11 +65,12 @@ MAY_IMPORT = {
     },
     "streamer.relay.statistics": {"streamer.s3"},
     "streamer.relay.staging": {
-        "streamer.linux", "streamer.plan", "streamer.relay.statistics", "streamer.s3", "streamer.schedule",
+        "streamer.linux", "streamer.plan", "streamer.relay.statistics", "streamer.s3",
+        "streamer.s3.client", "streamer.schedule",
     },
     "streamer.relay.fetch": {
         "streamer.plan", "streamer.relay.staging", "streamer.relay.statistics", "streamer.retry",
-        "streamer.s3", "streamer.schedule",
+        "streamer.s3", "streamer.s3.client", "streamer.schedule",
     },
     "streamer.relay.deliver": {
         "streamer.aio", "streamer.formats", "streamer.inflate", "streamer.linux", "streamer.plan",

@@ -356,6 +356,15 @@ def tensorflow_callers() -> None:
     assert "__len__" in vars(tensor_shape.TensorShape)
 
 
+def next_message() -> None:
+    import aiohttp
+    from aiohttp.client_proto import ResponseHandler
+
+    source = inspect.getsource(aiohttp.ClientResponse.start)
+    assert "self._protocol = connection.protocol" in source
+    assert "self._buffer" in inspect.getsource(ResponseHandler.should_close.fget)
+
+
 CHECKS: dict[str, tuple[str, Callable[[], None]]] = {
     "OpenSSL._util.lib": ("cryptography", openssl_lib),
     "OpenSSL._util.ffi": ("pyopenssl", openssl_ffi),
@@ -367,6 +376,7 @@ CHECKS: dict[str, tuple[str, Callable[[], None]]] = {
     "_get_session": ("aiobotocore", http_session),
     "_timeout": ("aiobotocore", http_session),
     "_content": ("aiobotocore", response_content),
+    "_protocol": ("aiohttp", next_message),
     "_defaults": ("botocore", response_parser),
     "_parse_shape": ("botocore", response_parser),
     "_node_tag": ("botocore", response_parser),

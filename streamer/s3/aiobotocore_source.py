@@ -4,7 +4,8 @@ This transport works wherever aiobotocore works (TLS, proxies, any endpoint); `h
 same bytes. Bodies are read with aiohttp's `readchunk()`, which returns each buffer as the socket filled it.
 `readany()` joins all buffered bytes first (measured with 8 MiB parts: 1.8 CPU-s/GB in all, against 1.4), and
 botocore's own iterator costs more than either. `readchunk()` bypasses botocore's length check, so this module
-checks the length.
+checks the length: each body is read to its own end, which a chunked one has, and its end must be the range's.
+The last bytes are queued after that.
 
     the task that opened the body: readchunk ─→ at most `QUEUED` bytes ─→ read_into by the stage
 """
@@ -17,7 +18,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from streamer.errors import ErrorContext, SourceError, Truncated
+from streamer.errors import ErrorContext, InvalidResponse, SourceError, Truncated
 from streamer.plan import is_modified
 from streamer.s3.client.credentials import RenewableCredentials, renewing
 from streamer.s3.client.faults import escaped_id, map_errors, of_listed
@@ -101,9 +102,12 @@ class AiobotocoreBody:
     spliceable = False
 
     def __init__(self, stream: Any, length: int, context: ErrorContext, *, stall_timeout: float) -> None:
+        from streamer.s3.client.redirects import surplus_after  # imports aiobotocore
+
         self.left = length
         self.doubt = ""
         """Text to add to an error of the body."""
+        self._length = length
         self._stream = stream
         self._to_read = length
         self._context = context
@@ -115,11 +119,12 @@ class AiobotocoreBody:
         self._call: Callable[[], None] | None = None
         self._parked = False
         self._failure: SourceError | None = None
+        self._followed = surplus_after(stream.raw_stream)
 
     def __repr__(self) -> str:
         return f"<AiobotocoreBody {self._queued} of {self.left} bytes left are here>"
 
-    def splice_into(self, pipe_fd: int, most: int) -> int:
+    def splice_into(self, pipe_fd: int, most: int, *, revocable: bool = False) -> int:
         """Raise NotImplementedError: the bytes are in memory already."""
         raise NotImplementedError("not spliceable")
 
@@ -145,6 +150,9 @@ class AiobotocoreBody:
             if self._failure is not None:
                 raise self._failure
             raise BlockingIOError
+
+    def doubted(self) -> tuple[int, bytes]:
+        return self._length - self.left, b""
 
     def notify(self, call: Callable[[], None]) -> None:
         self._wait(call, parked=False)
@@ -197,8 +205,24 @@ class AiobotocoreBody:
                 if data:
                     if len(data) < SMALL_CHUNK:  # readchunk() does not yield to the loop between chunks
                         data += content.read_nowait()
-                    self._add(data[: self._to_read])
+                    if len(data) >= self._to_read:
+                        await self._check_end(content, len(data) - self._to_read)
+                    self._add(data)
                     stall.moved()
+
+    async def _check_end(self, content: Any, surplus: int) -> None:
+        """Wait for the end of the body. Raises InvalidResponse if other bytes come before or after it."""
+        while not surplus and not content.at_eof():
+            data, end_of_chunk = await content.readchunk()
+            surplus += len(data)
+            if not data and not end_of_chunk:
+                break
+        if surplus or await self._followed:
+            raise InvalidResponse(
+                f"more bytes follow the {counted(self._length, 'byte')} of the range, so a server or a proxy "
+                "mixes up responses; see to what is between Penstock and S3",
+                self._context,
+            )
 
     def _add(self, data: bytes) -> None:
         self._chunks.append(memoryview(data))

@@ -46,6 +46,8 @@ class HttpSpan(OneCall):
         self._enter(0)
         self._parked = False
         """Whether the stage waits for a full socket only."""
+        self._stayed = b""
+        """Bytes that had stayed in the socket of the part that failed."""
         self._failure: SourceError | None = None
         """The error, once every byte before it is taken."""
         self._requests = SpanRequests(
@@ -96,7 +98,7 @@ class HttpSpan(OneCall):
 
     # The stage (`streamer.s3.ranges.Body`).
 
-    def splice_into(self, pipe_fd: int, most: int) -> int:
+    def splice_into(self, pipe_fd: int, most: int, *, revocable: bool = False) -> int:
         count = 0
         try:
             while count < most and self.left:
@@ -104,7 +106,8 @@ class HttpSpan(OneCall):
                     step = os.write(pipe_fd, self._literal[: most - count])
                     self._took_literal(step)
                 else:
-                    step = self._requests.body(self._at).splice_into(pipe_fd, most - count)
+                    body = self._requests.body(self._at)
+                    step = body.splice_into(pipe_fd, most - count, revocable=revocable)
                     self._took_body(step)
                 count += step
         except SourceError as error:
@@ -140,6 +143,10 @@ class HttpSpan(OneCall):
             except SourceError as error:
                 self._note_error(error, taken=0)
 
+    def doubted(self) -> tuple[int, bytes]:
+        taken = self._parts[self._at].body - self._body_left if self._body_left else 0
+        return taken, self._stayed
+
     def notify(self, call: Callable[[], None]) -> None:
         self._call, self._parked = call, False
         if self._literal or self._at in self._requests.errors:
@@ -157,6 +164,7 @@ class HttpSpan(OneCall):
 
     def _note_error(self, error: SourceError, *, taken: int) -> None:
         """Note an error of the current part. Raises it unless bytes before it have just been taken."""
+        self._stayed = self._stayed or self._requests.stayed(self._at)
         self._requests.fail(self._at, error)
         if not taken:
             self._failure = error

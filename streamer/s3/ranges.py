@@ -113,11 +113,13 @@ class Body(Protocol):
     def spliceable(self) -> bool:
         """Whether `splice_into` is supported; otherwise the bytes must be read."""
 
-    def splice_into(self, pipe_fd: int, most: int) -> int:
+    def splice_into(self, pipe_fd: int, most: int, *, revocable: bool = False) -> int:
         """Move 1 to `most` bytes into a pipe without reading them; return the number.
 
-        Raises BlockingIOError if no byte has arrived or the pipe is full, BrokenPipeError if the pipe has no
-        reader, SourceError if no further byte will come.
+        The last bytes that have arrived stay, unless the whole body has (`streamer.s3.client.doubt`); with
+        `revocable` none stays, and BlockingIOError may mean that none has arrived. Raises NothingArrived if
+        there are no others, BlockingIOError if the pipe is full, BrokenPipeError if the pipe has no reader,
+        SourceError if no further byte will come. A revocable call may move bytes before it raises that.
         """
 
     def read_into(self, memory: memoryview) -> int:
@@ -128,6 +130,12 @@ class Body(Protocol):
 
     def probe(self) -> None:
         """Raise the error that `read_into` would raise now; take no byte."""
+
+    def doubted(self) -> tuple[int, bytes]:
+        """Return how many bytes were taken of a response that is not whole, and bytes that follow them.
+
+        The latter had stayed in the socket of a body that has failed.
+        """
 
     def notify(self, call: Callable[[], None]) -> None:
         """Call `call` once when the stage should take bytes, or when the body has failed.

@@ -26,11 +26,17 @@ class SpanBody(OneCall):
 
     spliceable = False
 
-    def __init__(self, data: bytearray, length: int, failure: SourceError | None) -> None:
-        """`length`: bytes of the body; if they are more than those of `data`, `failure` follows them."""
+    def __init__(
+        self, data: bytearray, length: int, failure: SourceError | None, *, doubted: int = 0
+    ) -> None:
+        """`length`: bytes of the body; if they are more than those of `data`, `failure` follows them.
+
+        `doubted`: bytes at the end of `data` that are of the response that failed.
+        """
         self.left = length
         self._data = memoryview(data)
         self._failure = failure
+        self._doubted = doubted
         self._loop = asyncio.get_running_loop()
         self._taken: asyncio.Future[None] = self._loop.create_future()
 
@@ -69,12 +75,13 @@ class SpanBody(OneCall):
             return cls(data, len(data), None)
         if not data:
             raise errors[failed]
-        return cls(data, request.part.end - request.first, errors[failed])
+        length = request.part.end - request.first
+        return cls(data, length, errors[failed], doubted=len(contents[failed]))
 
     def __repr__(self) -> str:
         return f"<SpanBody {self.left} bytes left, {self._failure!r}>"
 
-    def splice_into(self, pipe_fd: int, most: int) -> int:
+    def splice_into(self, pipe_fd: int, most: int, *, revocable: bool = False) -> int:
         """Not used: `spliceable` is False."""
         raise NotImplementedError
 
@@ -94,6 +101,9 @@ class SpanBody(OneCall):
     def probe(self) -> None:
         if self._failure is not None and not self._data:
             raise self._failure
+
+    def doubted(self) -> tuple[int, bytes]:
+        return max(0, self._doubted - len(self._data)), b""
 
     def notify(self, call: Callable[[], None]) -> None:
         """As `Body.notify`: all bytes are there."""

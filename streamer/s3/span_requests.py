@@ -20,6 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from streamer.errors import ErrorContext, SourceError, Transient
+from streamer.s3.client.doubt import NothingArrived
 from streamer.s3.client.faults import broken, not_understood
 from streamer.s3.client.final_answers import is_final
 from streamer.s3.fallback import LeftToAiobotocore
@@ -292,13 +293,18 @@ class SpanRequests:
     # Bodies.
 
     def body(self, index: int) -> HttpBody:
-        """Return the body of a part. Raises BlockingIOError until it comes, SourceError if it never will."""
+        """Return the body of a part. Raises NothingArrived until it comes, SourceError if it never will."""
         get = self._gets.get(index)
         if get is not None and get.body is not None:
             return get.body
         if (error := self.errors.get(index)) is not None:
             raise error
-        raise BlockingIOError
+        raise NothingArrived
+
+    def stayed(self, index: int) -> bytes:
+        """Return the bytes that had stayed in the socket of a part whose body has failed."""
+        get = self._gets.get(index)
+        return b"" if get is None or get.body is None else get.body.doubted()[1]
 
     def notify(self, index: int, call: Callable[[], None]) -> None:
         """Have the body of a part call `call`, if it has come; else `takes` is called when it comes."""

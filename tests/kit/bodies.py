@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from streamer.s3.client.doubt import NothingArrived
+
 
 class Arriving:
     """A `Body` of which nothing has arrived at first."""
@@ -31,7 +33,10 @@ class Arriving:
 
     def probe(self) -> None:
         if len(self._data) - self.left == self.arrived:
-            raise BlockingIOError
+            raise NothingArrived
+
+    def doubted(self) -> tuple[int, bytes]:
+        return len(self._data) - self.left, b""
 
     def read_into(self, memory: memoryview) -> int:
         self.probe()
@@ -41,7 +46,7 @@ class Arriving:
         self.left -= len(data)
         return len(data)
 
-    def splice_into(self, pipe_fd: int, most: int) -> int:
+    def splice_into(self, pipe_fd: int, most: int, *, revocable: bool = False) -> int:
         raise NotImplementedError
 
     def notify(self, call: Callable[[], None]) -> None:

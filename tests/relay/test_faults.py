@@ -13,6 +13,7 @@ from aiohttp import web
 
 from streamer.relay.transport import Wish
 from streamer.retry import RetryPolicy
+from streamer.s3.client.doubt import DOUBTED
 from tests.kit.faults import WRONG, resets_after
 from tests.kit.harness import MORE_THAN_A_FIFO, RunChannel, Running, fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all, until_equal
@@ -41,18 +42,21 @@ async def failed_after(running: Running, reader_bytes: int) -> str:
 
 
 async def test_a_broken_body_resumes_at_the_next_byte(run: RunChannel, stub: S3Stub, tmp_path: Path) -> None:
-    """The connection breaks once the reader holds what had arrived: those bytes are not asked for again."""
-    truth = fill(stub, [40_000])
-    stub.script(cut_after(10_000, once=stub.released))
+    """The connection breaks once the reader holds what had arrived, but for the last 16 KiB of it."""
+    truth = fill(stub, [45_000])
+    stub.script(cut_after(40_000, once=stub.released))
     async with run(stub, tmp_path, requests_in_flight=1) as running:
         with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb") as reader:
-            first = await off_loop(reader.read, 10_000)
+            first = await off_loop(reader.read, 40_000 - DOUBTED)
             stub.release()
             assert first + await off_loop(reader.read) == truth
         await until_equal({"truncated": 1}, lambda: running.channel.statistics().retries)
         await until_equal({"part": 1}, lambda: running.channel.statistics().resumes)
         assert running.channel.statistics().records is None  # only the reader knows
-    assert [seen.range for seen in stub.seen[:2]] == ["bytes=0-39999", "bytes=10000-39999"]
+    assert [seen.range for seen in stub.seen[:2]] == [
+        "bytes=0-44999",
+        f"bytes={40_000 - DOUBTED}-44999",
+    ]
 
 
 @pytest.mark.timeout(20)  # and not the 30 s after which silence counts as the end
@@ -182,7 +186,7 @@ async def test_a_wrong_answer_that_does_not_come_again_is_mended(
     run: RunChannel, stub: S3Stub, tmp_path: Path, kind: str
 ) -> None:
     """Two of three front ends may be sick; what they sent reaches nobody."""
-    truth = fill(stub, [80_000])
+    truth = fill(stub, [45_000])
     stub.script(*[WRONG[kind](random.Random(1), 50_000)] * 2)
     async with run(stub, tmp_path, requests_in_flight=1) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth

@@ -1,12 +1,11 @@
 """Sends a second request for a late head of line; async shell of `streamer.schedule.hedging`.
 
     first request    its body ─────────────→ stage      until the second body has more; then it is cancelled
-    second request   its body → `Hedge` ───→ stage      another connection and address
+    second request   its body → `Takeover` → stage      another connection and address
 
-The second body takes over at the first byte that the stage lacks. Bytes that the first request has brought in
-the meantime are read from the second body too, and thrown away. The first body is then detached, so none of
-its bytes reach the stage any more. A second request that fails before it takes over is dropped; one that
-fails later is retried like any other.
+The second body takes over at the first byte that the stage lacks (`takeover`). Then the first body is
+detached, so none of its bytes reach the stage any more. A second request that fails before it takes over, or
+that differs from what the stage has, is dropped; one that fails later is retried like any other.
 """
 
 from __future__ import annotations
@@ -16,58 +15,20 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 from streamer.errors import SourceError
+from streamer.relay.fetch.takeover import Takeover
+from streamer.s3.client.doubt import overlap
 from streamer.s3.ranges import RangeRequest
 from streamer.schedule.hedging import HeadSample
-from streamer.units import KIB
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from streamer.relay.fetch.part_fetch import PartFetch
-    from streamer.relay.staging.stage import Stage
     from streamer.relay.statistics import ChannelCounters
-    from streamer.s3.ranges import Body, RangeSource
+    from streamer.s3.ranges import RangeSource
     from streamer.schedule.budget import ChannelQuota
     from streamer.schedule.window import Slot
 
 WAITS = ("credentials", "throttled", "retry")
 """Phases in which no request has been sent: a second request would do no better than the awaited one."""
-THROWN_AWAY = 64 * KIB
-"""Bytes read and thrown away at a time."""
-
-
-class Hedge:
-    """Reads a second body up to the first byte that the stage lacks, and then attaches the body."""
-
-    def __init__(self, body: Body, stage: Stage, at: int, on_won: Callable[[], None]) -> None:
-        """`at`: offset of the body's next byte in the part."""
-        self.won = False
-        self.thrown_away = 0
-        self._body = body
-        self._stage = stage
-        self._at = at
-        self._on_won = on_won
-        self._scratch = memoryview(bytearray(THROWN_AWAY))
-
-    def advance(self) -> None:
-        """Read what the stage already has; attach the body if it then has more. Called when bytes arrive."""
-        body, stage = self._body, self._stage
-        try:
-            while surplus := stage.received - self._at:
-                if surplus >= body.left:
-                    return  # the first request has brought the whole part
-                count = body.read_into(self._scratch[:surplus])
-                self._at += count
-                self.thrown_away += count
-            body.probe()
-        except BlockingIOError:
-            body.notify(self.advance)
-        except SourceError:
-            return  # `Body.taken` raises it too
-        else:
-            self.won = True
-            self._on_won()
-            stage.attach(body)
 
 
 class Owner(Protocol):
@@ -156,17 +117,17 @@ class Hedger:
         """Send the second request; return when it has lost or the part is complete."""
         stage, counters = fetch.stage, self._counters
         counters.hedges["issued"] += 1
-        at = stage.received
+        at = stage.received - (overlap(stage.in_doubt, 0) if stage.in_doubt else 0)
         avoid = fetch.request.peer if fetch.request is not None else None
         request = RangeRequest(
             slot.part, slot.part.start + at, avoid=avoid, requests=slot.requests, once=True
         )
-        hedge: Hedge | None = None
+        hedge: Takeover | None = None
         failed: SourceError | None = None
         self._quota.begin()
         try:
             body, since, first_byte = await fetch.open(request)
-            hedge = Hedge(body, stage, at, lambda: self._won(slot, fetch, request))
+            hedge = Takeover(body, stage, at, on_won=lambda: self._won(slot, fetch, request))
             await fetch.receive(request, body, hedge.advance, since, first_byte)
         except SourceError as error:
             failed = error

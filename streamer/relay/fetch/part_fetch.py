@@ -1,9 +1,10 @@
 """Fetches one part into its stage: request, retry, resume, give up.
 
 A training feed should wait for storage and not fail fast, so a part is retried until `give_up_after` seconds
-pass without progress. Arriving bytes restart that time and the backoff. The stage keeps the bytes that have
-arrived, so an attempt requests only the rest. Each part has a time limit of its own, so many parts that fail
-at once do not use up each other's retries.
+pass without progress. Arriving bytes restart that time and the backoff, each byte of the part only once. The
+stage keeps the bytes that have arrived, so an attempt requests only the rest, and some of the bytes that are
+in doubt. Each part has a time limit of its own, so many parts that fail at once do not use up each other's
+retries.
 
 The last wait and the last request end with that time: the transport bounds the first request by the stall
 timeout, which is not longer, and `_first_byte_within` bounds each later request until its first byte.
@@ -23,8 +24,18 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from streamer.errors import ErrorContext, Expired, SourceError, Throttled, Transient
+from streamer.errors import (
+    ErrorContext,
+    Expired,
+    InvalidResponse,
+    SourceError,
+    Throttled,
+    Transient,
+    Truncated,
+)
+from streamer.relay.fetch.takeover import Takeover
 from streamer.retry import PART_FAILED, Attempts, retry
+from streamer.s3.client.doubt import FOREIGN, overlap
 from streamer.s3.ranges import RangeRequest
 
 if TYPE_CHECKING:
@@ -71,7 +82,9 @@ class PartFetch:
         self._attempts = 1
         """Requests sent, the first one included."""
         self._received = 0
-        """Bytes in the stage when the last request failed."""
+        """Most bytes that the stage has had when a request failed."""
+        self._misses = 0
+        """Responses that have ended no later than the bytes in doubt, since two have last agreed."""
         self._source = source
         self._policy = policy
         self._counters = counters
@@ -123,7 +136,7 @@ class PartFetch:
 
     def _has_progressed(self) -> bool:
         """Return whether bytes have arrived since the last failure."""
-        before, self._received = self._received, self.stage.received
+        before, self._received = self._received, max(self._received, self.stage.received)
         return self._received > before
 
     def _note_wait(self, error: SourceError) -> None:
@@ -135,7 +148,8 @@ class PartFetch:
         if attempt > 1 and stage.received:
             self._counters.resumes["part"] += 1
         self.enter("first_byte")
-        first = stage.part.start + stage.received
+        repeated = overlap(stage.in_doubt, self._misses) if stage.in_doubt else 0
+        first = stage.part.start + stage.received - repeated
         request = self.request = RangeRequest(
             stage.part,
             first,
@@ -148,7 +162,41 @@ class PartFetch:
         if not request.reported:
             self._counters.first_byte.add(first_byte)
         self.enter("body")
-        await self.receive(request, body, lambda: stage.attach(body), since, first_byte)
+        if repeated:
+            await self._take_over(request, body, stage.received - repeated, since, first_byte)
+        else:
+            await self.receive(request, body, lambda: stage.attach(body), since, first_byte)
+
+    async def _take_over(
+        self, request: RangeRequest, body: Body, at: int, since: float, first_byte: float
+    ) -> None:
+        """As `receive`, for a body that repeats bytes in doubt. Raises SourceError also if they differ."""
+        stage, loop = self.stage, asyncio.get_running_loop()
+        takeover = None
+        try:
+            async with asyncio.timeout(None) as limit:
+                takeover = Takeover(
+                    body,
+                    stage,
+                    at,
+                    on_won=lambda: None,
+                    on_differs=lambda: limit.reschedule(loop.time()),
+                )
+                await self.receive(request, body, takeover.advance, since, first_byte)
+        except TimeoutError as ended:
+            error = self._contradicted(request, takeover.again if takeover else b"")
+            self._counters.note(error.kind, str(error))
+            raise error from ended
+        finally:
+            if takeover is not None:
+                self._counters.wasted_bytes += takeover.thrown_away
+                self._misses = 0 if takeover.won or takeover.differs else self._misses + 1
+
+    def _contradicted(self, request: RangeRequest, again: bytes) -> SourceError:
+        """Drop the bytes in doubt, which another response has sent otherwise; return the error of that."""
+        if self.stage.drop_doubted(again):
+            return Truncated(FOREIGN, request.context)
+        return InvalidResponse(f"{FOREIGN}; others of them may be delivered", request.context)
 
     async def open(self, request: RangeRequest) -> tuple[Body, float, float]:
         """Send the request. Return its body, the time of sending (time.monotonic()), and seconds to the body.

@@ -19,6 +19,7 @@ from streamer.errors import SourceError
 from streamer.plan import Part
 from streamer.relay.staging.stage import PART_COST, Chunk, Stage, at_most_the_floor, bytes_per_request
 from streamer.relay.statistics import ChannelCounters
+from streamer.s3.client.doubt import DOUBTED
 from streamer.s3.ranges import Body
 from streamer.schedule.budget import ChannelQuota
 from streamer.units import KIB
@@ -132,6 +133,7 @@ class BufferStage(Stage):
                 taken += count
                 self._chunks[-1].filled += count
                 self._in_memory += count
+                self.in_doubt = min(DOUBTED, self.in_doubt + count)
                 self._arrived(count)
                 if count < len(memory):
                     break
@@ -151,17 +153,18 @@ class BufferStage(Stage):
             self._chunks.append(last)
         return memoryview(last.memory)[last.filled :]
 
-    def take(self, most: int) -> bytes | bytearray:
-        """Deliver at most `most` next bytes, in memory of their own: literals or bytes of the body.
+    def take(self, wanted: int) -> bytes | bytearray:
+        """Deliver at most `wanted` next bytes, in memory of their own: literals or bytes of the body.
 
-        Returns empty bytes if the socket has none now.
+        Returns empty bytes if the socket has none now, but perhaps for those in doubt.
         """
         if self._before:
-            data = bytes(self._before[:most])
+            data = bytes(self._before[:wanted])
             self._before = self._before[len(data) :]
             return data
-        if not self._in_memory:
-            return self._take_from_socket(most)
+        most = min(wanted, self._in_memory - self.in_doubt)
+        if most <= 0:
+            return self._take_from_socket(wanted)
         views: list[memoryview] = []
         size = 0
         for chunk in self._chunks:
@@ -176,55 +179,55 @@ class BufferStage(Stage):
         return joined
 
     def _take_from_socket(self, most: int) -> bytes | bytearray:
-        """Read at most `most` bytes of the body; deliver them without a copy if there are as many."""
+        """Read bytes of the body; deliver those that are not in doubt, without a copy if they are many."""
         body = self._body
         if body is None or not body.left:
             return b""
-        data, count = bytearray(min(most, body.left)), 0
-        try:
-            while count < len(data):
-                count += body.read_into(memoryview(data)[count:])
-        except BlockingIOError:
-            self._dry = True
-        except SourceError:
-            self._dry = True
-            body = None  # `Body.taken` raises it too
-        if body is not None and body.left and (self._dry or not self._parks):
-            body.notify(self._on_bytes)  # read the rest of a small part on arrival, to free its connection
-        if not count:
-            return b""
-        self._arrived(count)
+        before = self.in_doubt
+        data, count = bytearray(before + min(most, body.left)), before
+        with memoryview(data) as view:
+            try:
+                while count < len(data):
+                    count += body.read_into(view[count:])
+            except BlockingIOError:
+                self._dry = True
+            except SourceError:
+                self._dry = True
+                body = None  # `Body.taken` raises it too
+            if body is not None and body.left and (self._dry or not self._parks):
+                body.notify(
+                    self._on_bytes
+                )  # read the rest of a small part on arrival, to free its connection
+            if count == before:
+                return b""
+            view[:before] = self._last(before)
+            while self._chunks:
+                self._release(self._chunks.pop())
+            self._in_memory = 0
+            whole = self.received + count - before == self.part.body
+            self.in_doubt = 0 if whole else min(DOUBTED, count)
+            leaving = min(most, count - self.in_doubt)
+            for on_leave in self._observers:
+                on_leave(view[:leaving])
+            if leaving < count:
+                self._hold(bytes(view[leaving:count]))
+        self._arrived(count - before)
         self._changed()
-        for on_leave in self._observers:
-            on_leave(memoryview(data)[:count])
-        return data if count == len(data) else bytes(memoryview(data)[:count])
+        del data[leaving:]
+        return data
 
     def _drain_rest(self, fd: int, most: int) -> int:
         self._pull()
-        return self._write_memory(fd, most) if self._in_memory else 0
-
-    def _pull(self) -> None:
-        """Read from the socket if no byte is in memory."""
-        body = self._body
-        if self._in_memory or body is None or not body.left:
-            return
-        try:
-            self._fill(body)
-        except BlockingIOError:
-            self._dry = True
-        except SourceError:
-            self._dry = True
-            return  # `Body.taken` raises it too
-        if body.left and (self._dry or not self._parks):
-            body.notify(self._on_bytes)  # read the rest of a small part on arrival, to free its connection
+        return self._write_memory(fd, most)
 
     def _leave(self, chunk: Chunk, count: int) -> None:
         if self._observers and not chunk.literal:
             for on_leave in self._observers:
                 on_leave(memoryview(chunk.memory)[chunk.sent : chunk.sent + count])
         super()._leave(chunk, count)
-        if chunk.sent == chunk.filled:
-            self._pool.give(chunk)
+
+    def _release(self, chunk: Chunk) -> None:
+        self._pool.give(chunk)
 
     def discard(self) -> None:
         for chunk in self._chunks:

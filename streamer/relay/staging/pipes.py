@@ -34,8 +34,16 @@ from collections.abc import Callable
 from streamer.linux import PIPE_SIZE, SPLICE_FLAGS, Pipe
 from streamer.plan import Part
 from streamer.relay.staging.buffers import OWN_BUFFER, buffer_bytes, held_in_buffers
-from streamer.relay.staging.stage import PART_COST, Stage, StageFull, at_most_the_floor, bytes_per_request
+from streamer.relay.staging.stage import (
+    PART_COST,
+    Chunk,
+    Stage,
+    StageFull,
+    at_most_the_floor,
+    bytes_per_request,
+)
 from streamer.relay.statistics import ChannelCounters
+from streamer.s3.client.doubt import DOUBTED, NothingArrived
 from streamer.s3.ranges import Body
 from streamer.schedule.budget import ChannelQuota
 from streamer.units import KIB
@@ -217,16 +225,21 @@ class PipeStage(Stage):
 
     def _splice(self, body: Body, pipe: StagePipe) -> None:
         try:
-            count = body.splice_into(pipe.write_fd, pipe.full_at - pipe.count)
+            count = body.splice_into(pipe.write_fd, pipe.full_at - pipe.count, revocable=not self._parks)
+        except NothingArrived:
+            raise
         except BlockingIOError:
             if not pipe.count:
                 raise
-            body.probe()  # raises BlockingIOError if the socket is empty; otherwise the pipe is full
+            if not self._parks:
+                body.probe()  # raises BlockingIOError if the socket is empty; otherwise the pipe is full
             pipe.full_at = pipe.count
             self._fill(body)
             return
         pipe.count += count
         self._piped += count
+        if not self._parks:
+            self.in_doubt = min(DOUBTED, self.in_doubt + count)
         self._arrived(count)
 
     def _read(self, body: Body) -> None:
@@ -235,6 +248,7 @@ class PipeStage(Stage):
         memory = bytearray(min(body.left, READ_SIZE))
         count = body.read_into(memoryview(memory))
         self._hold(memory if count == len(memory) else memory[:count])  # a cut one would keep its memory
+        self.in_doubt = min(DOUBTED, self.in_doubt + count)
         self._arrived(count)
 
     def _writable_pipe(self) -> StagePipe | None:
@@ -257,6 +271,18 @@ class PipeStage(Stage):
         return further
 
     def _drain_rest(self, fd: int, most: int) -> int:
+        free = self._piped + self._in_memory - self.in_doubt
+        if free <= 0:
+            body = self._body
+            if body is None or not body.left:
+                return 0
+            if not (self._piped or self._in_memory) and body.spliceable:
+                return self._move_on(fd, body, most)
+            self._pull()
+            free = self._piped + self._in_memory - self.in_doubt
+            if free <= 0:
+                return 0
+        most = min(most, free)
         if self._piped:
             pipe = self._pipes[0]
             count = os.splice(pipe.read_fd, fd, min(pipe.count, most), flags=SPLICE_FLAGS)
@@ -266,17 +292,34 @@ class PipeStage(Stage):
                 pipe.full_at = pipe.size
                 if len(self._pipes) > 1:
                     self._stages.give(self._pipes.pop(0))
-        elif self._in_memory:
-            count = self._write_memory(fd, most)
-        elif self._body is not None and self._body.left:
-            return self._move_on(fd, self._body, most)
         else:
-            return 0
+            count = self._write_memory(fd, most)
         self._note_freed()
         return count
 
-    def discard(self) -> None:
-        super().discard()
-        while self._pipes:
-            self._stages.give(self._pipes.pop())
+    def _recall(self) -> None:
+        for pipe in reversed(self._pipes):
+            if pipe.count:
+                data = os.read(pipe.read_fd, pipe.count)
+                self._chunks.insert(0, Chunk(data, len(data)))
+                pipe.count = 0
+        self._in_memory += self._piped
         self._piped = 0
+
+    def _doubt(self, body: Body) -> None:
+        self._recall()
+        self._give_pipes(dirty=True)
+        super()._doubt(body)
+
+    def _give_pipes(self, *, dirty: bool) -> None:
+        """Give the pipes back. `dirty`: bytes may be in them that are not counted (`Body.splice_into`)."""
+        while self._pipes:
+            pipe = self._pipes.pop()
+            pipe.count = pipe.count or dirty
+            self._stages.give(pipe)
+        self._piped = 0
+
+    def discard(self) -> None:
+        dirty = self._body is not None and self._body.left > 0
+        super().discard()
+        self._give_pipes(dirty=dirty)

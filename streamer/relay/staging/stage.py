@@ -14,6 +14,10 @@ The bytes of a stage are reserved before the stage is made. Delivery sets `await
 stage. When bytes have arrived, the stage clears `awaited` and calls `on_change` once; a failed fetch clears
 it too.
 
+Bytes of an unfinished response may be foreign (`streamer.s3.client.doubt`). A stage does not deliver the last
+of them that it has (`in_doubt`); spliced ones stay in the socket. If the response fails, all of its bytes
+that are not delivered are in doubt, until `attach` takes a body that has repeated some of them.
+
 A stage that has bytes must be `ready`: if a stage is not ready and its fetch has failed, delivery concludes
 that the stream's next byte is missing. To delay a part, delay `attach`, or delivery, as a bandwidth limit
 does.
@@ -22,7 +26,6 @@ does.
 from __future__ import annotations
 
 import os
-import select
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,9 +33,10 @@ from mmap import mmap
 from typing import Protocol
 
 from streamer.errors import SourceError
-from streamer.linux import ALL, is_ready
+from streamer.linux import ALL
 from streamer.plan import Part
 from streamer.relay.statistics import ChannelCounters
+from streamer.s3.client.doubt import NothingArrived, all_differ
 from streamer.s3.ranges import Body
 from streamer.schedule.budget import ChannelQuota
 from streamer.units import KIB, MIB
@@ -100,6 +104,10 @@ class Stage(ABC):
         self._counters = counters
         self._chunks: list[Chunk] = []  # a deque takes 600 bytes more, and most parts have one chunk
         self._in_memory = 0
+        self.in_doubt = 0
+        """Last bytes in the stage that may not be delivered: nothing proves that they are right."""
+        self._some_left = False
+        """Whether bytes of the same response, before those in doubt after a failure, are delivered."""
         self._parks = part.body > SMALL_PART
         self._body: Body | None = None
         self._dry = True
@@ -122,14 +130,17 @@ class Stage(ABC):
 
     @property
     def ready(self) -> bool:
-        """Whether there may be bytes to drain. False: every byte that arrived has been delivered."""
-        return self.staged > 0 or not self._dry
+        """Whether there may be bytes to drain. False: each byte that has arrived is delivered or in doubt."""
+        return self.staged > self.in_doubt or not self._dry
 
     def attach(self, body: Body) -> None:
-        """Take the rest of the part from this body; it replaces an earlier one."""
+        """Take the rest of the part from this body; it replaces an earlier one.
+
+        Bytes in doubt are right: the body has agreed with them (`agrees`), if there were any.
+        """
         if self._body is not None:
             self._body.hush()
-        self._body, self._full = body, False
+        self._body, self._full, self.in_doubt = body, False, 0
         self._on_bytes()
 
     def detach(self, body: Body) -> None:
@@ -137,6 +148,61 @@ class Stage(ABC):
         body.hush()
         if self._body is body:
             self._body, self._dry, self._full = None, True, False
+            if body.left and not self._discarded:
+                self._doubt(body)
+
+    def _doubt(self, body: Body) -> None:
+        """Keep back the bytes of a response that has failed, and those that had stayed in its socket."""
+        taken, stayed = body.doubted()
+        if stayed:
+            self._hold(stayed)
+            self._arrived(len(stayed))
+        doubted = taken + len(stayed)
+        self.in_doubt = min(doubted, self.staged - len(self._before))
+        self._some_left = doubted > self.in_doubt
+
+    def agrees(self, again: bytes) -> bool:
+        """Return whether the bytes in doubt end as `again` does, which is of another response."""
+        count = min(self.in_doubt, len(again))
+        return self._last(count) == again[len(again) - count :]
+
+    def drop_doubted(self, again: bytes) -> bool:
+        """Drop the bytes in doubt, which do not end as `again` does; return whether those before are right.
+
+        If not, nothing is dropped.
+        """
+        if self._some_left and all_differ(self._last(self.in_doubt), again):
+            return False
+        count, self.in_doubt = self.in_doubt, 0
+        self._recall()
+        self.received -= count
+        self._in_memory -= count
+        self._counters.wasted_bytes += count
+        while count:
+            chunk = self._chunks[-1]
+            step = min(count, chunk.filled - chunk.sent)
+            chunk.filled -= step
+            count -= step
+            if chunk.sent == chunk.filled:
+                self._release(self._chunks.pop())
+        return True
+
+    def _last(self, count: int) -> bytes:
+        """Return the last `count` bytes in the stage, after it has all of its bytes in memory."""
+        self._recall()
+        views: list[memoryview] = []
+        for chunk in reversed(self._chunks):
+            if count <= 0:
+                break
+            views.insert(0, chunk.unsent[-count:])
+            count -= len(views[0])
+        return b"".join(views)
+
+    def _recall(self) -> None:  # noqa: B027 - nothing to do where all are there
+        """Bring all bytes of the stage into memory."""
+
+    def _release(self, chunk: Chunk) -> None:  # noqa: B027 - as above
+        """Take back the memory of a chunk that is dropped or delivered."""
 
     def _on_bytes(self) -> None:
         """Take bytes from the body, or wake delivery if it waits. Called when bytes may have arrived."""
@@ -210,18 +276,33 @@ class Stage(ABC):
     def _read(self, body: Body) -> None:
         """Read some bytes from the body into memory. Raises as `_fill`."""
 
-    def _move_on(self, fd: int, body: Body, most: int) -> int:
-        """Move bytes from the socket into `fd`; the stage itself must be empty."""
+    def _pull(self) -> None:
+        """Take bytes of the body into the stage if it has none that may be delivered."""
+        body = self._body
+        if self._in_memory > self.in_doubt or body is None or not body.left:
+            return
         try:
-            if not body.spliceable:
-                self._read(body)
-                return self._write_memory(fd, most)
-            count = body.splice_into(fd, min(body.left, most))
+            self._fill(body)
         except BlockingIOError:
-            if is_ready(fd, select.POLLOUT):  # the pipe is not full, or has no reader: the socket is empty
-                self._dry = True
-                body.notify(self._on_bytes)
-                return 0
+            self._dry = True
+        except StageFull:
+            self._full = True
+            return
+        except SourceError:
+            self._dry = True
+            return  # `Body.taken` raises it too
+        if body.left and (self._dry or not self._parks):
+            body.notify(self._on_bytes)  # read the rest of a small part on arrival, to free its connection
+
+    def _move_on(self, fd: int, body: Body, most: int) -> int:
+        """Splice bytes from the socket into `fd`; the stage itself must be empty."""
+        try:
+            count = body.splice_into(fd, min(body.left, most))
+        except NothingArrived:
+            self._dry = True
+            body.notify(self._on_bytes)
+            return 0
+        except BlockingIOError:
             if not self._parks:
                 body.notify(self._on_bytes)  # take a small part into the stage, to free its connection
             raise
@@ -255,7 +336,7 @@ class Stage(ABC):
         self.received += count
         self._counters.received_bytes += count
         if self.received == self.part.body:
-            self._dry = True
+            self._dry, self.in_doubt = True, 0
             if self.part.trailing:
                 self._hold(self.part.trailing, literal=True)
 
@@ -265,6 +346,9 @@ class Stage(ABC):
             self._on_change()
 
     def _write_memory(self, fd: int, most: int) -> int:
+        most = min(most, self._in_memory - self.in_doubt)
+        if most <= 0:
+            return 0
         chunks, vectors, size = self._chunks, [], 0
         for chunk in chunks:
             vectors.append(chunk.unsent[: most - size])
@@ -288,6 +372,7 @@ class Stage(ABC):
         chunk.sent += count
         self._in_memory -= count
         if chunk.sent == chunk.filled:
+            self._release(chunk)
             del self._chunks[0]
 
 

@@ -1,7 +1,8 @@
 """Reads a manifest from S3 in pieces, as one version.
 
-A response that breaks off is resumed at its next byte, with If-Match and Range. So a manifest needs a
-Content-Length, by which its end is proven, and an ETag, or a Last-Modified, for what is left after a failure.
+A response that breaks off is resumed with If-Match and Range. So a manifest needs a Content-Length, by which
+its end is proven, and an ETag, or a Last-Modified, for what is left after a failure. The last bytes of a
+response that is not whole are passed on when the next one has agreed with them (`streamer.s3.client.doubt`).
 `object_get` sends the requests.
 """
 
@@ -22,9 +23,10 @@ from streamer.errors import (
 )
 from streamer.plan import ObjectRef, S3Uri, is_modified
 from streamer.plan.validators import is_validator, validator_of
-from streamer.retry import UNAVAILABLE, Attempts, RetryPolicy
+from streamer.retry import ANSWER_FAILED, Attempts, RetryPolicy
 from streamer.s3.catalog.control_client import ControlClient
 from streamer.s3.catalog.object_get import ObjectResponse, open_object
+from streamer.s3.client.doubt import Withheld
 from streamer.s3.client.session import Clients
 from streamer.s3.ranges import check_header, content_encoding, transformation
 from streamer.units import counted
@@ -56,7 +58,7 @@ async def read_manifest(
             control = stack.enter_context(closing(ControlClient(clients)))
         limits = policy or RetryPolicy(give_up_after=min(PATIENCE, client.stall_timeout))
         context = ErrorContext(uri.bucket, uri.key)
-        attempts = Attempts(limits, UNAVAILABLE, what=f"a byte of {what}", context=context)
+        attempts = Attempts(limits, ANSWER_FAILED, what=f"a byte of {what}", context=context)
         attempts.on_noted = on_wait
         try:
             async with aclosing(_resumed(control, client, uri, attempts, on_wait)) as pieces:
@@ -71,43 +73,51 @@ async def read_manifest(
     raise last
 
 
-async def _resumed(
+async def _resumed(  # noqa: C901, PLR0912 - each way in which a response ends, in its order
     control: ControlClient | None,
     client: Any,
     uri: S3Uri,
     attempts: Attempts[SourceError],
     on_wait: Callable[[SourceError], None] | None,
 ) -> AsyncGenerator[bytes, None]:
-    received, size, etag = 0, -1, ""
+    furthest, size, etag = 0, -1, ""
+    taken = Withheld()
     headers: dict[str, str] = {}
     asked_again = False
-    while received != size:
-        context = ErrorContext(uri.bucket, uri.key, received, attempts.failures + 1)
-        before = received
+    while taken.received != size:
+        first = taken.resume()
+        context = ErrorContext(uri.bucket, uri.key, first, attempts.failures + 1)
+        if size >= 0:
+            headers = _of_rest(client, etag, first, size)
         try:
             async with open_object(control, client, context, headers) as response:
                 if size < 0:
                     size, etag = _checked_whole(response, context)
                 else:
-                    _check_rest(response, ObjectRef(uri.bucket, uri.key, size, etag), received, context)
+                    _check_rest(response, ObjectRef(uri.bucket, uri.key, size, etag), first, context)
                 async with aclosing(response.pieces) as pieces:
                     async for piece in pieces:
-                        received += len(piece)
-                        if received > size:
+                        passed = taken.add(piece, context)
+                        if taken.received > size:
                             raise BadAnswer(
                                 f"the body is longer than its Content-Length, {size} bytes", context
                             )
-                        yield piece
-            if received != size:
-                raise Truncated(f"the body ended {counted(size - received, 'byte')} early", context)
+                        if passed:
+                            yield passed
+            if taken.received != size:
+                left = counted(size - taken.received, "byte")
+                raise Truncated(f"the body ended {left} early", context)
         except SourceChanged:
             if asked_again:
                 raise
             asked_again = True  # the response may belong to an earlier request on the connection
             continue
-        except UNAVAILABLE as error:
-            headers = headers if size < 0 else _of_rest(client, etag, received, size, error)
-            if received > before:
+        except ANSWER_FAILED as error:
+            taken.fail()
+            if size >= 0 and not is_validator(etag):
+                raise  # the rest may be of another version
+            if taken.received > furthest:
+                furthest = taken.received
                 attempts.progressed()
             wait = attempts.wait_after(error)
             if on_wait is not None:
@@ -115,6 +125,7 @@ async def _resumed(
         else:
             continue
         await asyncio.sleep(wait)
+    yield taken.doubted
 
 
 def _check_rest(response: ObjectResponse, ref: ObjectRef, first: int, context: ErrorContext) -> None:
@@ -130,12 +141,10 @@ def _check_rest(response: ObjectResponse, ref: ObjectRef, first: int, context: E
     )
 
 
-def _of_rest(client: Any, etag: str, received: int, size: int, error: SourceError) -> dict[str, str]:
-    """Return the headers of the request for the rest. Raises `error` if that may be of another version."""
-    if not is_validator(etag):
-        raise error
+def _of_rest(client: Any, etag: str, first: int, size: int) -> dict[str, str]:
+    """Return the headers of the request for the bytes from `first` on, of the same version."""
     condition = {} if is_modified(etag) else client.if_match(f'"{etag}"')
-    return condition | {"Range": f"bytes={received}-{size - 1}"}
+    return condition | {"Range": f"bytes={first}-{size - 1}"}
 
 
 def _checked_whole(response: ObjectResponse, context: ErrorContext) -> tuple[int, str]:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urljoin, urlsplit
 from weakref import WeakSet
 
+import aiohttp.http_exceptions
 from aiobotocore.httpsession import AIOHTTPSession
 
 from streamer.errors import ErrorContext, Transient, WrongEndpoint
@@ -110,6 +111,26 @@ def _release_at_once(release: Callable[..., None], key: Any, protocol: Any, **op
     release(key, protocol, **options)
     if transport is not None and transport.is_closing():
         transport.abort()
+
+
+def surplus_after(response: Any) -> asyncio.Future[bool]:
+    """Return a future that is done soon after the end of `response`: whether bytes of another one followed.
+
+    aiohttp parses them at once. So they are the next message, or an error if they are none.
+    """
+    loop = asyncio.get_running_loop()
+    found: asyncio.Future[bool] = loop.create_future()
+    protocol = response._protocol  # noqa: SLF001 - its connection is released with the last byte
+
+    def look() -> None:
+        if not found.done():
+            found.set_result(
+                bool(protocol._buffer)  # noqa: SLF001
+                or isinstance(protocol.exception(), aiohttp.http_exceptions.HttpProcessingError)
+            )
+
+    response.content.on_eof(lambda: loop.call_soon(look))  # the parser calls this before it goes on
+    return found
 
 
 def _readable(transport: asyncio.BaseTransport | None) -> bool:

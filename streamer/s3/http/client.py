@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from streamer.errors import ErrorContext, SourceError, Transient
+from streamer.errors import ErrorContext, InvalidResponse, SourceError, Transient
 from streamer.s3.client.documents import MAX_DOCUMENT, MAX_ERROR_BODY, checked_document
 from streamer.s3.client.faults import broken, not_understood
 from streamer.s3.http.body import HttpBody
@@ -87,20 +87,26 @@ class Response:
 
     async def document(self, context: ErrorContext) -> bytes:
         """Read the body, a page of a listing, and end the response. Raises SourceError."""
-        body, whole = await self._read_body(MAX_DOCUMENT)
+        body, whole, followed = await self._read_body(MAX_DOCUMENT)
+        if followed:
+            raise InvalidResponse("more bytes follow the end of the response", context)
         if not whole and len(body) <= MAX_DOCUMENT:
             raise Transient(f"the response broke off after {counted(len(body), 'byte')} of its body", context)
         return checked_document(body, context)
 
-    async def _read_body(self, most: int) -> tuple[bytes, bool]:
-        """Return about `most` bytes of the body at most, and whether that is all; end the response."""
-        whole = False
+    async def _read_body(self, most: int) -> tuple[bytes, bool, bool]:
+        """Return about `most` bytes of the body at most, and whether that is all; end the response.
+
+        The last item: whether bytes follow the response.
+        """
+        whole = followed = False
         try:
             body = await self._reader.body(most)
             whole = self._reader.complete
-            return body, whole
+            followed = whole and self._reader.followed
+            return body, whole, followed
         finally:
-            self.end(reuse=whole)
+            self.end(reuse=whole and not followed)
 
     def end(self, *, reuse: bool) -> None:
         """End the response. `reuse`: whether the connection may carry another request: no byte is left.

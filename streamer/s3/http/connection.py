@@ -59,6 +59,8 @@ class Connection:
         self.peer = ""
         """The server's address."""
         self.closed = False
+        self.looked_at = -1.0
+        """Time of the event loop when the last body had arrived, and no byte after it."""
         self.window = 0
         """Receive window: bytes that the socket holds while they are not read; 0 if unknown."""
         self._low_water = 1
@@ -116,16 +118,20 @@ class Connection:
         """Whether bytes have arrived after the last response."""
         return bytes_unread(self.fd) > 0
 
+    def has_surplus(self) -> bool:
+        """Return whether bytes have arrived after the last byte of a body."""
+        return bytes_unread(self.fd) > 0
+
     def send(self, request: bytes) -> bool:
         """Send a request; return whether all of it was sent. The empty send buffer takes a kilobyte."""
         return self.sock.send(request) == len(request)
 
-    def expect(self, count: int, worth: int = LOW_WATER) -> None:
-        """Make the socket readable once it holds `count` bytes, or `worth` bytes if that is less.
+    def expect(self, count: int, worth: int = LOW_WATER, stay: int = 0) -> None:
+        """Make the socket readable once it holds `count` bytes, or `worth` beyond `stay` if that is less.
 
         Sets SO_RCVLOWAT (socket(7)). `worth` is limited to `LOW_WATER` to `max_low_water`.
         """
-        self._set_low_water(max(1, min(count, max(worth, LOW_WATER), self.max_low_water)))
+        self._set_low_water(max(1, min(count, stay + min(max(worth, LOW_WATER), self.max_low_water))))
 
     def hold(self, count: int) -> None:
         """Make the socket readable only with more than `count` bytes, or when it is full or at its end."""
@@ -208,6 +214,14 @@ class TlsConnection(Connection):
     def spoilt(self) -> bool:
         return self.unread > 0 and not self.usable()  # they may be a session ticket only
 
+    def has_surplus(self) -> bool:
+        if not self.unread:
+            return False
+        try:
+            return self.peek(memoryview(bytearray(1))) > 0
+        except OSError:
+            return False  # a session ticket, or the end
+
     def send(self, request: bytes) -> bool:
         return self._tls.send(request)
 
@@ -219,9 +233,9 @@ class TlsConnection(Connection):
     def unread(self) -> int:
         return bytes_unread(self.fd) + self._tls.pending + (TLS_RECORD if self._partial_record else 0)
 
-    def expect(self, count: int, worth: int = LOW_WATER) -> None:
+    def expect(self, count: int, worth: int = LOW_WATER, stay: int = 0) -> None:
         # OpenSSL may hold up to one record.
-        super().expect(count - TLS_RECORD, worth)
+        super().expect(count - TLS_RECORD, worth, stay)
 
     def recv_into(self, memory: memoryview) -> int:
         self._partial_record = True

@@ -34,6 +34,9 @@ DNS_TTL = 10.0
 KEEP_ALIVE = 30
 """Seconds of silence after which the kernel probes a connection. Firewalls and NAT gateways of clouds forget
 one after four to six minutes."""
+LOOKED = 0.003
+"""Seconds for which a look at a connection counts: about a turn of the event loop. Most small objects are
+requested within that time after the body before them, so that one look serves for both."""
 PROBES, PROBE_INTERVAL = 4, 10
 """Unanswered probes, and seconds between them, after which the kernel reports a connection as broken."""
 
@@ -57,6 +60,7 @@ class ConnectionPool:
         self._idle: list[Connection] = []
         self._addresses: list[tuple[Any, ...]] = []
         self._turn = itertools.count()
+        self._loop = asyncio.get_running_loop()
         self._resolved_at = 0.0
 
     async def take(
@@ -82,7 +86,8 @@ class ConnectionPool:
                 connection = self._idle.pop(index)
                 if connection.closed:
                     continue
-                if not connection.spoilt:
+                # The poller closes a resting connection on which bytes arrive, in the loop's next turn.
+                if self._loop.time() - connection.looked_at < LOOKED or not connection.spoilt:
                     return connection
                 connection.close()  # surplus bytes of one response must not begin the next
         return None

@@ -85,7 +85,12 @@ class _Message:
         self.on_header = self._fields.__setitem__
         self.body = bytearray()
         self.complete = False
+        self.followed = False
+        """Whether another message follows."""
         self._parser = httptools.HttpResponseParser(self)
+
+    def on_message_begin(self) -> None:
+        self.followed = self.complete
 
     def on_headers_complete(self) -> None:
         for name, value in self._fields.items():
@@ -195,6 +200,11 @@ class ResponseReader:
     def complete(self) -> bool:
         """Whether every byte of the response has been read."""
         return self._parser.message.complete
+
+    @property
+    def followed(self) -> bool:
+        """Whether bytes follow the last byte of the response."""
+        return self._parser.message.followed or self._connection.has_surplus()
 
     def release(self) -> None:
         """End the use of this reader."""
