@@ -200,7 +200,8 @@ async def test_without_permission_to_list_heads_find_all(
     assert refs(plan) == [(name, len(name)) for name in names]
     assert stub.head_count == len(names)
     assert [(bucket, type(each)) for bucket, each in unlisted] == [("b", Denied)]
-    assert len(stub.listings) == 2  # of the folders' common prefix, and of one folder
+    assert len(set(stub.listings)) == 2  # of the folders' common prefix, and of one folder
+    assert len(stub.listings) <= 4  # a refusal on a used connection is asked for again
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -221,7 +222,8 @@ async def test_rows_that_name_an_object_again_cost_nothing(
     assert refs(plan) == [(name, len(name)) for name in rows]
     assert counts[-1] == len(rows)
     assert stub.head_count == (1 if listed else len(names))
-    assert len(stub.listings) <= 2
+    assert len(set(stub.listings)) == 1
+    assert len(stub.listings) <= 3  # a refusal on a used connection is asked for again
 
 
 @pytest.mark.usefixtures("small_blocks")

@@ -329,7 +329,7 @@ def test_an_index_with_two_records_as_one_is_found(stub: S3Stub, tmp_path: Path,
     path, folder = setup(stub, tmp_path, kind), tmp_path / "index"
     build(path, folder, "--format", kind, "--every", "1")
     lose(folder / "train.index", "train/2", 101)
-    done = verify(path, folder, "--samples", "2000", code=8)
+    done = verify(path, folder, "--samples", "20000", code=8)
     assert "the index has 1 record from here to the next one, and the object has not" in done.stderr
     assert "s3://b/train/2" in done.stderr
 
