@@ -187,9 +187,10 @@ async def test_a_manifest_whose_body_breaks_off_is_resumed(stub: S3Stub, reader:
     async with clients_of(stub) as clients:
         plan = await plan_augmented(reader(clients), MANIFEST, ATTRIBUTES)
     assert len(plan.entries) == 40
+    # The last bytes of a response that broke may be foreign, so the next one repeats them.
     assert [seen.range for seen in stub.seen][1:] == [
-        f"bytes={first}-{len(whole) - 1}",
-        f"bytes={first + 3}-{len(whole) - 1}",
+        f"bytes=0-{len(whole) - 1}",
+        f"bytes={first - first // 2}-{len(whole) - 1}",
     ]
 
 
