@@ -80,9 +80,9 @@ class Server:
                     return
                 wire.finish()
 
-    def _fault(self, key: str, first: int) -> str:
-        """What happens to this answer, if anything."""
-        at, roll = (key, first), self._dice.random()
+    def _fault(self, key: str, last: int) -> str:
+        """What happens to this answer. `last`: of the range, whose first byte moves with repeated bytes."""
+        at, roll = (key, last), self._dice.random()
         for kind, rate in self._trial.faults.items():
             if (roll := roll - rate) < 0:
                 if self._in_a_row[at] >= MOST_FAULTS:
@@ -106,7 +106,7 @@ class Server:
         wanted = re.search(r"Range: bytes=(\d+)-(\d+)", head)
         match = re.search(r'If-Match: "(\w+)"', head)
         first, last = (int(wanted[1]), int(wanted[2])) if wanted else (0, 0)
-        kind = self._fault(key, first)
+        kind = self._fault(key, last)
         status = self._trial.lasting.get(key, 206 if method == "GET" else 200)
         if method == "HEAD" and status == 412:
             status = 200  # nothing to match

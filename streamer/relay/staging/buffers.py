@@ -213,7 +213,10 @@ class BufferStage(Stage):
                 self._hold(bytes(view[leaving:count]))
         self._arrived(count - before)
         self._changed()
-        del data[leaving:]
+        try:
+            del data[leaving:]
+        except BufferError:  # the traceback of the body's failure still refers to the memory
+            data = data[:leaving]
         return data
 
     def _drain_rest(self, fd: int, most: int) -> int:
