@@ -258,7 +258,7 @@ PLANTS = (
     ),
     Plant(
         "hedged bytes delivered twice",
-        "streamer/relay/fetch/takeover.py",
+        "streamer/relay/fetch/successor.py",
         "while surplus := stage.received - self._at:",
         "while surplus := 0:",
         ("tests/unit/test_hedge.py", "tests/relay/test_hedges.py"),

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from streamer.plan import ObjectRef, Part
-from streamer.relay.fetch.takeover import Takeover
+from streamer.relay.fetch.successor import Successor
 from streamer.relay.staging.buffers import BufferPool, BufferStage
 from streamer.relay.statistics import ChannelCounters
 from streamer.schedule.hedging import CREDIT, LEAST_PATIENCE, MOST_PATIENCE, HeadSample, Hedging
@@ -100,7 +100,7 @@ def test_what_both_requests_bring_comes_once(pieces: tuple[int, ...]) -> None:
     first, second = Arriving(DATA), Arriving(DATA)
     stage.attach(first)
     first.arrive(6)
-    race = Takeover(second, stage, 0, on_won=lambda: won.append(stage.received))
+    race = Successor(second, stage, 0, on_won=lambda: won.append(stage.received))
     race.advance()
     for size in pieces:
         second.arrive(size)

@@ -1,9 +1,9 @@
 """Sends a second request for a late head of line; async shell of `streamer.schedule.hedging`.
 
-    first request    its body ─────────────→ stage      until the second body has more; then it is cancelled
-    second request   its body → `Takeover` → stage      another connection and address
+    first request    its body ──────────────→ stage      until the second body has more; then it is cancelled
+    second request   its body → `Successor` → stage      another connection and address
 
-The second body takes over at the first byte that the stage lacks (`takeover`). Then the first body is
+The second body takes over at the first byte that the stage lacks (`successor`). Then the first body is
 detached, so none of its bytes reach the stage any more. A second request that fails before it takes over, or
 that differs from what the stage has, is dropped; one that fails later is retried like any other.
 """
@@ -15,7 +15,7 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 from streamer.errors import SourceError
-from streamer.relay.fetch.takeover import Takeover
+from streamer.relay.fetch.successor import Successor
 from streamer.s3.client.doubt import overlap
 from streamer.s3.ranges import RangeRequest
 from streamer.schedule.hedging import HeadSample
@@ -122,12 +122,12 @@ class Hedger:
         request = RangeRequest(
             slot.part, slot.part.start + at, avoid=avoid, requests=slot.requests, once=True
         )
-        hedge: Takeover | None = None
+        hedge: Successor | None = None
         failed: SourceError | None = None
         self._quota.begin()
         try:
             body, since, first_byte = await fetch.open(request)
-            hedge = Takeover(body, stage, at, on_won=lambda: self._won(slot, fetch, request))
+            hedge = Successor(body, stage, at, on_won=lambda: self._won(slot, fetch, request))
             await fetch.receive(request, body, hedge.advance, since, first_byte)
         except SourceError as error:
             failed = error

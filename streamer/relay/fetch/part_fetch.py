@@ -33,7 +33,7 @@ from streamer.errors import (
     Transient,
     Truncated,
 )
-from streamer.relay.fetch.takeover import Takeover
+from streamer.relay.fetch.successor import Successor
 from streamer.retry import PART_FAILED, Attempts, retry
 from streamer.s3.client.doubt import FOREIGN, overlap
 from streamer.s3.ranges import RangeRequest
@@ -172,25 +172,25 @@ class PartFetch:
     ) -> None:
         """As `receive`, for a body that repeats bytes in doubt. Raises SourceError also if they differ."""
         stage, loop = self.stage, asyncio.get_running_loop()
-        takeover = None
+        successor = None
         try:
             async with asyncio.timeout(None) as limit:
-                takeover = Takeover(
+                successor = Successor(
                     body,
                     stage,
                     at,
                     on_won=lambda: None,
                     on_differs=lambda: limit.reschedule(loop.time()),
                 )
-                await self.receive(request, body, takeover.advance, since, first_byte)
+                await self.receive(request, body, successor.advance, since, first_byte)
         except TimeoutError as ended:
-            error = self._contradicted(request, takeover.again if takeover else b"")
+            error = self._contradicted(request, successor.again if successor else b"")
             self._counters.note(error.kind, str(error))
             raise error from ended
         finally:
-            if takeover is not None:
-                self._counters.wasted_bytes += takeover.thrown_away
-                self._misses = 0 if takeover.won or takeover.differs else self._misses + 1
+            if successor is not None:
+                self._counters.wasted_bytes += successor.thrown_away
+                self._misses = 0 if successor.won or successor.differs else self._misses + 1
 
     def _contradicted(self, request: RangeRequest, again: bytes) -> SourceError:
         """Drop the bytes in doubt, which another response has sent otherwise; return the error of that."""

@@ -25,7 +25,7 @@ THROWN_AWAY = 64 * KIB
 """Bytes read and thrown away at a time."""
 
 
-class Takeover:
+class Successor:
     """Reads a body up to the first byte that the stage lacks, and then attaches the body."""
 
     def __init__(
