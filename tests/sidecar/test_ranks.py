@@ -85,7 +85,8 @@ def test_two_trainers_read_their_rank_fifos_at_once(stub: S3Stub, tmp_path: Path
     assert leftovers(tmp_path / "ml") == [
         f".train-{rank}_{epoch}.penstock.json" for rank in range(2) for epoch in range(2)
     ]
-    assert stub.listings == ["train/"]
+    assert stub.listings == ["train/"] * 2  # one page, and the proof of its end
+    assert stub.split_listings == 1
 
 
 @EVERY_KIND
