@@ -6,7 +6,8 @@ warn of it; `Join: lines` adds the line feed.
 
     first keys of text ─▶ at most `MOST` objects ─▶ one GET of a byte each ─▶ the first without
 
-The look is a service, so no error of it ends anything: whoever streams the object gets the same error.
+The look is a service, so no error of it ends anything: whoever streams the object gets the same error. A job
+does not wait for it before it is ready.
 """
 
 from __future__ import annotations
@@ -30,10 +31,8 @@ if TYPE_CHECKING:
 SUFFIXES = (".csv", ".json", ".jsonl", ".ndjson", ".tsv", ".txt")
 MOST_KEYS = 1000
 """Most keys of a channel that are compared with the suffixes."""
-MOST = 64
-"""Most objects whose last byte is asked for."""
-AT_ONCE = 8
-"""Requests of the look in flight."""
+MOST = 8
+"""Most objects whose last byte is asked for, all at once: files of one program end alike."""
 PATIENCE = 10.0
 """Seconds after which the look is given up."""
 
@@ -60,11 +59,10 @@ async def unended(refs: Iterable[ObjectRef], clients: Clients) -> ObjectRef | No
     if len(texts) < 2:
         return None
     sample = texts[:: -(-len(texts) // MOST)]
-    turns = asyncio.Semaphore(AT_ONCE)
     control = None if clients.by_aiobotocore else ControlClient(clients)
     try:
         async with asyncio.timeout(PATIENCE):
-            ended = await asyncio.gather(*(_ends_a_line(control, clients, ref, turns) for ref in sample))
+            ended = await asyncio.gather(*(_ends_a_line(control, clients, ref) for ref in sample))
     except TimeoutError:
         return None
     finally:
@@ -73,15 +71,13 @@ async def unended(refs: Iterable[ObjectRef], clients: Clients) -> ObjectRef | No
     return next((ref for ref, whole in zip(sample, ended, strict=True) if not whole), None)
 
 
-async def _ends_a_line(
-    control: ControlClient | None, clients: Clients, ref: ObjectRef, turns: asyncio.Semaphore
-) -> bool:
+async def _ends_a_line(control: ControlClient | None, clients: Clients, ref: ObjectRef) -> bool:
     """Return whether the last byte of an object is a line feed, or is not known."""
     last = ref.size - 1
     headers = {"Range": f"bytes={last}-{last}"}
     context = ErrorContext(ref.bucket, ref.key)
     with contextlib.suppress(PenstockError):
-        async with turns, open_object(control, clients.data, context, headers) as response:
+        async with open_object(control, clients.data, context, headers) as response:
             if response.status == 206:  # a server that ignores Range shows another byte
                 async with contextlib.aclosing(response.pieces) as pieces:
                     async for piece in pieces:

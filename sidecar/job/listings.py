@@ -42,7 +42,11 @@ class Listings:
     def begin(self, channel: str, plan: OpenPlan, listing: Coroutine[Any, Any, None]) -> None:
         """Run `listing`, which lists `plan`."""
         self.by_channel[channel] = plan
-        self._running.append(self._tasks.create_task(listing, name=f"listing of {channel}"))
+        self.attend(channel, listing)
+
+    def attend(self, channel: str, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work`, for which no channel waits."""
+        self._running.append(self._tasks.create_task(work, name=f"listing of {channel}"))
 
     async def ended(self, channel: str) -> None:
         """Wait until the channel's listing has ended. Raises its error."""
@@ -56,7 +60,7 @@ class Listings:
                 raise plan.growth.error
 
     def cancel(self) -> None:
-        """End the listings that go on."""
+        """End the listings and looks that go on."""
         for task in self._running:
             task.cancel()
 

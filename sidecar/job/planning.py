@@ -57,7 +57,8 @@ async def plan_job(
     """Plan every channel, in the order of the job file. Raises the first SourceError.
 
     `give_up_after`: seconds to wait while storage is unavailable. `layout`: directory of the File channels;
-    raises SinkError as soon as their plans need more space than is free. `early`: a plan may be open.
+    raises SinkError as soon as their plans need more space than is free. `early`: the channels are
+    streamed while `listings` is open, so a plan may be open.
     `epochs`: by channel the epoch that comes first, if it is not 0.
     """
     job = state.job
@@ -68,6 +69,7 @@ async def plan_job(
             listings,
             RetryPolicy(give_up_after=give_up_after),
             layout=layout,
+            streams=early,
             epochs=epochs or {},
         )
         for channel in job.input_data_config:
@@ -96,8 +98,10 @@ class _JobPlanner:
         policy: RetryPolicy,
         *,
         layout: Layout | None,
+        streams: bool,
         epochs: Mapping[str, int],
     ) -> None:
+        """`streams`: whether the channels are streamed while their listings are open."""
         self.plans: dict[str, Planned] = {}
         """Plans by channel."""
         self._state = state
@@ -105,6 +109,7 @@ class _JobPlanner:
         self._listings = listings
         self._policy = policy
         self._layout = layout
+        self._streams = streams
         self._epochs = epochs
         self._memory = PlanMemory(state.memory_limit // 2)
         self._one_index = asyncio.Lock()
@@ -189,7 +194,8 @@ class _JobPlanner:
         notes.planned(whole, epoch)
         if job.mode(channel) == "Pipe":
             notes.end_marks(whole)
-            await notes.line_ends(whole, self._clients)
+            if self._streams:
+                self._listings.attend(name, notes.line_ends(whole, self._clients))
 
 
 def _sum_up(planned: Planned, epoch: int) -> None:

@@ -14,7 +14,7 @@ import pytest
 from streamer.readers import PipeReader
 from streamer.readers.tokens import TokenReader
 from tests.kit.processes import PENSTOCK, job, penstock, sidecar, write_job
-from tests.kit.stub import S3Stub
+from tests.kit.stub import S3Stub, stalls
 
 EVENT = "an object does not end with a line feed"
 LINES = [b'{"n": %d}' % number for number in range(40)]
@@ -33,7 +33,7 @@ def document(stub: S3Stub, tmp_path: Path, **section: Any) -> str:
     return write_job(tmp_path / "job.yaml", written)
 
 
-@pytest.mark.parametrize("section", [{}, {"Ranks": 2}], ids=str)
+@pytest.mark.parametrize("section", [{}, {"Ranks": 2}, {"Limit": {"Objects": 4, "Seed": 1}}], ids=str)
 def test_the_start_and_the_doctor_warn(stub: S3Stub, tmp_path: Path, section: dict[str, Any]) -> None:
     """Of one object among others, too, and with a plan that is made whole first."""
     put(stub)
@@ -49,6 +49,12 @@ def test_the_start_and_the_doctor_warn(stub: S3Stub, tmp_path: Path, section: di
     assert "s3://b/train/3.jsonl does not end with a line feed" in found["text"]
 
 
+def test_the_sample_is_eight_objects(stub: S3Stub) -> None:
+    stub.objects = {f"b/train/{index:02}.csv": b"1\n2\n" for index in range(40)}
+    subprocess.run([*PENSTOCK, "cat", "--endpoint-url", stub.url, "s3://b/train/"], check=True)
+    assert [seen.range for seen in stub.seen].count("bytes=3-3") == 8
+
+
 def test_cat_warns(stub: S3Stub) -> None:
     put(stub, suffix="csv")
     command = [*PENSTOCK, "cat", "--endpoint-url", stub.url, "s3://b/train/"]
@@ -61,11 +67,22 @@ def test_cat_warns(stub: S3Stub) -> None:
 
 
 @pytest.mark.parametrize(("ended", "suffix"), [(4, "jsonl"), (0, "bin")])
-def test_no_warning_without_cause(stub: S3Stub, tmp_path: Path, ended: int, suffix: str) -> None:
+def test_no_warning_without_cause(stub: S3Stub, ended: int, suffix: str) -> None:
     put(stub, ended=ended, suffix=suffix)
-    with sidecar(document(stub, tmp_path, Ranks=2)) as running:  # the look comes before `ready`
+    command = [*PENSTOCK, "cat", "--endpoint-url", stub.url, "s3://b/train/"]
+    assert EVENT not in subprocess.run(command, capture_output=True, check=True).stderr.decode()
+
+
+@pytest.mark.parametrize("section", [{}, {"Limit": {"Objects": 4, "Seed": 1}}], ids=str)
+def test_a_job_does_not_wait_for_the_look(stub: S3Stub, tmp_path: Path, section: dict[str, Any]) -> None:
+    put(stub, ended=0)
+    for name, data in stub.objects.items():
+        stub.script(stalls(stub), key=name, first=len(data) - 1)
+    with sidecar(document(stub, tmp_path, **section)) as running:
         running.wait_for("ready")
         assert not [event for event in running.events if event["event"] == EVENT]
+        stub.release()
+        running.wait_for(EVENT, channel="train")
 
 
 def test_a_header_of_each_object_is_left_out(
