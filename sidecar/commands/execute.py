@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import signal
 import sys
 from contextlib import ExitStack
@@ -18,6 +19,7 @@ from sidecar.process.exits import Exit, exit_code
 from sidecar.process.logs import log
 from sidecar.process.signals import handled
 from streamer.errors import SinkError
+from streamer.linux import is_ready
 from streamer.scratch import scratch_directory
 
 if TYPE_CHECKING:
@@ -32,8 +34,6 @@ STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 FORWARDED = (*STOPS, signal.SIGUSR1, signal.SIGUSR2)
 GRACE = 10
 """Seconds from a channel's failure until `exec` sends the trainer SIGTERM, and from SIGTERM until SIGKILL."""
-LOOK_AGAIN = 0.05
-"""Seconds between two looks at a process group: no event reports the end of a process that is no child."""
 
 
 async def execute(
@@ -213,20 +213,35 @@ async def _end_group(group: int) -> None:
         with contextlib.suppress(TimeoutError, ProcessLookupError, PermissionError):
             os.killpg(group, number)
             async with asyncio.timeout(GRACE):
-                while _has_process(group):  # noqa: ASYNC110 - no event reports the end of no child
-                    await asyncio.sleep(LOOK_AGAIN)
+                while (process := _living(group)) is not None:  # it may have forked meanwhile
+                    await _end_of(process)
             return
 
 
-def _has_process(group: int) -> bool:
-    """Return whether a process group has a process left; reap those whose parent the sidecar has become."""
-    with contextlib.suppress(ChildProcessError):  # as process 1 of a container; a zombie would count below
-        os.waitpid(-group, os.WNOHANG)
+def _living(group: int) -> int | None:
+    """Return a pidfd of a process of the group that has not ended; None if there is none.
+
+    killpg(2) does not do: it also counts zombies, and only their parents can remove those.
+    """
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            if os.getpgid(pid) == group:
+                process = os.pidfd_open(pid)
+                if not is_ready(process, select.POLLIN):
+                    return process
+                os.close(process)
+    return None
+
+
+async def _end_of(process: int) -> None:
+    """Wait for the end of a process; close `process`, its pidfd."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(process, ended.set)
     try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
+        await ended.wait()
+    finally:
+        loop.remove_reader(process)
+        os.close(process)
 
 
 def _send(child: asyncio.subprocess.Process, number: signal.Signals) -> None:

@@ -163,3 +163,31 @@ def test_what_the_trainer_leaves_is_ended_before_the_fifos(path: str, tmp_path: 
     code, output, errors = signalled(command, signal.SIGTERM)
     assert code == 128 + signal.SIGTERM, errors
     assert output == ("saved\n" if end == "saves" else "5\n")
+
+
+ZOMBIE = """
+import os, signal
+done, end = os.pipe()
+if not (parent := os.fork()):
+    if not (child := os.fork()):
+        os._exit(0)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    os.setpgid(0, 0)
+    os.closerange(0, 99)  # standard output, and the end of the pipe
+    signal.pause()
+os.close(end)
+os.read(done, 1)
+print("started", flush=True)
+print(parent, flush=True)
+signal.pause()
+"""
+
+
+def test_a_zombie_of_another_parent_is_not_waited_for(path: str, tmp_path: Path) -> None:
+    """No signal ends it, and it has its process group until its parent, which is of another, reads its code."""
+    (tmp_path / "zombie.py").write_text(ZOMBIE)
+    program = "from sidecar.commands import execute; execute.GRACE = 60; from sidecar.cli import main; main()"
+    command = [sys.executable, "-c", program, "exec", "-c", path, "--", sys.executable]
+    code, output, errors = signalled([*command, str(tmp_path / "zombie.py")], signal.SIGTERM)
+    os.kill(int(output), signal.SIGKILL)
+    assert code == 128 + signal.SIGTERM, errors
