@@ -9,9 +9,12 @@ the next response, and then close. So:
 
 The second response begins inside the bytes in doubt. It must go on after their end: where a server always
 breaks at one byte of an object, two responses would end with the same text. So if it breaks no later than the
-first one did, the next one begins nearer to the end. That also serves a server that breaks each response off
-after a few bytes. Nothing that differs is delivered. If all bytes in doubt differ, and bytes before them
-are delivered, these may be foreign too, and the epoch fails by name.
+first one did, or little later, the next one begins nearer to the end. That also serves a server that breaks
+each response off after a few bytes. Nothing that differs is delivered. If all bytes in doubt differ, and
+bytes before them are delivered, these may be foreign too, and the epoch fails by name.
+
+Agreement ends no doubt: the second response may have more of the same text. The last `DOUBTED` bytes stay
+in doubt until a response is whole.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ class NothingArrived(BlockingIOError):
 def overlap(doubted: int, misses: int) -> int:
     """Return how many of the bytes in doubt another response is to repeat.
 
-    `misses`: responses that have ended no later than these bytes, since two have last agreed.
+    `misses`: responses in a row that ended with fewer new bytes than those that they were to repeat.
     """
     return max(min(doubted, DOUBTED) >> misses, min(LEAST_OVERLAP, (doubted + 1) // 2))
 
@@ -61,6 +64,8 @@ class Withheld:
         """Bytes in doubt that the response is to repeat."""
         self._again = b""
         """What it has sent of them so far."""
+        self._resumed = self._repeated = 0
+        """Bytes that had come when the response was requested, and those of them that it was to repeat."""
         self._misses = 0
         self._begun = 0
         """Offset of the first byte of the response, or of the first one that agreed with it."""
@@ -68,6 +73,7 @@ class Withheld:
     def resume(self) -> int:
         """Return the offset at which the next response is to begin."""
         self._again, self._awaited = b"", overlap(len(self.doubted), self._misses) if self.doubted else 0
+        self._resumed, self._repeated = self.received, self._awaited
         if not self._awaited:
             self._begun = self.received
         return self.received - self._awaited
@@ -79,12 +85,12 @@ class Withheld:
             if len(self._again) <= self._awaited:
                 return b""
             again, piece = self._again[: self._awaited], self._again[self._awaited :]
-            self._awaited = self._misses = 0
+            self._awaited = 0
             if not self.doubted.endswith(again):
                 if self._begun < self.received - len(self.doubted) and all_differ(self.doubted, again):
                     raise BadAnswer(f"{FOREIGN}; others of them may be in use", context)
                 self.received -= len(self.doubted)
-                self.doubted = b""
+                self.doubted, self._repeated = b"", 0
                 raise Truncated(FOREIGN, context)
         self.received += len(piece)
         data = self.doubted + piece
@@ -93,4 +99,6 @@ class Withheld:
 
     def fail(self) -> None:
         """Note that the response has failed."""
-        self._misses += self._awaited > 0
+        # Without this, a server that cuts at 16 KiB and one byte would bring one byte with each response.
+        few = max(0, self.received - self._resumed) < self._repeated
+        self._misses = self._misses + 1 if few else 0
