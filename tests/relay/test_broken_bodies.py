@@ -144,6 +144,31 @@ async def test_text_in_a_broken_body_reaches_nobody(
 
 
 @pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("at", [0.3, 16 * KIB + 1])
+async def test_a_text_that_grows_is_not_its_own_proof(
+    run: Callable[..., AbstractAsyncContextManager[Running]], server: WireServer, shape: str, at: float
+) -> None:
+    """A server breaks at one byte of an object, and the first response lost the end of its text.
+
+    Then the second one agrees and goes on. It ended by name, after the text was delivered.
+    """
+    sizes, part_size = SHAPES[shape]
+    server.objects = contents(sizes)
+
+    def fault(wired: Wired) -> After:
+        count = int(at * wired.total if at < 1 else at) - wired.start
+        text = TEXT[: 50 + wired.number]
+        if wired.number > 3 or count < 0 or count + len(text) >= len(wired.data):
+            return wired.right()
+        wired.send(wired.header() + wired.data[:count] + text)
+        return "fin"
+
+    server.fault = fault
+    async with run(part_size=part_size) as running:
+        assert await ended(running) == b"".join(server.objects.values())
+
+
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("at", [0.5, -1, -16 * KIB])
 async def test_text_in_a_broken_chunked_body_reaches_nobody(
     run: Callable[..., AbstractAsyncContextManager[Running]], server: WireServer, shape: str, at: float
@@ -201,7 +226,7 @@ def cut(count: int) -> Callable[[Wired], After]:
     return fault
 
 
-@pytest.mark.parametrize("count", [900, 10_000, 40_000])
+@pytest.mark.parametrize("count", [900, 10_000, 16 * KIB + 1, 40_000])
 async def test_a_body_that_breaks_again_and_again_makes_progress(
     run: Callable[..., AbstractAsyncContextManager[Running]], server: WireServer, count: int
 ) -> None:

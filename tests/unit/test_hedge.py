@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import random
 
 import pytest
 
+from streamer.errors import InvalidResponse
 from streamer.plan import ObjectRef, Part
 from streamer.relay.fetch.successor import Successor
 from streamer.relay.staging.buffers import BufferPool, BufferStage
+from streamer.relay.staging.pipes import PipePool, PipeStages
 from streamer.relay.statistics import ChannelCounters
+from streamer.schedule.budget import MemoryBudget
+from streamer.schedule.concurrency import ConcurrencyController
 from streamer.schedule.hedging import CREDIT, LEAST_PATIENCE, MOST_PATIENCE, HeadSample, Hedging
 from streamer.units import MIB
-from tests.kit.bodies import Arriving
+from tests.kit.bodies import Arrived, Arriving
 
 PART = 4 * MIB
 
@@ -108,3 +113,56 @@ def test_what_both_requests_bring_comes_once(pieces: tuple[int, ...]) -> None:
     assert b"".join(iter(lambda: stage.take(100), b"")) == DATA
     assert (second.left, race.thrown_away, won) == (0, 6, [6])
     assert counters.received_bytes == 10
+
+
+def test_a_hedge_of_bytes_that_were_dropped_is_dropped_too() -> None:
+    """It read on and on, to catch up with a stage that had fewer bytes than the hedge."""
+    won, counters = [], ChannelCounters()
+    part = Part(0, ObjectRef("b", "k", 10, "e"), 0, 10, 0)
+    stage = BufferStage(part, BufferPool(), on_change=lambda: None, counters=counters)
+    first, second = Arriving(b"0123x56789"), Arriving(DATA)
+    stage.attach(first)
+    first.arrive(5)
+    race = Takeover(second, stage, 0, on_won=lambda: won.append(stage.received))
+    second.arrived = 5
+    race.advance()
+    stage.detach(first)
+    assert stage.drop_doubted(b"01234")
+    second.arrive(5)
+    assert (second.left, race.thrown_away, won) == (5, 5, [])
+    assert (stage.received, counters.wasted_bytes) == (0, 5)
+
+
+class Mixed(Arrived):
+    """A body whose count was met by foreign bytes: they are in the pipe before that is found."""
+
+    spliceable = True
+
+    def splice_into(self, pipe_fd: int, most: int, *, revocable: bool = False) -> int:
+        os.write(pipe_fd, self._data)
+        raise InvalidResponse("more bytes follow")
+
+
+class Spliced(Arrived):
+    spliceable = True
+
+    def splice_into(self, pipe_fd: int, most: int, *, revocable: bool = False) -> int:
+        self.left -= (count := os.write(pipe_fd, self._data))
+        return count
+
+
+def test_a_hedge_begins_after_no_foreign_byte() -> None:
+    """Its body is attached before the task of the first one has found that the first one failed."""
+    part = Part(0, ObjectRef("b", "k", 10, "e"), 0, 10, 0)
+    quota = MemoryBudget(64 << 20, ConcurrencyController(4, 4 << 20)).quota()
+    stages = PipeStages(quota, PipePool(64 << 20, most=16))
+    stage = stages.make(part, on_change=lambda: None, counters=ChannelCounters())
+    stage.attach(Mixed(b"foreign..."))
+    second = Spliced(DATA)
+    Takeover(second, stage, 0, on_won=lambda: None).advance()
+    fd = os.memfd_create("sink")
+    while stage.ready:
+        stage.drain_into(fd)
+    assert os.pread(fd, 100, 0) == DATA
+    os.close(fd)
+    stage.discard()

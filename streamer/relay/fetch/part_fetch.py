@@ -84,7 +84,7 @@ class PartFetch:
         self._received = 0
         """Most bytes that the stage has had when a request failed."""
         self._misses = 0
-        """Responses that have ended no later than the bytes in doubt, since two have last agreed."""
+        """Responses in a row with fewer new bytes than those that they were to repeat."""
         self._source = source
         self._policy = policy
         self._counters = counters
@@ -163,22 +163,24 @@ class PartFetch:
             self._counters.first_byte.add(first_byte)
         self.enter("body")
         if repeated:
-            await self._take_over(request, body, stage.received - repeated, since, first_byte)
+            await self._take_over(request, body, repeated, since, first_byte)
         else:
+            self._misses = 0
             await self.receive(request, body, lambda: stage.attach(body), since, first_byte)
 
     async def _take_over(
-        self, request: RangeRequest, body: Body, at: int, since: float, first_byte: float
+        self, request: RangeRequest, body: Body, repeated: int, since: float, first_byte: float
     ) -> None:
         """As `receive`, for a body that repeats bytes in doubt. Raises SourceError also if they differ."""
         stage, loop = self.stage, asyncio.get_running_loop()
+        before = stage.received
         successor = None
         try:
             async with asyncio.timeout(None) as limit:
                 successor = Successor(
                     body,
                     stage,
-                    at,
+                    before - repeated,
                     on_won=lambda: None,
                     on_differs=lambda: limit.reschedule(loop.time()),
                 )
@@ -190,7 +192,8 @@ class PartFetch:
         finally:
             if successor is not None:
                 self._counters.wasted_bytes += successor.thrown_away
-                self._misses = 0 if successor.won or successor.differs else self._misses + 1
+                few = not successor.differs and stage.received - before < repeated
+                self._misses = self._misses + 1 if few else 0
 
     def _contradicted(self, request: RangeRequest, again: bytes) -> SourceError:
         """Drop the bytes in doubt, which another response has sent otherwise; return the error of that."""

@@ -58,8 +58,9 @@ class Successor:
         body, stage = self._body, self._stage
         try:
             while surplus := stage.received - self._at:
-                if surplus >= body.left:
-                    return  # the first request has brought the whole part
+                # The first request has brought the whole part, or has dropped bytes in doubt.
+                if not 0 < surplus < body.left:
+                    return
                 count = body.read_into(self._scratch[:surplus])
                 self.again = (self.again + self._scratch[:count])[-DOUBTED:]
                 self._at += count

@@ -179,7 +179,7 @@ class BufferStage(Stage):
         return joined
 
     def _take_from_socket(self, most: int) -> bytes | bytearray:
-        """Read bytes of the body; deliver those that are not in doubt, without a copy if they are many."""
+        """Read bytes of the body; deliver those that are not in doubt, without a copy if the part then ends."""
         body = self._body
         if body is None or not body.left:
             return b""
@@ -195,9 +195,8 @@ class BufferStage(Stage):
                 self._dry = True
                 body = None  # `Body.taken` raises it too
             if body is not None and body.left and (self._dry or not self._parks):
-                body.notify(
-                    self._on_bytes
-                )  # read the rest of a small part on arrival, to free its connection
+                # Read the rest of a small part on arrival, to free its connection.
+                body.notify(self._on_bytes)
             if count == before:
                 return b""
             view[:before] = self._last(before)
@@ -213,10 +212,9 @@ class BufferStage(Stage):
                 self._hold(bytes(view[leaving:count]))
         self._arrived(count - before)
         self._changed()
-        try:
-            del data[leaving:]
-        except BufferError:  # the traceback of the body's failure still refers to the memory
-            data = data[:leaving]
+        if body is None:
+            return data[:leaving]  # the error's traceback holds views of `data`, which may not shrink then
+        del data[leaving:]
         return data
 
     def _drain_rest(self, fd: int, most: int) -> int:

@@ -304,12 +304,8 @@ class PipeStage(Stage):
                 self._chunks.insert(0, Chunk(data, len(data)))
                 pipe.count = 0
         self._in_memory += self._piped
-        self._piped = 0
-
-    def _doubt(self, body: Body) -> None:
-        self._recall()
+        # Bytes that are not counted may follow: a body that another one replaces may just have failed.
         self._give_pipes(dirty=True)
-        super()._doubt(body)
 
     def _give_pipes(self, *, dirty: bool) -> None:
         """Give the pipes back. `dirty`: bytes may be in them that are not counted (`Body.splice_into`)."""

@@ -16,7 +16,8 @@ it too.
 
 Bytes of an unfinished response may be foreign (`streamer.s3.client.doubt`). A stage does not deliver the last
 of them that it has (`in_doubt`); spliced ones stay in the socket. If the response fails, all of its bytes
-that are not delivered are in doubt, until `attach` takes a body that has repeated some of them.
+that are not delivered are in doubt, until `attach` takes a body that has repeated some of them. Even then the
+last of them stay in doubt, as the body may have gone on with more of the same foreign text.
 
 A stage that has bytes must be `ready`: if a stage is not ready and its fetch has failed, delivery concludes
 that the stream's next byte is missing. To delay a part, delay `attach`, or delivery, as a bandwidth limit
@@ -36,7 +37,7 @@ from streamer.errors import SourceError
 from streamer.linux import ALL
 from streamer.plan import Part
 from streamer.relay.statistics import ChannelCounters
-from streamer.s3.client.doubt import NothingArrived, all_differ
+from streamer.s3.client.doubt import DOUBTED, NothingArrived, all_differ
 from streamer.s3.ranges import Body
 from streamer.schedule.budget import ChannelQuota
 from streamer.units import KIB, MIB
@@ -106,8 +107,10 @@ class Stage(ABC):
         self._in_memory = 0
         self.in_doubt = 0
         """Last bytes in the stage that may not be delivered: nothing proves that they are right."""
-        self._some_left = False
-        """Whether bytes of the same response, before those in doubt after a failure, are delivered."""
+        self._attached_at = 0
+        """`received` when the body was attached."""
+        self._unproven_from = 0
+        """Offset in the part of the first byte that only unfinished responses have brought."""
         self._parks = part.body > SMALL_PART
         self._body: Body | None = None
         self._dry = True
@@ -136,11 +139,14 @@ class Stage(ABC):
     def attach(self, body: Body) -> None:
         """Take the rest of the part from this body; it replaces an earlier one.
 
-        Bytes in doubt are right: the body has agreed with them (`agrees`), if there were any.
+        The body has agreed with bytes in doubt (`agrees`), if there were any.
         """
         if self._body is not None:
             self._body.hush()
-        self._body, self._full, self.in_doubt = body, False, 0
+        if not self.in_doubt:
+            self._unproven_from = self.received
+        self._body, self._full, self._attached_at = body, False, self.received
+        self.in_doubt = min(self.in_doubt, DOUBTED)
         self._on_bytes()
 
     def detach(self, body: Body) -> None:
@@ -153,13 +159,15 @@ class Stage(ABC):
 
     def _doubt(self, body: Body) -> None:
         """Keep back the bytes of a response that has failed, and those that had stayed in its socket."""
+        self._recall()
         taken, stayed = body.doubted()
+        # Fewer, if parts of a span before this one are whole; more, if bytes were repeated.
+        if taken < self.received - self._attached_at:
+            self._unproven_from = self.received - taken
         if stayed:
             self._hold(stayed)
             self._arrived(len(stayed))
-        doubted = taken + len(stayed)
-        self.in_doubt = min(doubted, self.staged - len(self._before))
-        self._some_left = doubted > self.in_doubt
+        self.in_doubt = min(self.received - self._unproven_from, self.staged - len(self._before))
 
     def agrees(self, again: bytes) -> bool:
         """Return whether the bytes in doubt end as `again` does, which is of another response."""
@@ -171,7 +179,8 @@ class Stage(ABC):
 
         If not, nothing is dropped.
         """
-        if self._some_left and all_differ(self._last(self.in_doubt), again):
+        some_delivered = self.received - self._unproven_from > self.in_doubt
+        if some_delivered and all_differ(self._last(self.in_doubt), again):
             return False
         count, self.in_doubt = self.in_doubt, 0
         self._recall()
