@@ -179,7 +179,7 @@ class BufferStage(Stage):
         return joined
 
     def _take_from_socket(self, most: int) -> bytes | bytearray:
-        """Read bytes of the body; deliver those that are not in doubt, without a copy if the part then ends."""
+        """Read bytes of the body; deliver those not in doubt, without a copy unless the body has failed."""
         body = self._body
         if body is None or not body.left:
             return b""
