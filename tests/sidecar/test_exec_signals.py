@@ -184,7 +184,7 @@ signal.pause()
 
 
 def test_a_zombie_of_another_parent_is_not_waited_for(path: str, tmp_path: Path) -> None:
-    """No signal ends it, and it has its process group until its parent, which is of another, reads its code."""
+    """No signal ends it. It has its process group until its parent, of another group, reads its code."""
     (tmp_path / "zombie.py").write_text(ZOMBIE)
     program = "from sidecar.commands import execute; execute.GRACE = 60; from sidecar.cli import main; main()"
     command = [sys.executable, "-c", program, "exec", "-c", path, "--", sys.executable]

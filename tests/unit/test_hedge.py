@@ -123,7 +123,7 @@ def test_a_hedge_of_bytes_that_were_dropped_is_dropped_too() -> None:
     first, second = Arriving(b"0123x56789"), Arriving(DATA)
     stage.attach(first)
     first.arrive(5)
-    race = Takeover(second, stage, 0, on_won=lambda: won.append(stage.received))
+    race = Successor(second, stage, 0, on_won=lambda: won.append(stage.received))
     second.arrived = 5
     race.advance()
     stage.detach(first)
@@ -138,7 +138,7 @@ class Mixed(Arrived):
 
     spliceable = True
 
-    def splice_into(self, pipe_fd: int, most: int, *, revocable: bool = False) -> int:
+    def splice_into(self, pipe_fd: int, most: int, *, revocable: bool = False) -> int:  # noqa: ARG002
         os.write(pipe_fd, self._data)
         raise InvalidResponse("more bytes follow")
 
@@ -146,7 +146,7 @@ class Mixed(Arrived):
 class Spliced(Arrived):
     spliceable = True
 
-    def splice_into(self, pipe_fd: int, most: int, *, revocable: bool = False) -> int:
+    def splice_into(self, pipe_fd: int, most: int, *, revocable: bool = False) -> int:  # noqa: ARG002
         self.left -= (count := os.write(pipe_fd, self._data))
         return count
 
@@ -159,7 +159,7 @@ def test_a_hedge_begins_after_no_foreign_byte() -> None:
     stage = stages.make(part, on_change=lambda: None, counters=ChannelCounters())
     stage.attach(Mixed(b"foreign..."))
     second = Spliced(DATA)
-    Takeover(second, stage, 0, on_won=lambda: None).advance()
+    Successor(second, stage, 0, on_won=lambda: None).advance()
     fd = os.memfd_create("sink")
     while stage.ready:
         stage.drain_into(fd)
