@@ -14,6 +14,7 @@ import pytest
 from streamer.plan import S3Uri
 from streamer.plan.plan import Plan
 from streamer.relay.deliver.object_changes import MOST_TRIES
+from streamer.s3.client.doubt import DOUBTED
 from streamer.s3.client.session import Clients
 from tests.kit.harness import RunChannel, Running, fill
 from tests.kit.pipes import eventually, off_loop, read_all
@@ -157,10 +158,10 @@ async def test_after_its_first_byte_no_policy_helps(
     """The reader has some of the listed version: the rest is that version's or an error."""
     truth = fill(stub, [130_000])
     stub.objects["b/other"] = b"the bucket stays"
-    stub.script(stalls(stub, after=10_000))
+    stub.script(stalls(stub, after=40_000))
     async with run(stub, tmp_path, when_changed=policy, requests_in_flight=1, parts=1) as running:
         failing = asyncio.create_task(failure(running))
-        await eventually(lambda: running.channel.statistics().bytes_delivered == 10_000)
+        await eventually(lambda: running.channel.statistics().bytes_delivered == 40_000 - DOUBTED)
         put(0, data)(stub.objects)
         stub.release()
         got, error = await failing

@@ -238,15 +238,19 @@ async def test_a_part_whose_reader_waits_is_given_up_once(
 
         return with_id
 
-    truth = fill(stub, [2000])
-    bodies = [cut_after(500, once=stub.released), cut_after(500), *[cut_after(0)] * 10_000]
+    truth, second = fill(stub, [45_000]), asyncio.Event()
+    bodies = [cut_after(25_000, once=stub.released), cut_after(25_000, once=second)]
+    bodies += [cut_after(0)] * 10_000
+    count = 25_000 - DOUBTED  # bytes that each of the two delivers
     stub.script(*map(named, bodies))
     policy = RetryPolicy(give_up_after=1, first_wait=0.001, longest_wait=0.01)
     async with run(stub, tmp_path, policy=policy, requests_in_flight=1) as running:
         with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb") as reader:
-            assert await off_loop(reader.read, 500) == truth[:500]
+            assert await off_loop(reader.read, count) == truth[:count]
             stub.release()
-            assert await off_loop(reader.read, 500) == truth[500:1000]
+            assert await off_loop(reader.read, count) == truth[count : 2 * count]
+            assert stub.loop is not None
+            stub.loop.call_soon_threadsafe(second.set)
             await eventually(lambda: running.channel.error)
             error = str(running.channel.error)
     assert "attempt 1," not in error, "requested again after it was given up"

@@ -15,6 +15,7 @@ from streamer.plan import ObjectRef, Plan, S3Uri
 from streamer.retry import RetryPolicy
 from streamer.s3.catalog.object_info import open_inspector
 from streamer.s3.checksums import StoredChecksums
+from streamer.s3.client.doubt import DOUBTED
 from tests.kit.harness import PagesFrom, RunChannel, clients_of
 from tests.kit.pipes import eventually, off_loop, read_all
 from tests.kit.planning import alone, plan_augmented, plan_prefix
@@ -138,6 +139,15 @@ async def test_a_checksum_is_of_the_version_asked_for() -> None:
 
 
 LINES = b'{"a": "one"}\n{"a": "two"}\n'
+LONG = LINES * 2000
+BREAK = len(LINES) * 1500
+"""Offset at which the first response breaks off, after a line."""
+
+
+def rest_of(data: bytes, **headers: str) -> bytes:
+    """Answer the request after the break, which repeats the bytes in doubt."""
+    first = BREAK - DOUBTED
+    return answer(206, data[first:], Content_Range=f"bytes {first}-{len(data) - 1}/{len(data)}", **headers)
 
 
 OWN = pytest.mark.parametrize("own", [True, False], ids=["http", "aiobotocore"])
@@ -147,17 +157,17 @@ OWN = pytest.mark.parametrize("own", [True, False], ids=["http", "aiobotocore"])
 @pytest.mark.parametrize(
     ("second", "error", "words"),
     [
-        (answer(206, LINES[14:], Content_Range="bytes 14-27/28"), BadAnswer, "has no ETag"),
-        (answer(206, LINES[14:], Content_Range="bytes 14-27/28", ETag='"f"'), SourceChanged, "replaced"),
-        (answer(206, LINES[14:], Content_Range="bytes 14-27/29", ETag='"e"'), SourceChanged, "29 bytes now"),
-        (answer(200, LINES, ETag='"e"'), BadAnswer, "Content-Range"),
+        (rest_of(LONG), BadAnswer, "has no ETag"),
+        (rest_of(LONG, ETag='"f"'), SourceChanged, "replaced"),
+        (rest_of(LONG + b"\n", ETag='"e"'), SourceChanged, f"{len(LONG) + 1} bytes now"),
+        (answer(200, LONG, ETag='"e"'), BadAnswer, "Content-Range"),
     ],
-)  # fmt: skip
+)
 async def test_the_rest_of_a_manifest_is_of_the_same_version(
     own: bool, second: bytes, error: type[SourceError], words: str
 ) -> None:
     """The first response breaks off after a line. A final answer is asked for twice."""
-    replies = [answer(200, LINES, ETag='"e"')[:-14], second, second]
+    replies = [answer(200, LONG, ETag='"e"')[: BREAK - len(LONG)], second, second]
     with raw_server(lambda _: replies.pop(0)) as server:
         async with clients_of(server) as clients:
             with pytest.raises(error, match=words):
