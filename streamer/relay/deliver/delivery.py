@@ -323,7 +323,7 @@ class Delivery:
         """Wait until the head of line has bytes or an error, or changes, or the reader leaves."""
         self._changed.clear()
         if fetch is not None:
-            fetch.stage.awaited, fetch.waited_at = True, fetch.stage.received
+            fetch.stage.awaited, fetch.waited_at = True, fetch.stage.proven
             fetch.on_phase = self._counters.timer.because
         await self._changed.wait()
 

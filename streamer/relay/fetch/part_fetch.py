@@ -76,7 +76,7 @@ class PartFetch:
         self.last_chance = False
         """Whether giving up is final: delivery was waiting for the part, or has had it requested again."""
         self.waited_at = -1
-        """Bytes in the stage when delivery last began to wait for more."""
+        """`Stage.proven` when delivery last began to wait for more."""
         self.task: asyncio.Task[None] | None = None
         """Task that runs this fetch; set by whoever starts it."""
         self._attempts = 1

@@ -283,7 +283,7 @@ class Prefetcher:
             await fetch.run(failed)
         except SourceError as error:
             fetch.error, stage = error, fetch.stage
-            if fetch.waited_at == stage.received:
+            if fetch.waited_at == stage.proven:
                 fetch.last_chance = True
             if stage.awaited:
                 stage.awaited = False

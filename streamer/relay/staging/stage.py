@@ -132,6 +132,11 @@ class Stage(ABC):
         """Bytes in the stage that are not delivered."""
 
     @property
+    def proven(self) -> int:
+        """Bytes of the part's body that have arrived and are not in doubt, delivered or not."""
+        return self.received - self.in_doubt
+
+    @property
     def ready(self) -> bool:
         """Whether there may be bytes to drain. False: each byte that has arrived is delivered or in doubt."""
         return self.staged > self.in_doubt or not self._dry
