@@ -68,6 +68,7 @@ class RecordIOReader(RecordReader):
     """
 
     what = "RecordIO record"
+    recognised_as = "RecordIO"
 
     def __init__(
         self,

@@ -61,13 +61,14 @@ def recognised(first: bytes) -> str | None:
 
     `first`: at best `LOOKED_AT` bytes; a format that needs more of them than are given is not recognised.
     """
+    if len(first) >= _TFRECORD.size:
+        length, stored = _TFRECORD.unpack_from(first)
+        if length < 1 << 40 and mask(crc32c_in_python(first[:8])) == stored:  # 559,903 begins as gzip does
+            return "the bytes are TFRecords: read them with record_format='TFRecord'"
     for signature in SIGNATURES:
         if first.startswith(signature.first):
             return f"the bytes are {signature.name}: {signature.remedy}"
-    if len(first) >= _TFRECORD.size:
-        length, stored = _TFRECORD.unpack_from(first)
-        if length < 1 << 40 and mask(crc32c_in_python(first[:8])) == stored:
-            return "the bytes are TFRecords: read them with record_format='TFRecord'"
+    if len(first) >= _SAFETENSORS.size:
         size, begin = _SAFETENSORS.unpack_from(first)
         if size <= _LONGEST_HEADER and begin == b'{"':
             return f"the bytes are a safetensors file: {_FILE}"

@@ -90,6 +90,7 @@ class TFRecordReader(RecordReader):
     """
 
     what = "TFRecord"
+    recognised_as = "TFRecords"
 
     def __init__(
         self,

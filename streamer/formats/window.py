@@ -76,6 +76,8 @@ class RecordReader(ABC):
 
     what = "record"
     """Name of one record in error texts."""
+    recognised_as = ""
+    """What `recognised` calls bytes of this format, which are none of another; empty: it does not know it."""
     contiguous = True
     """Whether each record ends where the next one begins."""
 
@@ -245,7 +247,8 @@ class RecordReader(ABC):
         """Return what the stream is, if it begins as another format; None after its first bytes."""
         if self.offset:
             return None
-        return recognised(bytes(self._view[: min(self._end, LOOKED_AT)]))
+        found = recognised(bytes(self._view[: min(self._end, LOOKED_AT)]))
+        return None if found is None or found.startswith(f"the bytes are {self.recognised_as}:") else found
 
     def _corrupt(self, offset: int, why: str) -> CorruptRecord:
         if offset == 0 and (foreign := self._foreign()) is not None:

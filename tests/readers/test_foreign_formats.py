@@ -18,8 +18,11 @@ from backports import zstd
 from streamer.errors import CorruptRecord
 from streamer.formats import recordio, tfrecord
 from streamer.formats.record_format import RecordFormat
+from streamer.formats.signatures import recognised
+from streamer.formats.tar import TarReader
 from streamer.readers import PipeReader, SkipPolicy
 from streamer.readers.tokens import TokenReader
+from tests.kit.frames import spoilt
 from tests.kit.late import LATE
 from tests.readers.feeder import Feeder
 from tests.unit.test_tar import archive
@@ -104,6 +107,22 @@ def test_readers_of_records_name_it(feeder: Feeder, record_format: str, skip: Sk
             with pytest.raises(CorruptRecord) as caught:
                 list(PipeReader("train", record_format, epoch=epoch, skip=skip))
             assert remedy in str(caught.value), name
+
+
+def test_no_reader_names_its_own_format() -> None:
+    """A corrupt first record is not the beginning of another format; nor is one of 559,903 bytes gzip."""
+    tar = bytearray(archive([("a.txt", b"text")]))
+    tar[0] ^= 1
+    part = struct.pack("<II", recordio.MAGIC, 2 << 29)
+    for reader in (
+        tfrecord.TFRecordReader(io.BytesIO(spoilt(b"x" * 559_903))),
+        recordio.RecordIOReader(io.BytesIO(part)),
+        TarReader(io.BytesIO(tar)),
+    ):
+        with pytest.raises(CorruptRecord) as caught:
+            list(reader)
+        assert "the bytes are" not in str(caught.value)
+    assert "TFRecords" in (recognised(tfrecord.encode(bytes(559_903))) or "")
 
 
 @pytest.mark.parametrize("text", [b"", b"\n", b"a", b"PAR1,PAR2\n", b"BZh\n", "é\n".encode(), b"{}\n", TEXT])

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.errors import StreamError
+from streamer.errors import CorruptRecord, StreamError
 from streamer.formats import tfrecord
 from streamer.formats.crc import crc32c
+from streamer.formats.window import FailedRecord
 from tests.kit.frames import spoilt
 from tests.kit.late import LATE
 from tests.kit.pieces import Pieces
@@ -25,16 +26,35 @@ if LATE:
     from streamer.readers.tensorflow.checksums import frames_crc
 
 
+def going_on(reader: tfrecord.TFRecordReader) -> Iterator[list[bytes]]:
+    """The plain reader's lists, and a `FailedRecord` for each corrupt record whose end is known."""
+    while True:
+        try:
+            yield from reader.batches()
+        except CorruptRecord as error:
+            offset = reader.offset
+            if not reader.pass_over_fault():
+                raise
+            reader.skipped.records += 1
+            reader.skipped.positions.append(("", offset))
+            yield FailedRecord(error)
+        else:
+            return
+
+
 def read_in_bulk(
     data: bytes, *, pieces: Sequence[int] = (), **options: Any
-) -> tuple[list[bytes], list[tuple[str, int]], tuple[type[StreamError], str] | None]:
-    """What the bulk reader gives, what it skipped, and its error; the plain reader must agree."""
+) -> tuple[list[bytes | str], list[tuple[str, int]], tuple[type[StreamError], str] | None]:
+    """What the bulk reader gives, what it skipped, and its last error; the plain reader must agree.
+
+    The text of an error is in the place of a corrupt record.
+    """
     outcomes = []
     for kind in (BulkTFRecordReader, tfrecord.TFRecordReader):
-        reader, got, error = kind(Pieces(data, pieces), **options), [], None
+        reader, got, error = kind(Pieces(data, pieces), **options), list[bytes | str](), None
         try:
-            for batch in reader.batches():
-                got += batch
+            for batch in reader.batches() if kind is BulkTFRecordReader else going_on(reader):
+                got += [str(batch.error)] if isinstance(batch, FailedRecord) else batch
         except StreamError as caught:
             error = (type(caught), str(caught))
         outcomes.append((got, list(reader.skipped.positions), error, reader.offset))
@@ -68,10 +88,16 @@ def test_bulk_reading_is_plain_reading(
 def test_bulk_reading_lets_no_wrong_byte_pass(place: int, change: int, number: int) -> None:
     data = bytearray(tfrecord.encode(b"y" * 200) * 40)
     data[number * 216 + place] ^= change
-    got, _, error = read_in_bulk(bytes(data))
-    assert got == [b"y" * 200] * number
-    assert error is not None
-    assert f"at offset {number * 216} " in error[1]
+    got, skipped, error = read_in_bulk(bytes(data))
+    text = f"TFRecord at offset {number * 216} of the stream: CRC check on "
+    if place < 12:  # of the header: no later record can be found
+        assert got == [b"y" * 200] * number
+        assert error == (CorruptRecord, f"{text}header failed")
+        assert skipped == []
+    else:
+        assert got == [b"y" * 200] * number + [f"{text}data failed"] + [b"y" * 200] * (39 - number)
+        assert error is None
+        assert skipped == [("", number * 216)]
 
 
 # Many of one length: their checksums together
@@ -117,7 +143,11 @@ def test_records_of_one_length_are_verified_together(monkeypatch: pytest.MonkeyP
 def test_together_no_wrong_byte_passes_either(
     changes: list[tuple[int, int, int]], skip: int, pieces: list[int]
 ) -> None:
-    data = bytearray(b"".join(tfrecord.encode(struct.pack("<I", number) * 25) for number in range(len(LONG))))
+    written = [struct.pack("<I", number) * 25 for number in range(len(LONG))]
+    data = bytearray(b"".join(map(tfrecord.encode, written)))
     for number, place, change in changes:
         data[116 * number + place] ^= change
-    read_in_bulk(bytes(data), pieces=pieces, block_bytes=BLOCK, max_corrupted_records_to_skip=skip)
+    got, _, _ = read_in_bulk(
+        bytes(data), pieces=pieces, block_bytes=BLOCK, max_corrupted_records_to_skip=skip
+    )
+    assert {each for each in got if isinstance(each, bytes)} <= {*written}
