@@ -109,6 +109,20 @@ def test_in_a_terminal_each_process_gets_one_signal(
     assert (tmp_path / "checkpoint").read_text() == f"{number.name} 0"
 
 
+LEADER = """
+import os, signal, subprocess, sys
+# Does not end with the shell: the kernel sends SIGHUP to the foreground once more when the leader ends.
+signal.signal(signal.SIGHUP, lambda *_: shell.send_signal(signal.SIGHUP))
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
+shell = subprocess.Popen(sys.argv[1:], preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, []))
+os.close(1)
+os.closerange(3, 99)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])
+while True:
+    signal.pause()
+"""
+
+
 @pytest.mark.parametrize("leader", ["shell", "penstock"])
 def test_a_terminal_that_hangs_up_is_one_signal(path: str, tmp_path: Path, leader: str) -> None:
     """The kernel sends SIGHUP to the session's leader alone, and a shell sends it to all of its jobs."""
@@ -116,7 +130,8 @@ def test_a_terminal_that_hangs_up_is_one_signal(path: str, tmp_path: Path, leade
     (done, ended), errors = os.pipe(), tmp_path / "errors"
     command = [*PENSTOCK, "exec", "-c", path, "--", *trainer(tmp_path, interactive=True)]
     if leader == "shell":
-        command = ["bash", "--norc", "-i", "-c", f"set -m; {shlex.join(command)}; exit $?"]
+        script = f"set -m; {shlex.join(command)}; exit $?"
+        command = [sys.executable, "-c", LEADER, "bash", "--norc", "-i", "-c", script]
     with errors.open("wb") as file:
         # Standard output is a pipe, because a terminal that has hung up takes no text.
         process = subprocess.Popen(
@@ -127,8 +142,11 @@ def test_a_terminal_that_hangs_up_is_one_signal(path: str, tmp_path: Path, leade
     with open(done, "rb") as output:
         assert output.readline() == b"started\n"
         os.close(ours)
-        assert output.read() == b"saved at SIGHUP and 0 more\n", errors.read_text()
+        rest = output.read()
+    if leader == "shell":
+        process.kill()
     process.wait()
+    assert rest == b"saved at SIGHUP and 0 more\n", errors.read_text()
     assert (tmp_path / "checkpoint").read_text() == "SIGHUP 0"
 
 
