@@ -57,7 +57,8 @@ METRICS: dict[str, Spec] = {
     "penstock_wasted_bytes_total": Spec(
         "counter",
         ("channel",),
-        "Bytes discarded: of epochs left early, of replaced objects, or received twice because of a hedge.",
+        "Bytes discarded: of epochs left early, of replaced objects, received twice because of a hedge, "
+        "or repeated after a response that broke off.",
     ),
     "penstock_objects_completed_total": Spec(
         "counter", ("channel",), "Objects delivered completely, counted again in every epoch."

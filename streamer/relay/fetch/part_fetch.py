@@ -1,10 +1,9 @@
 """Fetches one part into its stage: request, retry, resume, give up.
 
 A training feed should wait for storage and not fail fast, so a part is retried until `give_up_after` seconds
-pass without progress. Arriving bytes restart that time and the backoff, each byte of the part only once. The
-stage keeps the bytes that have arrived, so an attempt requests only the rest, and some of the bytes that are
-in doubt. Each part has a time limit of its own, so many parts that fail at once do not use up each other's
-retries.
+pass without progress. A byte of the part that arrives for the first time restarts that time and the backoff.
+The stage keeps the bytes that have arrived, so an attempt requests only the rest, and some of those in doubt.
+Each part has a time limit of its own, so many parts that fail at once do not use up each other's retries.
 
 The last wait and the last request end with that time: the transport bounds the first request by the stall
 timeout, which is not longer, and `_first_byte_within` bounds each later request until its first byte.

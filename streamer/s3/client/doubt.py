@@ -88,7 +88,7 @@ class Withheld:
             self._awaited = 0
             if not self.doubted.endswith(again):
                 if self._begun < self.received - len(self.doubted) and all_differ(self.doubted, again):
-                    raise BadAnswer(f"{FOREIGN}; others of them may be in use", context)
+                    raise BadAnswer(f"{FOREIGN}; others of them may be delivered", context)
                 self.received -= len(self.doubted)
                 self.doubted, self._repeated = b"", 0
                 raise Truncated(FOREIGN, context)
