@@ -113,13 +113,16 @@ async def fetched(way: str, data: bytes, drawn: list[Response], piece: int) -> t
     answers = iter(drawn)
 
     class Source:
+        name = "drawn"
+        span_size = 0
+
         async def open(self, request: RangeRequest) -> Sent:
             sent = next(answers, whole)(data, request.first)
             return Sent(sent, len(data) - request.first, piece, spliceable=way in {"pipes", "parked"})
 
     fetch = PartFetch(
         stage,
-        Source(),  # type: ignore[arg-type] - the rest is not used
+        Source(),
         policy=POLICY,
         counters=ChannelCounters(),
         quota=stages.quota,
