@@ -14,7 +14,8 @@ import asyncio
 import contextlib
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from streamer.aio import first_of, in_thread, task_group
 from streamer.errors import KeeperLost, ReaderGone, Shortage, SinkError, SourceError
@@ -24,6 +25,8 @@ from streamer.relay.statistics import EpochRequests
 from streamer.retry import retry_while_refused
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from streamer.relay.channel_report import ChannelReport
     from streamer.relay.channel_spec import ChannelSpec
     from streamer.relay.channel_state import ChannelState
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
     from streamer.sink.fifo import FifoDirectory
     from streamer.sink.outlet import PipeOutlet
     from streamer.trailer import Trailer, TrailerState
+
+T = TypeVar("T")
 
 
 class EpochRunner:
@@ -116,7 +121,7 @@ class EpochRunner:
 
         async def open_kept() -> None:
             # Stored without an await between, so that the outlet has an owner if this channel is cancelled.
-            outlet = await retry_while_refused(open_now, self._spec.retry, self._report.shortage)
+            outlet = await self._repeat(open_now)
             self._state.outlet = outlet
             outlet.give_up_after, outlet.on_short = self._spec.retry.give_up_after, self._report.shortage
             self._counters.readers_come += 1
@@ -151,7 +156,7 @@ class EpochRunner:
                 outlet, gone = None, error
             if self._next_known:
                 self._prepare(epoch + 1)
-            await retry_while_refused(withdraw, self._spec.retry, self._report.shortage)
+            await self._repeat(withdraw)
             # Until now a program could open the FIFO that its reader had left. Now nobody comes any more, and
             # whoever is there before the first byte is the reader.
             position = self._state.position
@@ -159,7 +164,7 @@ class EpochRunner:
             if (
                 (outlet is not None and not outlet.look())
                 or touched
-                or not await self._fifos.regain(position)
+                or not await self._repeat(partial(self._fifos.regain, position))
             ):
                 if gone is not None:
                     raise gone
@@ -181,7 +186,7 @@ class EpochRunner:
             self._counters.timer.enter("blocked")
             accepted = await self._fifos.settle()
             # Before the trailer says `complete`, which must be there when the reader sees the end of file.
-            await self._fifos.read_up(epoch, outlet)
+            await self._repeat(partial(self._fifos.read_up, epoch, outlet))
         except ReaderGone:
             with contextlib.suppress(ReaderGone):
                 await self._fifos.settle()  # raises KeeperLost if the keeper died, which looks the same
@@ -191,6 +196,10 @@ class EpochRunner:
         if accepted not in (None, due):
             raise RuntimeError(f"the FIFO of epoch {epoch} accepted {accepted} bytes of {due}")
         return "complete"
+
+    async def _repeat(self, step: Callable[[], Awaitable[T]]) -> T:
+        """As `retry_while_refused`, of the channel."""
+        return await retry_while_refused(step, self._spec.retry, self._report.shortage)
 
     async def _offer(self, epoch: int) -> None:
         """Make the FIFO of an epoch whose length must be computed, while the epoch before is delivered.
@@ -235,7 +244,7 @@ class EpochRunner:
         async def conclude() -> None:
             self._fifos.conclude(trailer, successor=successor)
 
-        await retry_while_refused(conclude, self._spec.retry, self._report.shortage)
+        await self._repeat(conclude)
         if state == "complete" and (records := self._plan.records(self._state.epoch)):
             self._counters.records += records
         self._state.outlet = None

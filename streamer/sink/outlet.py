@@ -227,7 +227,7 @@ async def read_up(fd: int) -> None:
     `fd`: a write end. Raises ReaderGone if the reader leaves bytes in the pipe. No event tells a writer that
     a pipe is empty, and after the close nobody can count what is in it.
     """
-    for seconds in LOOKS:
+    for seconds in (*LOOKS, 0.0):
         gone = is_ready(fd, 0)  # first: what is unread after it stays unread
         if not (unread := bytes_unread(fd)):
             return

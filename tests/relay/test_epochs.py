@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import stat
 import threading
@@ -196,6 +197,32 @@ async def test_a_reader_that_comes_when_another_has_left_gets_the_whole_epoch(
                 assert await off_loop(second.read) == truth
             assert published_trailer(directory, "train", epoch).state == "complete"
         assert (running.channel.statistics().readers_come, len(running.states)) == (4, 2)
+
+
+async def test_a_lack_of_descriptors_at_such_a_reader_is_waited_for(
+    run: RunChannel, stub: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    truth, refused = fill(stub, SIZES), []
+
+    def scarce(path: Any, flags: int, *more: Any, really: Any = os.open, **named: Any) -> int:
+        if flags == os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC and not refused:
+            refused.append(path)
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return int(really(path, flags, *more, **named))
+
+    directory, moved = tmp_path / "data", tmp_path / "moved"
+    directory.mkdir()
+    async with run(stub, directory) as running:
+        first = os.open(running.fifo(0), os.O_RDONLY | os.O_NONBLOCK)
+        directory.rename(moved)
+        await eventually(lambda: running.channel.statistics().readers_come == 1)
+        os.close(first)
+        await eventually(lambda: running.channel.statistics().readers_gone == 1)
+        monkeypatch.setattr(os, "open", scarce)
+        moved.rename(directory)
+        await eventually(lambda: running.states)
+        assert (running.states[0].state, len(refused)) == ("abandoned", 1)
+        assert await off_loop(read_all, running.fifo(1)) == truth
 
 
 @pytest.fixture
