@@ -202,7 +202,8 @@ async def test_a_reader_that_comes_when_another_has_left_gets_the_whole_epoch(
 async def test_a_lack_of_descriptors_at_such_a_reader_is_waited_for(
     run: RunChannel, stub: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    truth, refused = fill(stub, SIZES), []
+    truth = fill(stub, SIZES)
+    refused: list[Any] = []
 
     def scarce(path: Any, flags: int, *more: Any, really: Any = os.open, **named: Any) -> int:
         if flags == os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC and not refused:

@@ -7,16 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from streamer.errors import BadAnswer, Deleted, SourceChanged
 from streamer.plan import S3Uri
 from streamer.plan.plan import Plan
+from streamer.relay.fetch import second_look
 from streamer.relay.fetch.second_look import spellings
 from streamer.s3.client.session import Clients
 from tests.kit.harness import RunChannel, failure
 from tests.kit.planning import plan_prefix
 from tests.kit.raw import answer, raw_server
-from tests.kit.stub import S3Stub
+from tests.kit.stub import Answer, S3Stub
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
 
@@ -83,6 +85,24 @@ async def test_one_deleted_object_is_said_to_be_deleted(
     assert isinstance(error, Deleted)
     assert str(error).startswith("the object was deleted after it was listed: no such object")
     assert "the listing is wrong" not in str(error)
+
+
+async def test_a_server_that_is_silent_does_not_delay_the_error(
+    run: RunChannel, stub: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(second_look, "PATIENCE", 0.2)
+
+    async def silent(answer: Answer) -> web.StreamResponse:
+        await stub.released.wait()
+        return web.Response()
+
+    stub.objects = {"b/data/0": b"1", "b/data/1": b"2"}
+    stub.script(*[silent] * 9, key="b/data/1")
+    async with run(stub, tmp_path, make_plan=listing_then(stub, {"data/1": b"2"})) as running:
+        error = await failure(running)
+        assert not stub.released.is_set()
+        stub.release()
+    assert isinstance(error, Deleted)
 
 
 async def test_where_nothing_is_found_the_listing_may_be_wrong(

@@ -9,6 +9,7 @@ other ETags than it sends. The text would make people hunt for somebody who dele
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import unicodedata
 from contextlib import suppress
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from streamer.plan import Plan
     from streamer.s3.ranges import RangeSource
 
+PATIENCE = 10.0
+"""Seconds after which the look is given up: some twenty requests, one after the other."""
 MOST_BLANKS = 4
 """Blanks of a key each of which may be a `+`; every combination is a spelling."""
 _FIX = "name the objects in a manifest (S3DataType: ManifestFile), or update the server"
@@ -38,6 +41,14 @@ _DOUBT: dict[type[SourceChanged], str] = {
 
 async def explained(error: SourceChanged, ref: ObjectRef, plan: Plan, source: RangeSource) -> SourceError:
     """Return the error of an object that is not as it was listed, after a second look."""
+    try:
+        async with asyncio.timeout(PATIENCE):
+            return await _looked(error, ref, plan, source)
+    except TimeoutError:
+        return error
+
+
+async def _looked(error: SourceChanged, ref: ObjectRef, plan: Plan, source: RangeSource) -> SourceError:
     if isinstance(error, Deleted):
         for key in spellings(ref.key):
             if await _is_as_listed(replace(ref, key=key), source):
