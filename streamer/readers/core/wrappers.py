@@ -106,23 +106,21 @@ def check_wrappers(channels: Iterable[str], config_dir: str, *, shared: bool = F
 
 
 def wrapper() -> Wrapper | None:
-    """Return the innermost wrapper on the stack that divides records; None if there is none."""
+    """Return the innermost wrapper on this thread's stack that divides records; None if there is none."""
     frame = inspect.currentframe()
     while frame is not None:
-        # Of no other frame: `f_locals` keeps a copy in it, with what the program deletes later.
         module = frame.f_globals.get("__name__")
-        names = frame.f_locals if module in _MODULES else {}
-        kinds: dict[str, Any] = {f"{module}.{frame.f_code.co_name}": names}
-        kinds |= {f"{kind.__module__}.{kind.__qualname__}": names["self"] for kind in _mro(names.get("self"))}
-        for name in kinds.keys() & _KINDS.keys():
-            with contextlib.suppress(AttributeError, KeyError, TypeError):
-                known, found = _KINDS[name], kinds[name]
-                if (processes := int(known.processes(found))) > 1:
-                    process = found.state.process_index if known.text is _DISPATCHES else None
-                    return Wrapper(name, known.text, processes, process)
+        # Of no other frame: `f_locals` keeps a copy in it, with what the program deletes later.
+        if module in _MODULES:
+            names = frame.f_locals
+            kinds: dict[str, Any] = {f"{module}.{frame.f_code.co_name}": names}
+            for kind in type(names.get("self")).__mro__:
+                kinds[f"{kind.__module__}.{kind.__qualname__}"] = names.get("self")
+            for name in kinds.keys() & _KINDS.keys():
+                with contextlib.suppress(AttributeError, KeyError, TypeError):
+                    known, found = _KINDS[name], kinds[name]
+                    if (processes := int(known.processes(found))) > 1:
+                        process = found.state.process_index if known.text is _DISPATCHES else None
+                        return Wrapper(name, known.text, processes, process)
         frame = frame.f_back
     return None
-
-
-def _mro(owner: object) -> tuple[type, ...]:
-    return () if owner is None else type(owner).__mro__
