@@ -184,7 +184,7 @@ def test_what_the_trainer_leaves_is_ended_before_the_fifos(path: str, tmp_path: 
 
 
 ZOMBIE = """
-import os, signal
+import os, signal, sys
 done, end = os.pipe()
 if not (parent := os.fork()):
     if not (child := os.fork()):
@@ -195,17 +195,19 @@ if not (parent := os.fork()):
     signal.pause()
 os.close(end)
 os.read(done, 1)
+open(sys.argv[1], "w").write(str(parent))
 print("started", flush=True)
-print(parent, flush=True)
 signal.pause()
 """
 
 
 def test_a_zombie_of_another_parent_is_not_waited_for(path: str, tmp_path: Path) -> None:
-    """No signal ends it. It has its process group until its parent, of another group, reads its code."""
+    """Its parent is of another process group, and a signal to this one does not make it read the code."""
     (tmp_path / "zombie.py").write_text(ZOMBIE)
     program = "from sidecar.commands import execute; execute.GRACE = 60; from sidecar.cli import main; main()"
     command = [sys.executable, "-c", program, "exec", "-c", path, "--", sys.executable]
-    code, output, errors = signalled([*command, str(tmp_path / "zombie.py")], signal.SIGTERM)
-    os.kill(int(output), signal.SIGKILL)
+    code, _, errors = signalled(
+        [*command, str(tmp_path / "zombie.py"), str(tmp_path / "parent")], signal.SIGTERM
+    )
+    os.kill(int((tmp_path / "parent").read_text()), signal.SIGKILL)
     assert code == 128 + signal.SIGTERM, errors
