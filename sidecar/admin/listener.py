@@ -22,6 +22,13 @@ BACKLOG = 4096
 The kernel drops further ones, and their clients try again after 1 s, 3 s and 7 s: too late for a probe.
 """
 
+SILENT = 3
+"""Seconds that the kernel keeps a connection whose client has sent nothing.
+
+So a probe is accepted together with its request. A client that is late with it, on a busy machine, would be
+the one longest waited for when others connect, and lose its connection.
+"""
+
 
 @contextlib.asynccontextmanager
 async def listening(host: str, port: int) -> AsyncIterator[list[socket.socket]]:
@@ -40,6 +47,8 @@ async def listening(host: str, port: int) -> AsyncIterator[list[socket.socket]]:
                     sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
                 chosen = number(sockets) if sockets else port  # 0 is the same free port on every address
                 sock.bind((address[0], chosen, *address[2:]))
+                with contextlib.suppress(OSError):  # not in every sandbox
+                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, SILENT)
                 sock.listen(BACKLOG)
                 sockets.append(sock)
         except (OSError, ValueError) as error:  # ValueError: a name that cannot be looked up
