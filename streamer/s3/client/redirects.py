@@ -122,14 +122,26 @@ def surplus_after(response: Any) -> asyncio.Future[bool]:
     found: asyncio.Future[bool] = loop.create_future()
     protocol = response._protocol  # noqa: SLF001 - its connection is released with the last byte
 
+    errors = [protocol.exception()]
+
+    def note(error: BaseException, *cause: BaseException) -> None:
+        errors.append(error)
+        type(protocol).set_exception(protocol, error, *cause)
+
+    def end() -> None:
+        # Not `exception()`: if the pool closes the connection before `look`, it has none any more.
+        protocol.set_exception = note
+        loop.call_soon(look)
+
     def look() -> None:
+        del protocol.set_exception
         if not found.done():
             found.set_result(
                 bool(protocol._buffer)  # noqa: SLF001
-                or isinstance(protocol.exception(), aiohttp.http_exceptions.HttpProcessingError)
+                or any(isinstance(error, aiohttp.http_exceptions.HttpProcessingError) for error in errors)
             )
 
-    response.content.on_eof(lambda: loop.call_soon(look))  # the parser calls this before it goes on
+    response.content.on_eof(end)  # the parser calls this before it goes on
     return found
 
 
