@@ -14,6 +14,7 @@ from streamer.relay.transport import TransportSpec, Wish, open_transport
 from streamer.retry import RetryPolicy
 from streamer.s3.catalog.pages import open_pages
 from streamer.s3.catalog.sources import Sources
+from streamer.s3.client.doubt import DOUBTED
 from streamer.schedule.window import FIRST_REQUESTS
 from streamer.sink.outlet import PipeOutlet
 from tests.kit.harness import clients_of, fill
@@ -22,7 +23,7 @@ from tests.kit.stub import S3Stub, stalls
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
 
-PART = 20_000
+PART = 40_000
 REQUESTS = FIRST_REQUESTS + 5
 
 
@@ -30,7 +31,7 @@ REQUESTS = FIRST_REQUESTS + 5
 async def test_all_requests_follow_the_first_byte(stub: S3Stub, wish: Wish) -> None:
     """They do not wait for the end of the first part, which may take long."""
     truth = fill(stub, [REQUESTS * PART])
-    stub.script(stalls(stub, after=100), first=0, key="b/data/0000")
+    stub.script(stalls(stub, after=DOUBTED + 100), first=0, key="b/data/0000")
     stub.script(*[stalls(stub) for _ in range(REQUESTS)])
     read_end, write_end = os.pipe2(os.O_NONBLOCK)
     os.set_blocking(read_end, True)
