@@ -53,7 +53,7 @@ async def test_the_error_names_what_happens_on_the_way(
     run: RunChannel, stub: S3Stub, tmp_path: Path, fault: Fault, sign: str
 ) -> None:
     fill(stub, [300_000])
-    stub.script(*[fault] * 20)
+    stub.script(*[fault] * 100)
     async with run(stub, tmp_path) as running:
         error = str(await failure(running))
     assert SIGNS in error
@@ -71,7 +71,7 @@ async def test_the_etag_of_a_compressed_form_is_no_other_version(
         etag = answer.headers["ETag"].strip('"')
         return await with_headers(ETag=f'"{etag}-gzip"')(answer)
 
-    stub.script(*[fault] * 20)
+    stub.script(*[fault] * 100)
     async with run(stub, tmp_path) as running:
         error = await failure(running)
     assert isinstance(error, BadAnswer)
