@@ -142,7 +142,8 @@ def test_a_state_between_two_lines_that_were_glued(feeder: Feeder, taken: int) -
     records: Any = iter(first)
     assert [next(records)[:3] for _ in range(taken)] == due[:taken]
     state = first.state_dict()
-    del records
+    records.close()
+    feeder.feeds[-1][1].join()  # its FIFO is gone: the next one has the same name
     again = reader()
     again.load_state_dict(state)
     assert [each[:3] for each in again] == due[taken:]

@@ -116,7 +116,7 @@ signal.signal(signal.SIGHUP, lambda *_: shell.send_signal(signal.SIGHUP))
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
 shell = subprocess.Popen(sys.argv[1:], preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, []))
 os.close(1)
-os.closerange(3, 99)
+os.closerange(3, 1 << 16)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])
 while True:
     signal.pause()
