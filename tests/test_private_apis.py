@@ -365,6 +365,21 @@ def next_message() -> None:
     assert "self._buffer" in inspect.getsource(ResponseHandler)
 
 
+def connection_factory() -> None:
+    """The pool makes protocols by it; `set_exception` gets the parser's errors, `_payload` is the body."""
+    from aiohttp import TCPConnector
+    from aiohttp.client_proto import ResponseHandler
+    from aiohttp.connector import BaseConnector
+
+    made = "self._factory = functools.partial(ResponseHandler, loop=loop)"
+    assert made in inspect.getsource(BaseConnector.__init__)
+    assert "self._factory" in inspect.getsource(TCPConnector)
+    assert parameters(ResponseHandler) == ["loop"]
+    assert parameters(ResponseHandler.set_exception) == ["exc", "exc_cause"]
+    assert "self.set_exception(exc, underlying_exc)" in inspect.getsource(ResponseHandler.data_received)
+    assert "self._payload = payload" in inspect.getsource(ResponseHandler.data_received)
+
+
 CHECKS: dict[str, tuple[str, Callable[[], None]]] = {
     "OpenSSL._util.lib": ("cryptography", openssl_lib),
     "OpenSSL._util.ffi": ("pyopenssl", openssl_ffi),
@@ -377,6 +392,8 @@ CHECKS: dict[str, tuple[str, Callable[[], None]]] = {
     "_timeout": ("aiobotocore", http_session),
     "_content": ("aiobotocore", response_content),
     "_protocol": ("aiohttp", next_message),
+    "_factory": ("aiohttp", connection_factory),
+    "_payload": ("aiohttp", connection_factory),
     "_defaults": ("botocore", response_parser),
     "_parse_shape": ("botocore", response_parser),
     "_node_tag": ("botocore", response_parser),

@@ -20,10 +20,13 @@ from typing import Any
 
 import pytest
 import trustme
+from aiohttp import ClientPayloadError
+from botocore.awsrequest import AWSPreparedRequest, HTTPHeaders
 
 from streamer.plan import S3Uri
 from streamer.retry import RetryPolicy
 from streamer.s3.catalog.manifest_body import read_manifest
+from streamer.s3.client.redirects import PinnedSession, surplus_after
 from streamer.s3.http.poller import FairPoller
 from tests.kit.harness import Running, clients_of, failure, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all
@@ -34,6 +37,8 @@ pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking", "credentials")
 
 KIB = 1024
 TEXT = b"<html><body><h1>502 Bad Gateway</h1>upstream broke off while the body was sent</body></html>\n"
+PAUSES = 512 * KIB
+"""Unread bytes at most for which aiohttp's parser goes on."""
 RETRIES = RetryPolicy(give_up_after=20, first_wait=0.001, longest_wait=0.01)
 WAYS = ["splice", "buffered", "buffered tls", "aiobotocore", "aiobotocore tls"]
 SHAPES = {
@@ -197,6 +202,70 @@ async def test_another_response_in_a_body_reaches_nobody(
     async with run(part_size=part_size) as running:
         outcome = await ended(running)
         assert outcome == truth or outcome.startswith(b"error: ")
+
+
+@pytest.mark.parametrize("way", ["aiobotocore", "aiobotocore tls"])
+async def test_a_request_that_waits_for_the_connection_hides_no_surplus(
+    server: WireServer, way: str, tmp_path: Path
+) -> None:
+    """aiohttp closes the connection in that request, before the task that reads the body looks at it."""
+    server.objects = contents([100_000])
+    on = threading.Event()
+
+    def fault(wired: Wired) -> After:
+        wired.send(wired.header())
+        on.wait(20)
+        wired.send(wired.data + b"surplus")
+        return "keep"
+
+    server.fault = struck(1, fault)
+    request = AWSPreparedRequest("GET", f"{server.url}/b/data/0000", HTTPHeaders(), None, stream_output=True)
+    async with PinnedSession(
+        verify=str(tmp_path / "ca.pem") if way.endswith("tls") else False, max_pool_connections=1
+    ) as session:
+        response = await session.send(request)
+        found = surplus_after(response.raw)
+        waiting = asyncio.ensure_future(session.send(request))
+        pool = session._sessions[None].connector  # noqa: SLF001 - nothing else shows that a request waits
+        await eventually(lambda: any(pool._waiters.values()))  # noqa: SLF001
+        on.set()
+        assert await response.raw.content.read() == server.objects["b/data/0000"]
+        assert await found
+        (await waiting).raw.close()
+
+
+@pytest.mark.parametrize("way", ["aiobotocore tls"])
+async def test_a_reset_hides_no_surplus_that_the_parser_holds(
+    server: WireServer, way: str, tmp_path: Path
+) -> None:
+    """The body's last byte pauses aiohttp's parser; over TLS, a reset is noticed while nobody reads."""
+    server.objects = contents([PAUSES + 1])
+    send, reset = threading.Event(), threading.Event()
+
+    def fault(wired: Wired) -> After:
+        wired.send(wired.header() + wired.data[:-100])
+        send.wait(20)
+        wired.send(wired.data[-100:] + b"surplus")
+        reset.wait(20)
+        return "reset"
+
+    server.fault = fault
+    request = AWSPreparedRequest("GET", f"{server.url}/b/data/0000", HTTPHeaders(), None, stream_output=True)
+    async with PinnedSession(verify=str(tmp_path / "ca.pem")) as session:
+        response = (await session.send(request)).raw
+        body = response.content
+        assert body.get_read_buffer_limits()[1] == PAUSES
+        found = surplus_after(response)
+        await eventually(lambda: body.total_bytes == PAUSES + 1 - 100)
+        send.set()
+        await eventually(lambda: body.total_bytes == PAUSES + 1)
+        assert not body.is_eof()
+        reset.set()
+        await eventually(lambda: response.connection is None or response.connection.transport is None)
+        with pytest.raises(ClientPayloadError, match="the connection failed before the body's end"):
+            await body.read()
+        found.cancel()
+        response.close()
 
 
 async def ended(running: Running) -> bytes:

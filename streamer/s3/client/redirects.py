@@ -23,8 +23,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urljoin, urlsplit
 from weakref import WeakSet
 
-import aiohttp.http_exceptions
 from aiobotocore.httpsession import AIOHTTPSession
+from aiohttp import ClientPayloadError
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.http_exceptions import HttpProcessingError
 
 from streamer.errors import ErrorContext, Transient, WrongEndpoint
 from streamer.linux import is_ready
@@ -45,6 +47,7 @@ class UnfollowingSession(AIOHTTPSession):  # type: ignore[misc]
 
     async def _create_connector(self, proxy_url: str | None) -> Any:
         connector = await super()._create_connector(proxy_url)
+        connector._factory = partial(_Protocol, asyncio.get_running_loop())  # noqa: SLF001
         connector.connect = partial(_clean_connection, connector.connect)
         connector._release = partial(_release_at_once, connector._release)  # noqa: SLF001
         return connector
@@ -69,6 +72,27 @@ class PinnedSession(UnfollowingSession):
                 response.raw.close()
                 raise
         return response
+
+
+class _Protocol(ResponseHandler):
+    """aiohttp's protocol of a connection, which loses no sign of bytes that follow a body."""
+
+    unparsable = False
+    """Whether bytes arrived that are no response."""
+
+    def set_exception(self, exc: BaseException, *cause: BaseException) -> None:
+        # The pool has the connection back before the bytes after a body are parsed. The next task that asks
+        # the pool closes the connection, which clears aiohttp's own exception.
+        self.unparsable |= isinstance(exc, HttpProcessingError)
+        super().set_exception(exc, *cause)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        body = self._payload
+        if exc is not None and body is not None and not body.is_eof():
+            # A slow reader pauses the parser, which may hold bytes after the body. aiohttp would drop them
+            # now, and end a body whose last byte has arrived.
+            body.set_exception(ClientPayloadError(f"the connection failed before the body's end: {exc}"))
+        super().connection_lost(exc)
 
 
 _used: WeakSet[Any] = WeakSet()
@@ -122,26 +146,11 @@ def surplus_after(response: Any) -> asyncio.Future[bool]:
     found: asyncio.Future[bool] = loop.create_future()
     protocol = response._protocol  # noqa: SLF001 - its connection is released with the last byte
 
-    errors = [protocol.exception()]
-
-    def note(error: BaseException, *cause: BaseException) -> None:
-        errors.append(error)
-        type(protocol).set_exception(protocol, error, *cause)
-
-    def end() -> None:
-        # Not `exception()`: if the pool closes the connection before `look`, it has none any more.
-        protocol.set_exception = note
-        loop.call_soon(look)
-
     def look() -> None:
-        del protocol.set_exception
         if not found.done():
-            found.set_result(
-                bool(protocol._buffer)  # noqa: SLF001
-                or any(isinstance(error, aiohttp.http_exceptions.HttpProcessingError) for error in errors)
-            )
+            found.set_result(bool(protocol._buffer) or protocol.unparsable)  # noqa: SLF001
 
-    response.content.on_eof(end)  # the parser calls this before it goes on
+    response.content.on_eof(lambda: loop.call_soon(look))  # the parser calls this before it goes on
     return found
 
 
