@@ -239,20 +239,26 @@ class Stage(ABC):
 
     def _take_some(self, body: Body) -> None:
         """Move bytes from the body into the stage, and watch for more."""
+        if not self._filled(body):
+            return
+        if body.left:
+            self._wait(body)
+        else:
+            self._dry = True
+
+    def _filled(self, body: Body) -> bool:
+        """Move bytes from the body into the stage; return False if it is full or the body has failed."""
         try:
             self._fill(body)
         except BlockingIOError:
             self._dry = True
         except StageFull:
             self._full = True
-            return
+            return False
         except SourceError:
             self._dry = True
-            return  # `Body.taken` raises it too
-        if body.left:
-            self._wait(body)
-        else:
-            self._dry = True
+            return False  # `Body.taken` raises it too
+        return True
 
     def _wait(self, body: Body) -> None:
         if self._parks and not self.awaited:
@@ -295,17 +301,7 @@ class Stage(ABC):
         body = self._body
         if self._in_memory > self.in_doubt or body is None or not body.left:
             return
-        try:
-            self._fill(body)
-        except BlockingIOError:
-            self._dry = True
-        except StageFull:
-            self._full = True
-            return
-        except SourceError:
-            self._dry = True
-            return  # `Body.taken` raises it too
-        if body.left and (self._dry or not self._parks):
+        if self._filled(body) and body.left and (self._dry or not self._parks):
             body.notify(self._on_bytes)  # read the rest of a small part on arrival, to free its connection
 
     def _move_on(self, fd: int, body: Body, most: int) -> int:
