@@ -117,7 +117,7 @@ class Hedger:
         """Send the second request; return when it has lost or the part is complete."""
         stage, counters = fetch.stage, self._counters
         counters.hedges["issued"] += 1
-        at = stage.received - (overlap(stage.in_doubt, 0) if stage.in_doubt else 0)
+        at = stage.received - overlap(stage.in_doubt, 0)
         avoid = fetch.request.peer if fetch.request is not None else None
         request = RangeRequest(
             slot.part, slot.part.start + at, avoid=avoid, requests=slot.requests, once=True

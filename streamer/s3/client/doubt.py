@@ -72,7 +72,7 @@ class Withheld:
 
     def resume(self) -> int:
         """Return the offset at which the next response is to begin."""
-        self._again, self._awaited = b"", overlap(len(self.doubted), self._misses) if self.doubted else 0
+        self._again, self._awaited = b"", overlap(len(self.doubted), self._misses)
         self._resumed, self._repeated = self.received, self._awaited
         if not self._awaited:
             self._begun = self.received
