@@ -135,6 +135,9 @@ class Feeder:
         if proof:
             self.publish(epoch, "open", channel=channel, total=opening, **more)
         path = self.path(channel, epoch)
+        for earlier, last in self.feeds:
+            if earlier == path:
+                last.join()  # it removes the FIFO of this name when its reader has gone
         with contextlib.suppress(FileExistsError):
             os.mkfifo(path)
         feed = Feed()
