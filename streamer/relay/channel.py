@@ -232,7 +232,7 @@ class Channel:
         if self._shared is not None:
             return self._shared
         spec, stored = self.spec, self.spec.stored_checksums
-        looked_at = self._plan.rewrites or spec.when_failed.needs_records or spec.when_changed.amends
+        looked_at = spec.when_failed.needs_records or spec.when_changed.amends
         prefetcher = Prefetcher(
             StreamSpec(self._plan, self.spec.retry, self._state.start),
             self._source,
@@ -241,7 +241,7 @@ class Channel:
             requests=requests,
             verifier=None if stored is None else ChecksumVerifier(stored.cached, self._report.checked),
             on_batch=self._publish_digest,
-            spans="small" if stored is None and not looked_at else "none",
+            spans="none" if looked_at else "small",
         )
         return Delivery(
             prefetcher,

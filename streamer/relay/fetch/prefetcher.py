@@ -101,11 +101,11 @@ class Prefetcher:
         requests: asyncio.TaskGroup,
         verifier: ChecksumVerifier | None = None,
         on_batch: Callable[[], None] = lambda: None,
-        spans: Spans = "none",
+        spans: Spans = "small",
     ) -> None:
         """`requests` runs the tasks of parts; none starts before `allow`.
 
-        `spans`: which consecutive parts are fetched together.
+        `spans`: which consecutive parts are fetched together; none of objects that are rewritten or verified.
         `verifier`: gets the bytes that leave a stage, and compares whole objects with their checksums.
         `on_batch`: as for `all_epochs`.
         """
@@ -115,7 +115,8 @@ class Prefetcher:
         self.quota = stages.quota
         self.quota.on_available = self.start
         parts = self._known(all_epochs(stream.plan, stages.part_size, stream.start, on_batch=on_batch))
-        if spans != "none" and source.span_size:
+        by_itself = stream.plan.rewrites or verifier is not None or spans == "none"
+        if source.span_size and not by_itself:
             size = min(source.span_size, stages.part_size())
             of_few = stages.part_size if spans == "large" else lambda: 0
             parts = gathered(parts, size, held_in_buffers, of_few=of_few)
