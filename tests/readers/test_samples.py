@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from examples.demo.dataset import DIMENSIONS, RECORD_BYTES, channels, class_means
@@ -86,12 +86,11 @@ LENGTHS = st.sampled_from([0, 1, 2, 4, 70])
 
 
 @st.composite
-def encoded_features(draw: st.DrawFn) -> bytes:
-    """A Feature that TensorFlow's parser and protobuf understand in the same way."""
+def encoded_features(draw: st.DrawFn) -> tuple[bytes, int]:
+    """A Feature that TensorFlow's parser and protobuf understand in the same way; its number of floats."""
     kind, count = draw(KINDS), draw(LENGTHS)
-    return feature(
-        kind, draw(st.lists(VALUES[kind], min_size=count, max_size=count)), packed=draw(st.booleans())
-    )
+    values = draw(st.lists(VALUES[kind], min_size=count, max_size=count))
+    return feature(kind, values, packed=draw(st.booleans())), count if kind == "float32" else 0
 
 
 @st.composite
@@ -126,10 +125,14 @@ def values_of(parsed: dict[str, Any]) -> dict[str, Any]:
     st.booleans(),
 )
 def test_an_example_is_what_tensorflow_makes_of_it(
-    features: list[tuple[str, bytes]], wanted: dict[str, tuple[Fixed | Var, Any]], unknown: bool
+    features: list[tuple[str, tuple[bytes, int]]], wanted: dict[str, tuple[Fixed | Var, Any]], unknown: bool
 ) -> None:
     """In any order, with names twice and unknown fields; an error of one is an error of the other."""
-    payload = example(*(entry(key.encode(), value) for key, value in features))
+    for key, (_, floats) in features:
+        # TensorFlow 2.21 writes floats beyond the end of a fixed feature, and its process crashes.
+        theirs = wanted.get(key, (None, None))[1]
+        assume(not isinstance(theirs, tf.io.FixedLenFeature) or floats <= np.prod(theirs.shape))
+    payload = example(*(entry(key.encode(), value) for key, (value, _) in features))
     payload += tagged(9, b"unknown") if unknown else b""
     try:
         parsed = tf.io.parse_single_example(payload, {key: theirs for key, (_, theirs) in wanted.items()})
