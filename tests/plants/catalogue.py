@@ -30,6 +30,8 @@ FAULTS, EPOCHS = "tests/relay/test_faults.py", "tests/relay/test_epochs.py"
 WRONG = f"{FAULTS}::test_a_wrong_answer_is_an_error_or_right"
 VERSION = f"{FAULTS}::test_every_range_names_the_listed_version"
 IN_ORDER = f"{EPOCHS}::test_two_epochs_are_the_objects_in_order"
+SPANS, DEALING = "tests/relay/test_http_spans.py", "tests/unit/test_dealing.py"
+RECORDS = "tests/unit/test_record_order.py"
 PLAN, ARRANGED = "tests/unit/test_plan.py", "tests/unit/test_arrangement.py"
 
 PLANTS = (
@@ -439,6 +441,160 @@ PLANTS = (
         "if not self._ended and self._offset:",
         "if not self._ended and not self._offset and self._passing:",
         ("tests/unit/test_joiners.py",),
+    ),
+    # Spans: small parts that are fetched together
+    Plant(
+        "span not told of a part that failed",
+        "streamer/s3/span_requests.py",
+        "        self._failed(index)\n",
+        "",
+        (SPANS,),
+    ),
+    Plant(
+        "connection closed while idle fails a span's part",
+        "streamer/s3/span_requests.py",
+        "and get.response.reused and not get.response.begun:",
+        "and get.response.reused and get.response.begun:",
+        ("tests/relay/test_splice.py",),
+    ),
+    Plant(
+        "span's request that has ended still counts as begun",
+        "streamer/s3/span_requests.py",
+        """        self._begun -= 1
+        self._most = min(""",
+        """        self._most = min(""",
+        (SPANS,),
+    ),
+    Plant(
+        "span keeps the requests that it needs no more",
+        "streamer/s3/span_requests.py",
+        "self._request.on_ended(ended)",
+        "self._request.on_ended(0)",
+        (SPANS, "tests/unit/test_spans.py", "tests/relay/test_sharing.py"),
+    ),
+    Plant(
+        "late response of a span's later part never noticed",
+        "streamer/s3/span_requests.py",
+        "if deadlines and self._timer is None:",
+        "if deadlines and self._timer is not None:",
+        (SPANS,),
+    ),
+    Plant(
+        "final answer on a used connection believed in a span",
+        "streamer/s3/span_requests.py",
+        """        elif get.response.reused and is_final(error):
+            self._begin(index, fresh=True)
+        else:""",
+        """        else:""",
+        ("tests/relay/test_final_answers.py",),
+    ),
+    Plant(
+        "literals between the parts of a span dropped",
+        "streamer/s3/http_span.py",
+        "self._literal = memoryview(self._parts[ended].trailing)",
+        'self._literal = memoryview(b"")',
+        (SPANS,),
+    ),
+    Plant(
+        "no byte of a span's broken part in doubt",
+        "streamer/s3/http_span.py",
+        "return taken, self._stayed",
+        "return 0, self._stayed",
+        ("tests/relay/test_broken_bodies.py",),
+    ),
+    Plant(
+        "span waits for ever for the part that failed",
+        "streamer/s3/http_span.py",
+        """        if index == self._at:
+            self._loop.call_soon(self._fire)""",
+        """        if index < self._at:
+            self._loop.call_soon(self._fire)""",
+        (SPANS,),
+    ),
+    # Responses that break
+    Plant(
+        "last bytes of a manifest's broken response believed",
+        "streamer/s3/client/doubt.py",
+        "return data[:-DOUBTED]",
+        "return data",
+        ("tests/unit/test_doubt.py",),
+    ),
+    Plant(
+        "response that differs in the bytes in doubt goes on",
+        "streamer/relay/fetch/successor.py",
+        "if stage.agrees(self.again):",
+        "if self.again is not None:",
+        ("tests/unit/test_doubted_stages.py", "tests/relay/test_broken_bodies.py"),
+    ),
+    # Records of ranks
+    Plant(
+        "piece of a rank counts the bytes of the rank before it",
+        "streamer/plan/dealing.py",
+        "rank, left, size = (rank + 1) % ranks, plan.deal.slice, 0",
+        "rank, left = (rank + 1) % ranks, plan.deal.slice",
+        (DEALING,),
+    ),
+    Plant(
+        "end mark counted as bytes of the stream",
+        "streamer/plan/dealing.py",
+        "offset += 0 if piece.mark else piece.size",
+        "offset += piece.size",
+        (DEALING,),
+    ),
+    Plant(
+        "record that goes on in the next slice has an end mark",
+        "streamer/plan/dealing.py",
+        "following = other_run if other == rank else firsts.get(rank, _NO_RUN)",
+        "following = other_run if other == rank else _NO_RUN",
+        (DEALING,),
+    ),
+    Plant(
+        "ranks of one host among several get the slices of others",
+        "streamer/plan/record_order.py",
+        "if ranks == self.ranks and not walk.follows:",
+        "if not walk.follows:",
+        (RECORDS,),
+    ),
+    Plant(
+        "padding counted from the first rank",
+        "streamer/plan/record_order.py",
+        "self.global_batch + self.end * self.slice",
+        "self.global_batch + self.first * self.slice",
+        (RECORDS,),
+    ),
+    Plant(
+        "walk resumes one run too late",
+        "streamer/plan/record_order.py",
+        "return WalkPosition(self.taken - (self._run.end > self._run.first), self._start)",
+        "return WalkPosition(self.taken, self._start)",
+        (
+            RECORDS,
+            "tests/unit/test_mix.py",
+            "tests/unit/test_mix_changes.py",
+            "tests/unit/test_record_places.py",
+        ),
+    ),
+    Plant(
+        "last block of an object longer than the object",
+        "streamer/plan/record_order.py",
+        "yield Run(entry, first, min(end, bound))",
+        "yield Run(entry, first, end)",
+        (RECORDS,),
+    ),
+    # Files
+    Plant(
+        "file whose bytes end early taken for a whole one",
+        "streamer/relay/files/pieces.py",
+        "if file is None or self._at < file.size:",
+        "if file is None:",
+        ("tests/unit/test_pieces.py",),
+    ),
+    Plant(
+        "files of a batch that are not whole forgotten",
+        "streamer/relay/files/outlet.py",
+        "for piece in pieces if piece.file.whole",
+        "for piece in pieces",
+        ("tests/sidecar/test_download.py",),
     ),
     # The service
     Plant(

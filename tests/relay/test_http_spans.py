@@ -19,6 +19,7 @@ from streamer.relay.fetch.prefetcher import Prefetcher, StreamSpec
 from streamer.relay.statistics import ChannelCounters
 from streamer.relay.transport import TransportSpec, open_transport
 from streamer.s3.catalog.pages import open_pages
+from streamer.s3.client.endpoint import STALL_TIMEOUT
 from streamer.s3.fallback import LeftToAiobotocore, no_cause
 from streamer.s3.ranges import Body, RangeRequest, RangeSource, RequestReport
 from streamer.sink.outlet import PipeOutlet
@@ -40,10 +41,14 @@ def span_of(plan: Plan) -> Span:
 
 @contextlib.asynccontextmanager
 async def opened(
-    server: S3Stub, bundle: str | None, on_fallback: Callable[[LeftToAiobotocore], None] = no_cause
+    server: S3Stub,
+    bundle: str | None,
+    on_fallback: Callable[[LeftToAiobotocore], None] = no_cause,
+    *,
+    stall_timeout: float = STALL_TIMEOUT,
 ) -> AsyncIterator[tuple[RangeSource, Span, bytes]]:
     """Open our own client; yield it, the span of all objects, and its bytes."""
-    async with clients_of(server, ca_bundle=bundle) as clients:
+    async with clients_of(server, ca_bundle=bundle, stall_timeout=stall_timeout) as clients:
         spec = TransportSpec(buckets={"b"}, channels=[None], budget=8 * MIB, on_fallback=on_fallback)
         async with open_transport(clients, spec) as transport:
             with open_pages(clients) as pages:
@@ -181,6 +186,36 @@ async def test_a_span_fails_while_the_error_of_a_later_part_is_read(
         loops[0].call_soon_threadsafe(ended.set)
     assert data == truth[:30_000]
     assert isinstance(error, Denied)
+
+
+async def test_a_response_that_never_comes_ends_the_span(server: S3Stub, bundle: str | None) -> None:
+    """Also one that was requested after the first one, and is due later."""
+    fill(server, [30_000] * 3)
+
+    async def slow(answer: Answer) -> web.StreamResponse:
+        await asyncio.sleep(0.1)
+        return await with_headers()(answer)
+
+    async def silent(answer: Answer) -> web.StreamResponse:
+        await server.released.wait()
+        return await with_headers()(answer)
+
+    server.script(slow, key="b/data/0000")
+    server.script(silent, key="b/data/0001")
+    async with opened(server, bundle, stall_timeout=0.3) as (source, span, truth):
+        data, error = await pulled(await source.open(RangeRequest(span, 0, requests=1)))
+        server.release()
+    assert data == truth[:30_000]
+    assert "no response for 0.3 s" in str(error)
+
+
+async def test_requests_that_a_span_needs_no_more_are_for_others(server: S3Stub, bundle: str | None) -> None:
+    fill(server, [30_000] * 12)
+    ended: list[int] = []
+    async with opened(server, bundle) as (source, span, truth):
+        request = RangeRequest(span, 0, requests=4, on_ended=ended.append)
+        assert await pulled(await source.open(request)) == (truth, None)
+    assert 2 <= sum(ended) < 4
 
 
 async def test_a_retry_asks_for_one_part_first(server: S3Stub, bundle: str | None) -> None:

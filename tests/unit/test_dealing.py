@@ -133,6 +133,18 @@ def test_an_end_mark_follows_each_run_at_once() -> None:
     ]
 
 
+def test_a_run_that_goes_on_in_the_next_slice_of_its_rank_has_no_end_mark() -> None:
+    """Blocks of two records, as slices are: after some, the rank's next block is the following one."""
+    end_marks, going_on = EndMarks(run=b"end"), 0
+    for seed in range(20):
+        whole = host_of([[250] * 40], Deal(4, 2, 0, 2), seed, end_marks=end_marks)
+        streams = [contents(plan.segments(0)) for plan in whole.ranks(2)]
+        pieces = list(deal_stream(whole, 0, [0, 0]).pieces)
+        going_on += sum(not piece.mark for piece in pieces) - sum(piece.mark for piece in pieces)
+        assert shares(DealtEpoch(0, [0, 0], iter(pieces)), contents(whole.segments(0)), end_marks) == streams
+    assert going_on > 5
+
+
 def test_other_ranks_than_those_of_the_stream_are_refused() -> None:
     with pytest.raises(ValueError, match="no stream of 3 ranks"):
         deal_stream(plan_of([[512] * 4], Deal(2, 2, 0, 2)), 0, [0, 0, 0])
