@@ -2,7 +2,7 @@
 
     CHANGELOG.md, examples/README.md ...  -> pages of the site (`ALSO`)
     [text](../examples/README.md#x)       -> the page of that file
-    [text](../deploy/base)                -> the text alone, for files that are no pages
+    [text](../deploy/base)                -> the text alone, for files that are no pages (docs/design)
     <picture> of a light and a dark file  -> two images; the site's own switch shows one of them
 
 Code in tables breaks only after dots, slashes and underlines (docs/stylesheets/site.css).
@@ -57,7 +57,7 @@ def link(text: str, target: str, *, page: str) -> str:
     found = os.path.normpath(os.path.join(os.path.dirname(source_of(page)), path))
     if found in _PAGES:
         place = _PAGES[found]
-    elif found.startswith("docs/") and found.endswith((".md", ".json", ".png", ".svg")):
+    elif re.fullmatch(r"docs/(?!design/).+\.(md|json|png|svg)", found):
         place = found.removeprefix("docs/")
     elif f"{found}/README.md" in _PAGES:
         place = _PAGES[f"{found}/README.md"]

@@ -113,6 +113,7 @@ def test_every_page_fits_a_telephone(site: Path, pages: Any) -> None:
         ("../examples", "index.md", "[x](tutorials/demo.md)"),
         ("../how-to/tuning.md", "reference/job-file.md", "[x](../how-to/tuning.md)"),
         ("../LICENSE", "index.md", "x"),
+        ("design/measured.md", "index.md", "x"),
         ("../docs/none.md", "index.md", "[x](none.md)"),
         ("none.md", "index.md", "[x](none.md)"),
         ("https://example.com/", "index.md", "[x](https://example.com/)"),

@@ -1,6 +1,6 @@
 """Bugs that are planted on purpose, and who finds them.
 
-    python -m tests.plants [--only WORD] [--jobs 2] [--into CONTRIBUTING.md]
+    python -m tests.plants [--only WORD] [--jobs 2] [--into docs/design/plants.md]
     python -m tests.plants --searchers [--within 120]   # which machines find each plant without its tests
     python -m tests.plants --searchers --by schedules --part 0.1   # one machine, a tenth of its amount
 
@@ -139,13 +139,10 @@ def table(found: list[Found]) -> str:
     lines = [
         f"{count} of {len(found)} plants found, on {time.strftime('%Y-%m-%d')}.",
         "",
-        "| Planted in | Bug | Found by | What said so | Seconds |",
-        "|---|---|---|---|---|",
+        "| Bug | Found by |",
+        "|---|---|",
     ]
-    for each in found:
-        what = f"`{each.what}`" if each.by else ""
-        by = each.by or "**nobody**"
-        lines.append(f"| `{each.plant.path}` | {each.plant.name} | {by} | {what} | {each.seconds:.0f} |")
+    lines += [f"| {each.plant.name} | {each.by or '**nobody**'} |" for each in found]
     return "\n".join(lines)
 
 

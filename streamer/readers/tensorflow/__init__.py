@@ -7,7 +7,7 @@ A call from TensorFlow into Python costs the same for a vector as for one record
 records of a whole block as one vector, `prefetch` runs two vectors ahead of the consumer, and TensorFlow's
 `unbatch` makes scalars of them, without a copy (`streamer.readers.tensorflow.owned`). With `batch_size` a
 step returns whole batches or parts of them (`streamer.readers.tensorflow.batches`). Nothing here is compiled.
-docs/explanation/measured-alternatives.md has the other ways that were measured.
+docs/design/measured.md has the other ways that were measured.
 
 A step waits at most `PATIENCE_S` (`streamer.readers.tensorflow.steps` gives the reason). A step without bytes
 returns an empty vector, which `unbatch` skips, and checks for Ctrl-C
