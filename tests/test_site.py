@@ -79,7 +79,7 @@ def test_the_site_builds_without_a_warning(site: Path) -> None:
 
 def test_search_works_from_a_disk_and_asks_nobody(site: Path, pages: Any) -> None:
     page, wrong = pages
-    page.goto((site / "reference/job-file.html").as_uri())
+    page.goto((site / "reference/configuration.html").as_uri())
     page.click(".md-search__input")
     page.keyboard.type("keeper")
     page.locator(".md-search-result__item a").first.wait_for()
@@ -111,7 +111,7 @@ def test_every_page_fits_a_telephone(site: Path, pages: Any) -> None:
         ("../../CHANGELOG.md#added", "reference/errors.md", "[x](../changelog.md#added)"),
         ("../../dashboards/README.md", "reference/metrics.md", "[x](../how-to/dashboards.md)"),
         ("../examples", "index.md", "[x](tutorials/demo.md)"),
-        ("../how-to/tuning.md", "reference/job-file.md", "[x](../how-to/tuning.md)"),
+        ("../how-to/tuning.md", "reference/configuration.md", "[x](../how-to/tuning.md)"),
         ("../LICENSE", "index.md", "x"),
         ("design/measured.md", "index.md", "x"),
         ("../docs/none.md", "index.md", "[x](none.md)"),

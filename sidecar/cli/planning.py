@@ -31,7 +31,7 @@ _COLORS = {"ok": "green", "warning": "yellow", "failure": "red"}
 @click.command(
     cls=Command,
     examples=["penstock check", "penstock check -c job.yaml --json"],
-    page="docs/reference/job-file.md",
+    page="docs/reference/configuration.md",
 )
 @job_file_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON: valid, mistakes, warnings.")
