@@ -139,10 +139,13 @@ def table(found: list[Found]) -> str:
     lines = [
         f"{count} of {len(found)} plants found, on {time.strftime('%Y-%m-%d')}.",
         "",
-        "| Bug | Found by |",
+        "| Found by | Bugs |",
         "|---|---|",
     ]
-    lines += [f"| {each.plant.name} | {each.by or '**nobody**'} |" for each in found]
+    by: dict[str, list[str]] = {}
+    for each in found:
+        by.setdefault(each.by or "**nobody**", []).append(each.plant.name)
+    lines += [f"| {checker} | {'; '.join(names)} |" for checker, names in by.items()]
     return "\n".join(lines)
 
 
