@@ -59,9 +59,6 @@ def _lines(results: Document) -> Iterator[str]:
         yield "|---|---|---|---|---|---|---|"
         for row in made:
             yield f"| {' | '.join(cell.replace('|', '/') for cell in cells(row))} |"
-        if sentence := state(scenario):
-            yield ""
-            yield sentence
 
 
 def cells(row: Row) -> tuple[str, ...]:

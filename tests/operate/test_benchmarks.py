@@ -190,19 +190,20 @@ def results(**found: Any) -> dict[Any, Any]:
 
 
 def test_markdown_tells_losses_gaps_and_reasons() -> None:
+    fast = scenario(
+        penstock=entry(run(seconds=2.0, received=2_200_000_000)),
+        peer=entry(run(seconds=1.0)),
+        gone=entry(problem="not installed\nand | more"),
+        odd=entry(run(), verified=False),
+    )
     text = report.markdown(
         results(
-            fast=scenario(
-                penstock=entry(run(seconds=2.0, received=2_200_000_000)),
-                peer=entry(run(seconds=1.0)),
-                gone=entry(problem="not installed\nand | more"),
-                odd=entry(run(), verified=False),
-            ),
+            fast=fast,
             nic={"text": "a card", "problem": "network namespaces need root", "clients": {}},
         )
     )
     assert "A note." in text
-    assert "Penstock: 0.50 \u00d7 the throughput of the fastest peer" in text
+    assert "Penstock: 0.50 \u00d7 the throughput of the fastest peer" in str(report.state(fast))
     assert "read ahead into the next epoch: 10%" in text
     assert "| gone |  | - | - | - | - | not installed and / more |" in text
     assert "NOT VERIFIED" in text
