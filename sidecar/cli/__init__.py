@@ -16,7 +16,7 @@ from typing import NoReturn
 
 import click
 
-from sidecar.cli.help import Group, color
+from sidecar.cli.help import Commands, color
 from sidecar.cli.indexing import index
 from sidecar.cli.listing import manifest
 from sidecar.cli.planning import check, doctor, plan
@@ -33,7 +33,7 @@ from streamer.linux import forbid_dumps
 from streamer.secrets import redact, remember_environment
 
 
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="penstock")
 @click.pass_context
 def cli(ctx: click.Context) -> None:

@@ -82,7 +82,7 @@ class CommandGroup(Command, click.Group):
             formatter.write_dl([(name, summary(part)) for name, part in self.commands.items()])
 
 
-class Group(click.Group):
+class Commands(click.Group):
     """The command `penstock` itself."""
 
     command_class = Command

@@ -107,7 +107,7 @@ def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that select objects: include, exclude, split, limit, sample."""
     for option in (
         click.option("--sample", type=int, metavar="SEED", help=_SAMPLE),
-        click.option("--limit", type=Limit(), metavar="NUMBER|SIZE", help=_LIMIT),
+        click.option("--limit", type=LimitOption(), metavar="NUMBER|SIZE", help=_LIMIT),
     ):
         command = option(command)
     return key_options(command)
@@ -116,7 +116,7 @@ def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def key_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that select objects by their keys: include, exclude, split."""
     for option in (
-        click.option("--split", type=Split(), metavar="FOLDS/OF", help=_SPLIT),
+        click.option("--split", type=SplitOption(), metavar="FOLDS/OF", help=_SPLIT),
         click.option("--exclude", multiple=True, metavar="GLOB", help="Leave out the keys that match."),
         click.option("--include", multiple=True, metavar="GLOB", help=_INCLUDE),
     ):
@@ -130,7 +130,7 @@ _LIMIT = "Select the first objects: so many (1000), or whole ones of at most so 
 _SAMPLE = "Select a random sample up to --limit instead of the first objects; equal for equal seeds."
 
 
-class Limit(click.ParamType[dict[str, int]]):
+class LimitOption(click.ParamType[dict[str, int]]):
     """A limit as a channel has it: objects (1000), or bytes (10GB)."""
 
     name = "limit"
@@ -148,7 +148,7 @@ class Limit(click.ParamType[dict[str, int]]):
         return limit
 
 
-class Split(click.ParamType[dict[str, Any]]):
+class SplitOption(click.ParamType[dict[str, Any]]):
     """A split as a channel has it, with the seed 0: folds, a slash, and the number of all folds."""
 
     name = "split"
@@ -184,13 +184,12 @@ def selection_section(options: dict[str, Any]) -> dict[str, Any]:
 
 def take_selection(options: dict[str, Any]) -> Selection:
     """Remove the options of `selection_options`; return what they select. Raises ConfigError."""
-    from streamer.plan.selection import Limit as SelectionLimit
-    from streamer.plan.selection import Selection
+    from streamer.plan.selection import Limit, Selection
 
     section = _limit_section(options.pop("limit"), options.pop("sample"))
     limit = None
     if section is not None:
-        limit = SelectionLimit(section.get("Objects"), section.get("Bytes"), section.get("Seed"))
+        limit = Limit(section.get("Objects"), section.get("Bytes"), section.get("Seed"))
     keys = take_keys(options)
     return Selection(keys.include, keys.exclude, limit, keys.split)
 
@@ -198,12 +197,11 @@ def take_selection(options: dict[str, Any]) -> Selection:
 def take_keys(options: dict[str, Any]) -> Selection:
     """Remove the options of `key_options`; return what they select. Raises ConfigError."""
     from streamer.plan.selection import Selection
-    from streamer.plan.split import Split as SelectionSplit
-    from streamer.plan.split import parse_folds
+    from streamer.plan.split import Split, parse_folds
 
     split = None
     if (given := options.pop("split")) is not None:
-        split = SelectionSplit(given["Of"], parse_folds(given["Take"], given["Of"]))
+        split = Split(given["Of"], parse_folds(given["Take"], given["Of"]))
     return Selection(options.pop("include"), options.pop("exclude"), split=split)
 
 

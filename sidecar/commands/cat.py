@@ -71,7 +71,7 @@ async def cat(
 
     `promised`: the pipe is marked as a stream that will have a trailer (`streamer.trailer`).
     """
-    progress = _Progress()
+    progress = _StreamProgress()
     # A program that reads a pipe may write to the same terminal, so only a file has the line.
     quiet = options.quiet or not stat.S_ISREG(os.fstat(1).st_mode)
     with progress_line(progress.text, quiet=quiet):
@@ -84,7 +84,7 @@ async def cat(
     return Exit.OK
 
 
-class _Progress:
+class _StreamProgress:
     """How far the command is, for the progress line."""
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class _Progress:
 
 
 async def _stream(
-    uris: list[S3Uri], endpoint: Endpoint, options: CatOptions, progress: _Progress
+    uris: list[S3Uri], endpoint: Endpoint, options: CatOptions, progress: _StreamProgress
 ) -> dict[str, Any] | None:
     """List the URIs and stream them meanwhile; return the figures, or None if the reader has left."""
     policy = RetryPolicy(give_up_after=options.give_up_after)

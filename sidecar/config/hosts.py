@@ -50,7 +50,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class HostGroup:
     """An instance group and its hosts."""
 
     name: str
@@ -66,7 +66,7 @@ class Hosts:
     """Index of this host in `names`."""
     names: tuple[str, ...]
     """Names of all hosts, sorted lexicographically."""
-    groups: tuple[Group, ...] = ()
+    groups: tuple[HostGroup, ...] = ()
     instance_type: str | None = None
     document: Mapping[str, Any] | None = None
     """The platform's own resourceconfig.json, which the sidecar does not replace; None if there is none."""
@@ -76,7 +76,7 @@ class Hosts:
         return self.names[self.index]
 
     @property
-    def group(self) -> Group | None:
+    def group(self) -> HostGroup | None:
         """Instance group of this host."""
         return next((group for group in self.groups if self.current in group.hosts), None)
 
@@ -242,7 +242,7 @@ def _from_document(document: Mapping[str, Any]) -> Claim:
 def _documented(index: int, document: Mapping[str, Any]) -> Hosts:
     try:
         groups = tuple(
-            Group(
+            HostGroup(
                 _text(group["instance_group_name"]),
                 _text(group.get("instance_type", "")),
                 tuple(map(_text, group["hosts"])),
@@ -270,13 +270,15 @@ def _text(value: Any) -> str:
     return value
 
 
-def _groups(job: Job, names: tuple[str, ...]) -> tuple[Group, ...]:
+def _groups(job: Job, names: tuple[str, ...]) -> tuple[HostGroup, ...]:
     """Assign these hosts to the job's instance groups, in order; return () if the numbers differ."""
     groups = job.resource_config.instance_groups
     if sum(group.instance_count for group in groups) != len(names):
         return ()  # only where explicit flags override ResourceConfig
     names_left = iter(names)
     return tuple(
-        Group(group.instance_group_name, group.instance_type, tuple(islice(names_left, group.instance_count)))
+        HostGroup(
+            group.instance_group_name, group.instance_type, tuple(islice(names_left, group.instance_count))
+        )
         for group in groups
     )

@@ -74,7 +74,7 @@ class Download:
         self._channel = channel
         self._plan = plan
         self._data = data
-        self._progress: _Progress | None = None
+        self._progress: _DownloadProgress | None = None
         self._complete = False
 
     def statistics(self) -> DownloadStatistics:
@@ -121,7 +121,7 @@ class Download:
         batch = batch_size(spec.budget)
         spec = replace(spec, budget=spec.budget - WRITERS * batch)
         outlet = FilesOutlet(directory.files(self._plan, rest), batch=batch)
-        progress = self._progress = _Progress(self._channel, self._plan, rest, outlet)
+        progress = self._progress = _DownloadProgress(self._channel, self._plan, rest, outlet)
         try:
             async with open_transport(clients, spec) as transport:
                 with progress_line(progress.text, quiet=not shows_text()):
@@ -139,7 +139,7 @@ class Download:
             await outlet.end()
 
 
-class _Progress:
+class _DownloadProgress:
     """Progress of a download: logged now and every `PROGRESS_EVERY` seconds, until it is closed."""
 
     def __init__(self, channel: str, plan: Plan, rest: Rest, outlet: FilesOutlet) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from streamer.helpers.keeper.connection import Connection
+from streamer.helpers.keeper.connection import SidecarConnection
 from tests.keeper_model.world import ERRORS, Broken, run_seed
 from tests.kit.seeds import run_seeds
 
@@ -32,13 +32,13 @@ def test_a_seed_is_a_run() -> None:
 
 def test_a_message_that_is_lost_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     """The judge is judged: what holds breaks as soon as the product does."""
-    reply = Connection.reply
+    reply = SidecarConnection.reply
 
     def forgetful(connection: Any, kind: str, subject: None = None, **fields: Any) -> None:
         if kind != "settled":
             reply(connection, kind, subject, **fields)
 
     run_seed(0)
-    monkeypatch.setattr(Connection, "reply", forgetful)
+    monkeypatch.setattr(SidecarConnection, "reply", forgetful)
     with pytest.raises(Broken, match="hangs"):
         run_seed(0)

@@ -19,7 +19,7 @@ def close_all(*fds: int) -> None:
                 os.close(fd)
 
 
-class Channel:
+class HeldChannel:
     """One channel: its epoch, and the epoch's FIFO once a reader has opened it."""
 
     def __init__(self, name: str, epoch: int, digest: str, skipped: int) -> None:
@@ -36,7 +36,7 @@ class Channel:
         self.settling = False
         self.wanted = False
         """Whether the connected sidecar waits for the reader."""
-        self.opening: Opening | None = None
+        self.opening: PendingOpen | None = None
         self.fifo = self.read_fd = self.write_fd = -1
         self.untouched = -1
         """FIFO whose reader left before its first byte.
@@ -70,11 +70,15 @@ class Channel:
         return self.fifo, self.read_fd
 
 
-class Opening:
+class PendingOpen:
     """A thread that blocks in open(2) of one FIFO and then calls `arrived` with itself."""
 
     def __init__(
-        self, channel: Channel, path_fd: int, inode: tuple[int, int], arrived: Callable[[Opening], None]
+        self,
+        channel: HeldChannel,
+        path_fd: int,
+        inode: tuple[int, int],
+        arrived: Callable[[PendingOpen], None],
     ) -> None:
         """Start the thread and take ownership of `path_fd`; raise RuntimeError if no thread can start."""
         self.channel = channel

@@ -16,12 +16,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from streamer.helpers.keeper.channel import Channel, close_all
+from streamer.helpers.keeper.channel import HeldChannel, close_all
 from streamer.helpers.keeper.loop import EventLoop
 from streamer.helpers.keeper.protocol import LONGEST_MESSAGE, peer
 
 
-class Connection:
+class SidecarConnection:
     """The connected sidecar, if any."""
 
     def __init__(
@@ -48,7 +48,7 @@ class Connection:
         """Whether sending to the client fails; it still counts as connected until its end of file."""
         self._message: tuple[bytes, list[int]] | None = None
         """The client's message in progress, and its descriptors: -1 alone if the kernel dropped them all."""
-        self._unsent: deque[tuple[str, Channel | None, dict[str, object]]] = deque()
+        self._unsent: deque[tuple[str, HeldChannel | None, dict[str, object]]] = deque()
         """Replies that wait for room in the client's socket: kind, channel, further fields."""
 
     def accept(self) -> None:
@@ -76,11 +76,11 @@ class Connection:
             self._handle(*self._message)
         self.flush()
 
-    def reply(self, kind: str, subject: Channel | None = None, **fields: object) -> None:
+    def reply(self, kind: str, subject: HeldChannel | None = None, **fields: object) -> None:
         """Queue a reply and send it when there is room; a channel's state is added at that time."""
         if self.client is not None and not self._refused:
             self._unsent.append((kind, subject, fields))
-            self._loop.perform((Connection.flush, self))
+            self._loop.perform((SidecarConnection.flush, self))
 
     def flush(self) -> None:
         """Send the waiting replies, as far as the client's socket has room. Raises OSError."""
@@ -100,7 +100,7 @@ class Connection:
                 break
             except (BrokenPipeError, ConnectionResetError):
                 self._broken = True  # the client is dying; its last messages come first, then its end
-                self._loop.repeat((Connection.serve, self))
+                self._loop.repeat((SidecarConnection.serve, self))
                 break
             self._unsent.popleft()
         wants_room = self._unsent and not self._broken
@@ -147,7 +147,7 @@ class Connection:
         client, self.client = self.client, None
         self._unsent.clear()
         self._ended()
-        self._loop.repeat_now((Connection.accept, self))
+        self._loop.repeat_now((SidecarConnection.accept, self))
         if client is not None:
             self._loop.unwatch(client.fileno())
             client.close()

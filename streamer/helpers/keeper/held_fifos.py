@@ -1,7 +1,7 @@
 """The keeper's channels and their FIFOs: opened for a reader, adopted from a sidecar, ended.
 
 A FIFO's pipe and the thread that opens it exist before its reader can open it. When an opening is cancelled,
-its thread still waits in open(2), until `Opening.release` opens the read end. The keeper opens that FIFO
+its thread still waits in open(2), until `PendingOpen.release` opens the read end. The keeper opens that FIFO
 again only after the thread has returned; otherwise the new opening would take the release for a reader.
 """
 
@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from streamer.helpers.keeper.channel import Channel, Opening, close_all
+from streamer.helpers.keeper.channel import HeldChannel, PendingOpen, close_all
 from streamer.helpers.keeper.loop import EventLoop
 from streamer.helpers.keeper.protocol import LONGEST_MARK, parse_mark, parse_position
 from streamer.helpers.keeper.pump import Pump
@@ -25,10 +25,10 @@ class HeldFifos:
     """The channels by name. Requests about them raise KeyError or ValueError if they break the protocol."""
 
     def __init__(self, loop: EventLoop, *, reply: Callable[..., None]) -> None:
-        """`reply`: as `Connection.reply`."""
-        self.channels: dict[str, Channel] = {}
+        """`reply`: as `SidecarConnection.reply`."""
+        self.channels: dict[str, HeldChannel] = {}
         self.pump = Pump(loop, settled=lambda channel: reply("settled", channel))
-        self.arrived: deque[Opening] = deque()
+        self.arrived: deque[PendingOpen] = deque()
         self.released: set[tuple[int, int]] = set()
         """Inodes of FIFOs whose opening was cancelled, while the thread has not returned from open(2)."""
         self._loop = loop
@@ -45,7 +45,7 @@ class HeldFifos:
         if channel is None or (channel.state == "idle" and channel.epoch != epoch):
             if channel is not None:
                 self._end(channel, "gone")
-            channel = self.channels[name] = Channel(name, epoch, digest, skipped)
+            channel = self.channels[name] = HeldChannel(name, epoch, digest, skipped)
         if channel.epoch != epoch:
             raise ValueError(epoch)
         channel.digest = digest
@@ -71,7 +71,7 @@ class HeldFifos:
             raise ValueError(name)
         if fcntl.fcntl(fifo, fcntl.F_GETFL) & os.O_ACCMODE != os.O_WRONLY:
             raise ValueError(name)
-        channel = Channel(name, epoch, digest, skipped)
+        channel = HeldChannel(name, epoch, digest, skipped)
         channel.moved, channel.mark = moved, mark
         channel.create_pipe()
         del fds[0]
@@ -123,17 +123,17 @@ class HeldFifos:
         for channel in self.channels.values():
             self._end(channel, "gone")
 
-    def _end(self, channel: Channel, state: str) -> None:
+    def _end(self, channel: HeldChannel, state: str) -> None:
         """Close every descriptor of the channel, and let go of the thread that waits for its reader."""
         opening, channel.opening = channel.opening, None
         if opening is not None:
             self.released.add(opening.inode)
-            self._loop.perform((Opening.release, opening))
+            self._loop.perform((PendingOpen.release, opening))
         self.pump.end(channel, state)
 
     # Readers
 
-    def _await_reader(self, channel: Channel, fds: list[int]) -> None:
+    def _await_reader(self, channel: HeldChannel, fds: list[int]) -> None:
         """Create the FIFO's pipe and the thread that waits for its reader. Raises OSError."""
         status = os.fstat(_first(fds))
         inode = status.st_dev, status.st_ino
@@ -144,13 +144,13 @@ class HeldFifos:
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         channel.create_pipe()
         try:
-            channel.opening = Opening(channel, fds[0], inode, self._note)
+            channel.opening = PendingOpen(channel, fds[0], inode, self._note)
         except RuntimeError as error:
             self._end(channel, "idle")
             raise BlockingIOError(errno.EAGAIN, str(error)) from error
         del fds[0]
 
-    def _note(self, opening: Opening) -> None:
+    def _note(self, opening: PendingOpen) -> None:
         """Queue a finished opening for `collect`. Called in the opening's thread."""
         self.arrived.append(opening)
         self._loop.wake()
@@ -161,7 +161,7 @@ class HeldFifos:
         while self.arrived:
             self._loop.perform((self._opened, self.arrived.popleft()))
 
-    def _opened(self, opening: Opening) -> None:
+    def _opened(self, opening: PendingOpen) -> None:
         """Handle the result of an opening."""
         opening.finish()
         channel = opening.channel

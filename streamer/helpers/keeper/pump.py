@@ -11,7 +11,7 @@ import os
 import select
 from collections.abc import Callable
 
-from streamer.helpers.keeper.channel import Channel, close_all
+from streamer.helpers.keeper.channel import HeldChannel, close_all
 from streamer.helpers.keeper.loop import EventLoop
 from streamer.linux import PIPE_SIZE, SPLICE_FLAGS, bytes_unread, is_ready, set_pipe_size
 
@@ -19,14 +19,14 @@ from streamer.linux import PIPE_SIZE, SPLICE_FLAGS, bytes_unread, is_ready, set_
 class Pump:
     """The FIFOs that have a reader."""
 
-    def __init__(self, loop: EventLoop, *, settled: Callable[[Channel], None]) -> None:
+    def __init__(self, loop: EventLoop, *, settled: Callable[[HeldChannel], None]) -> None:
         """`settled` is called once for each `settling` channel whose FIFO has accepted everything."""
-        self.owners: dict[int, Channel] = {}
+        self.owners: dict[int, HeldChannel] = {}
         """Channels by their FIFO's and pipe's descriptors."""
         self._loop = loop
         self._settled = settled
 
-    def begin(self, channel: Channel, fifo: int) -> None:
+    def begin(self, channel: HeldChannel, fifo: int) -> None:
         """Start to move bytes: a reader has opened the FIFO."""
         channel.fifo, channel.state = fifo, "open"
         self.owners |= {fifo: channel, channel.read_fd: channel}
@@ -35,7 +35,7 @@ class Pump:
                 set_pipe_size(fd)
         self._loop.perform((self.move, channel))
 
-    def move(self, channel: Channel) -> None:
+    def move(self, channel: HeldChannel) -> None:
         """Move the pipe's bytes to the FIFO, as far as that has room. Raises OSError."""
         if channel.fifo < 0:
             self._settle(channel)
@@ -50,7 +50,7 @@ class Pump:
             self._end_left(channel)
         self._settle(channel)
 
-    def look(self, channel: Channel) -> None:
+    def look(self, channel: HeldChannel) -> None:
         """End the FIFO if poll(2) confirms that its reader has left: the event may be a stale one."""
         if channel.fifo < 0:
             return
@@ -60,7 +60,7 @@ class Pump:
         else:
             self.move(channel)
 
-    def end(self, channel: Channel, state: str) -> None:
+    def end(self, channel: HeldChannel, state: str) -> None:
         """Close FIFO and pipe; the sidecar's next write raises BrokenPipeError."""
         channel.state = state
         for fd in (channel.fifo, channel.read_fd):
@@ -70,18 +70,18 @@ class Pump:
         channel.fifo = channel.read_fd = channel.write_fd = channel.untouched = -1
         channel.full = None
 
-    def _end_left(self, channel: Channel) -> None:
+    def _end_left(self, channel: HeldChannel) -> None:
         """End a FIFO whose reader has left."""
         kept = -1 if channel.moved else os.dup(channel.fifo)
         self.end(channel, "gone")
         channel.untouched = kept
 
-    def act_on(self, channel: Channel, fd: int, event: int) -> Callable[[Channel], None]:
+    def act_on(self, channel: HeldChannel, fd: int, event: int) -> Callable[[HeldChannel], None]:
         """Return what an event on one of the channel's descriptors leads to."""
         gone = fd == channel.fifo and event & (select.EPOLLERR | select.EPOLLHUP)
         return self.look if gone else self.move
 
-    def _await(self, channel: Channel, *, full: bool) -> None:
+    def _await(self, channel: HeldChannel, *, full: bool) -> None:
         """Wait for room in the FIFO if it is full, else for bytes in the pipe."""
         if channel.full is not full:
             channel.full = None
@@ -89,7 +89,7 @@ class Pump:
             self._loop.watch(channel.read_fd, 0 if full else select.EPOLLIN)
             channel.full = full
 
-    def _settle(self, channel: Channel) -> None:
+    def _settle(self, channel: HeldChannel) -> None:
         if channel.settling and (channel.state != "open" or not bytes_unread(channel.read_fd)):
             channel.settling = False
             self._settled(channel)

@@ -8,7 +8,7 @@ import socket
 import time
 from typing import Any
 
-from streamer.helpers.keeper.connection import Connection
+from streamer.helpers.keeper.connection import SidecarConnection
 from streamer.helpers.keeper.held_fifos import HeldFifos
 from streamer.helpers.keeper.loop import RETRY, Act, EventLoop
 from streamer.helpers.keeper.protocol import VERSION
@@ -29,7 +29,9 @@ class Keeper:
         self.over = False
         """Whether `run` ends."""
         self.loop = EventLoop(epoll or select.epoll())
-        self.connection = Connection(listener, self.loop, handle=self._handle, ended=self._disconnected)
+        self.connection = SidecarConnection(
+            listener, self.loop, handle=self._handle, ended=self._disconnected
+        )
         self.fifos = HeldFifos(self.loop, reply=self.connection.reply)
         self._listener_fd = listener.fileno()
         listener.settimeout(0)
@@ -55,7 +57,7 @@ class Keeper:
             acts = [self._act(*event) for event in events]
         except Exception:  # noqa: BLE001 - any failure is retried; readers wait meanwhile
             time.sleep(RETRY)
-            return [(Connection.accept, self.connection), (HeldFifos.collect, self.fifos)]
+            return [(SidecarConnection.accept, self.connection), (HeldFifos.collect, self.fifos)]
         acts += self.loop.take_due()
         if not acts and self._idle_since is not None and self._idle_for is not None:
             self.over = time.monotonic() - self._idle_since >= self._idle_for
@@ -78,14 +80,14 @@ class Keeper:
         if fd == self.loop.wake_fd:
             return HeldFifos.collect, self.fifos
         if fd == self._listener_fd:
-            return Connection.accept, self.connection
+            return SidecarConnection.accept, self.connection
         pump = self.fifos.pump
         if (owner := pump.owners.get(fd)) is not None:
             return pump.act_on(owner, fd, event), owner
-        return Connection.serve, self.connection
+        return SidecarConnection.serve, self.connection
 
     def _handle(self, message: dict[str, Any], fds: list[int]) -> None:
-        """Handle a sidecar's message; as `Connection` needs it."""
+        """Handle a sidecar's message; as `SidecarConnection` needs it."""
         kind, name, fifos = message["do"], str(message.get("channel")), self.fifos
         if kind == "hello":
             self._greet()

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from streamer.aio import finished, in_thread
 from streamer.errors import SinkError
 from streamer.linux import PIPE_SIZE, Pipe
-from streamer.relay.files.pieces import Piece, PieceCutter
+from streamer.relay.files.pieces import FilePiece, PieceCutter
 from streamer.units import KIB
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ class FilesOutlet:
         self._writing.add(writing)
         writing.add_done_callback(partial(self._ended, pipe, pieces))
 
-    def _ended(self, pipe: Pipe, pieces: list[Piece], writing: asyncio.Future[Written]) -> None:
+    def _ended(self, pipe: Pipe, pieces: list[FilePiece], writing: asyncio.Future[Written]) -> None:
         """Count what a thread has written, or keep its error if it is the first; wake `_news`."""
         self._writing.discard(writing)
         if not writing.cancelled():
@@ -190,7 +190,7 @@ class FilesOutlet:
         self.written.bytes += written.bytes
 
 
-def _write_pieces(pipe: int, pieces: list[Piece]) -> Written:
+def _write_pieces(pipe: int, pieces: list[FilePiece]) -> Written:
     """Move the bytes of the pieces from the pipe into their files. Raises SinkError."""
     written = Written()
     for file, start, end in pieces:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from streamer.relay.files.target import TargetFile
 
 
-class Piece(NamedTuple):
+class FilePiece(NamedTuple):
     """Bytes `start` (inclusive) to `end` (exclusive) of a file; none for an empty file."""
 
     file: TargetFile
@@ -33,7 +33,7 @@ class PieceCutter:
         self._at = 0
         """Next byte of the current file."""
 
-    def cut(self, count: int) -> list[Piece]:
+    def cut(self, count: int) -> list[FilePiece]:
         """Return the pieces of the stream's next `count` bytes, and empty files before them.
 
         Raises ValueError if the files have fewer bytes.
@@ -46,21 +46,21 @@ class PieceCutter:
             if file is None:
                 raise RuntimeError("no file")
             end = min(self._at + count, file.size)
-            pieces.append(Piece(file, self._at, end))
+            pieces.append(FilePiece(file, self._at, end))
             count -= end - self._at
             self._at = end
             if end == file.size:
                 self._file = None
         return pieces
 
-    def rest(self) -> list[Piece]:
+    def rest(self) -> list[FilePiece]:
         """Return the empty files after the stream's last byte. Raises ValueError if bytes are missing."""
         pieces = []
         while self._file is not None or self._next_file():
             file = self._file
             if file is None or self._at < file.size:
                 raise ValueError(f"the stream ended inside {file}")
-            pieces.append(Piece(file, self._at, self._at))
+            pieces.append(FilePiece(file, self._at, self._at))
             self._file = None
         return pieces
 
