@@ -124,7 +124,8 @@ def _similar_file(path: str) -> str:
 def _explain(error: Exception) -> tuple[str, int | None]:
     """Return what a parser found wrong, and the line if the parser knows it."""
     if isinstance(error, json.JSONDecodeError):
-        advice = "; remove a comma that is too many, or add the quotes" if "Expecting" in error.msg else ""
+        marks = "Expecting", "Illegal trailing comma"  # the second is of Python 3.13
+        advice = "; remove a comma that is too many, or add the quotes" if error.msg.startswith(marks) else ""
         return f"{error.msg} (column {error.colno}){advice}", error.lineno
     if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark or error.context_mark):
         what = error.problem or error.context or "syntax error"

@@ -136,7 +136,10 @@ class CountingPoller(FairPoller):
 async def test_a_body_that_nobody_takes_leaves_the_event_loop_idle() -> None:
     """As while the FIFO is full and the trainer compiles its model for minutes."""
 
+    peers: list[asyncio.StreamWriter] = []
+
     def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peers.append(writer)
         writer.write(b"HTTP/1.1 206 Partial Content\r\nContent-Length: 9\r\n\r\n123456789")
 
     server = await asyncio.start_server(answer, "127.0.0.1")
@@ -150,6 +153,7 @@ async def test_a_body_that_nobody_takes_leaves_the_event_loop_idle() -> None:
         assert poller.reports <= 2
         reader.release()
         connection.close()
+    peers[0].close()
     server.close()
     await server.wait_closed()
 
