@@ -120,11 +120,6 @@ STREAM = (
         expression='channel:penstock_channel_seconds:share5m{state="starved"} > 0.5',
         summary=f"{_CHANNEL} delivers too slowly: its trainer waits for storage.",
         description=f"The trainer waits for storage {_PERCENT} of the time with a reader:{_CAUSES}."),
-    Alert("PenstockSourceChanged", "0m", "warning",
-        expression="increase(penstock_source_changed_total[1h]) > 0",
-        summary=f"Objects of channel {{{{ $labels.channel }}}} changed while {_WHERE} read them.",
-        description="{{ $value | humanize }} within the last hour, {{ $labels.done }}. A program writes "
-                    "into the data set."),
     Alert("PenstockOrdersDiffer", "10m", "critical",
         # The labels of a job are listed: whatever tells its hosts apart must go.
         expression="penstock_order_hosts > 1\n"

@@ -141,16 +141,12 @@ _S3 = (
         about="Parts asked for a second time per second, since the first request was late and delivery "
               "waited. won: the second brought the bytes; lost: the first did after all."),
     graph("Bytes thrown away", "binBps", q.most_by("channel", q.WASTED), width=12,
-        about="Bytes per second fetched for nothing: their epoch was left early, their object was "
-              "replaced, or both of two requests brought them."),
+        about="Bytes per second fetched for nothing: their epoch was left early, or both of two requests "
+              "brought them."),
 )
 
-_CHANGES = (
-    graph("Objects changed", "short", (q.CHANGED, "{{done}}"), width=12, bars=True, stacked=True,
-        colors={"failed": RED, "refetched": ORANGE, "skipped": GREY},
-        about="Objects that were not as listed, and what WhenChanged did: failed, refetched or skipped. "
-              "Whoever writes into a data set that is read must stop."),
-    graph("Objects checked", "short", (q.CHECKED, "{{result}}"), width=12, bars=True, stacked=True,
+_CHECKS = (
+    graph("Objects checked", "short", (q.CHECKED, "{{result}}"), width=24, bars=True, stacked=True,
         colors={"verified": GREEN, "unverifiable": ORANGE, "mismatch": RED},
         about="Whole objects compared with the checksums that S3 keeps, where Integrity asks for it. "
               "unverifiable: S3 keeps none of the whole. mismatch fails the epoch."),
@@ -226,11 +222,11 @@ OVERVIEW = Page(
         ("Delivery", _DELIVERY),
         ("Who is waiting", _WAITING),
         ("S3 requests", _S3),
-        ("Changed and checked objects", _CHANGES),
+        ("Checked objects", _CHECKS),
         ("Memory", _MEMORY),
         ("Epochs", _EPOCHS),
         ("Ranks", _RANKS),
         ("Process", _PROCESS),
     ),
-    collapsed=frozenset({"Changed and checked objects", "Ranks"}),
+    collapsed=frozenset({"Checked objects", "Ranks"}),
 )

@@ -138,7 +138,6 @@ EPOCHS_ENDED = f"sum by (trailer_state) (increase({channel('penstock_epochs_tota
 TIME_LEFT = f"sum by (channel) ((1 - {PROGRESS}) * {SIZE}) / (sum by (channel) ({WRITTEN}) > 0)"
 HEDGES = rate(channel("penstock_hedges_total"))
 WASTED = rate(channel("penstock_wasted_bytes_total"))
-CHANGED = f"sum by (done) (increase({channel('penstock_source_changed_total')}[$__rate_interval]))"
 CHECKED = f"sum by (result) (increase({channel('penstock_objects_checked_total')}[$__rate_interval]))"
 VERSIONS = (
     f"count by (version, transport) ({sidecar('penstock_build_info')} "

@@ -45,7 +45,7 @@ TrailerState = Literal["open", "complete", "abandoned", "failed", "stopped"]
 FORMAT = 1
 """Version of the document; a reader refuses an unknown one."""
 LONGEST = 1 << 20
-"""Maximum bytes of a trailer; a hundred changed objects with the longest keys take a third of it."""
+"""Maximum bytes of a trailer."""
 SIDECAR_LOCK = ".penstock.lock"
 """File that a sidecar locks in its directory of FIFOs. It stays after the sidecar has ended."""
 _TRAILER_NAME = re.compile(r"\.(.+)_([0-9]+)\.penstock\.json")
@@ -63,8 +63,8 @@ class Trailer:
     bytes_total: int | None
     """Bytes of the whole epoch.
 
-    None before the end if the plan does not give the length: objects are still being listed, are inflated or
-    joined, or may be refetched or skipped after a change. Never None in a `complete` trailer.
+    None before the end if the plan does not give the length: objects are still being listed, or are inflated
+    or joined. Never None in a `complete` trailer.
     """
     bytes_delivered: int = 0
     """Bytes that the FIFO accepted; under `complete`, the reader's own count must be equal."""
@@ -89,10 +89,6 @@ class Trailer:
     byte that the FIFO has had.
     """
     error: str | None = None
-    changed: int = 0
-    """Number of objects that changed after the listing and were refetched or skipped."""
-    changes: tuple[str, ...] = ()
-    """Texts of the first hundred such changes."""
     resumed: str = ""
     """Partial digest in the state that `--resume` has: this plan's first entries have the same digest."""
     run: str = ""
@@ -153,8 +149,6 @@ def write_trailer(directory: str, trailer: Trailer, *, dir_fd: int | None = None
     path = trailer_path(directory, trailer.channel, trailer.epoch)
     document = asdict(trailer)
     # Unused fields are left out, so that readers of an older release accept the document.
-    if not trailer.changed:
-        del document["changed"], document["changes"]
     if not trailer.bytes_skipped:
         del document["bytes_skipped"]
     if trailer.steps is None:
@@ -246,7 +240,7 @@ def parse_trailer(raw: bytes, *, name: str = "trailer") -> Trailer:
     for key, value in document.items():
         if not _IS_VALID[key](value):
             raise ValueError(f"{name} has {value!r} as {key}"[:300])
-    return Trailer(**document | {"changes": tuple(document.get("changes", ()))})
+    return Trailer(**document)
 
 
 def _is_count(value: object) -> bool:
@@ -273,8 +267,6 @@ _IS_VALID: dict[str, Callable[[object], bool]] = {
     "order": is_order,
     "digest": _is_text,
     "error": lambda value: value is None or _is_text(value),
-    "changed": _is_count,
-    "changes": lambda value: isinstance(value, list) and all(map(_is_text, value)),
     "resumed": _is_text,
     "run": _is_text,
     "poison": _is_count,

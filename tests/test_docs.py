@@ -50,7 +50,6 @@ from streamer.readers import (
     open_channel,
     rank_channels,
 )
-from streamer.relay.deliver.object_changes import DONE
 from streamer.relay.statistics import CAUSES, RESUMED, STATES, ChannelStatistics
 from streamer.s3.checksums import OUTCOMES as CHECKED
 from streamer.units import GIB, KIB, MIB
@@ -200,7 +199,7 @@ def test_every_label_value_is_described() -> None:
     assert {label: values for label, values in reported.items() if label not in FREE} == {
         "state": STATES, "trailer_state": TRAILER_STATES, "outcome": OUTCOMES, "kind": RETRIED,
         "cause": CAUSES, "error": ERRORS, "operation": OPERATIONS,
-        "fate": HEDGES, "of": RESUMED, "done": DONE, "result": CHECKED, "row": LEARNT,
+        "fate": HEDGES, "of": RESUMED, "result": CHECKED, "row": LEARNT,
     }  # fmt: skip
 
 

@@ -31,7 +31,6 @@ from streamer.plan.record_order import BLOCK, Remainder
 from streamer.plan.record_selection import RecordSelection
 from streamer.plan.selection import Selection
 from streamer.relay.deliver.frame_aligner import Framing, WhenFailed
-from streamer.relay.deliver.object_changes import WhenChanged
 
 MOST_GLOBS = 100
 """Most globs of one list; each takes time for every key."""
@@ -169,8 +168,6 @@ Ranks = Annotated[
 class ChannelExtras(Model):
     """The `Penstock` section of a channel: settings that SageMaker does not have."""
 
-    when_changed: WhenChanged = "fail"
-    """How the channel treats an object that is replaced or deleted after it was listed."""
     when_failed: WhenFailed = "hold"
     """How the FIFO of a failed epoch ends for readers that do not check trailers."""
     framing: Framing | None = None

@@ -53,20 +53,6 @@ class ChannelConfig(Model):
     penstock: ChannelExtras = ChannelExtras()
 
     @model_validator(mode="after")
-    def _whole_objects(self) -> Self:
-        if self.penstock.when_changed != "fail":
-            why = None
-            if self.record_wrapper_type != "None":
-                why = "with RecordWrapperType, since a record's header leaves before its object is asked for"
-            elif self.source.s3_data_type == "AugmentedManifestFile":
-                why = "with AugmentedManifestFile, whose lines would lose an attribute"
-            if why:
-                raise ValueError(
-                    f"WhenChanged: {self.penstock.when_changed} cannot be carried out {why}; use fail"
-                )
-        return self
-
-    @model_validator(mode="after")
     def _refusable(self) -> Self:
         wrapped, declared = self.record_wrapper_type == "RecordIO", self.penstock.framing
         if self.penstock.when_failed != "poison":
@@ -200,8 +186,6 @@ class ChannelConfig(Model):
             and "has a sample on each line of its manifest; use Ranks without Batch",
             extras.joining or "": extras.joining not in {None, "Join: tar"}
             and "joins whole objects; remove it",
-            f"WhenChanged: {extras.when_changed}": extras.when_changed != "fail"
-            and "would change where records are; use fail",
             "Integrity: checksum": extras.integrity == "checksum"
             and "compares whole objects, which no rank reads; remove it",
         }

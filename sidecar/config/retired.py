@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 RETIRED = {
+    "InputDataConfig[].Penstock.WhenChanged": "remove it; an object that changes after it was listed fails "
+    "the epoch, and a restart lists anew",
     "Penstock.Processes": "one process sends all requests; remove it, and to use more cores run several "
     "sidecars, each with some of the channels",
 }

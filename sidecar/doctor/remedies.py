@@ -20,7 +20,7 @@ FIXES = {
     Exit.UNREACHABLE: "Correct Endpoint.Url, and let this host through firewalls and proxies to it.",
     Exit.CONFIG: "Correct the key of the job file, or the variable, that the text names.",
     Exit.LOCAL: "Raise the limit of this machine, or correct the path, that the text names.",
-    Exit.CHANGED: "Let nothing replace objects while a job reads them, or set WhenChanged of the channel.",
+    Exit.CHANGED: "Let nothing replace objects while a job reads them.",
     Exit.CORRUPT: "Store the object again.",
 }
 CAUSES = {

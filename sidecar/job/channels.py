@@ -14,7 +14,6 @@ from streamer.errors import SinkError
 from streamer.relay.channel import Channel
 from streamer.relay.channel_spec import ChannelSpec
 from streamer.relay.deliver import held_back
-from streamer.relay.deliver.object_changes import ChangePolicy
 from streamer.relay.shared_stream import Separation, SharedStream
 from streamer.relay.transport import Transport, TransportSpec, open_transport, why_read
 from streamer.retry import RetryPolicy
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from streamer.relay.channel_spec import StartPosition
     from streamer.relay.deliver.shared_fifo import SharedFifo
     from streamer.relay.staging.stage import Stages
-    from streamer.s3.catalog.object_info import ObjectInspector
     from streamer.s3.checksums import StoredChecksums
     from streamer.s3.client.session import Clients
     from streamer.s3.fallback import LeftToAiobotocore
@@ -63,7 +61,6 @@ class ChannelResources:
     """Objects that all channels of a job share."""
 
     transport: Transport
-    inspector: ObjectInspector
     stored_checksums: StoredChecksums | None
     keeper: KeeperClient | None
     directory: str
@@ -281,7 +278,6 @@ def _make_channel(
         retry=_retry(state.job),
         start=start,
         when_failed=config.failure_policy,
-        when_changed=ChangePolicy(config.penstock.when_changed, resources.inspector.stat),
         stored_checksums=resources.stored_checksums if config.penstock.integrity == "checksum" else None,
         lists_keys=config.penstock.record_keys,
     )

@@ -1,4 +1,4 @@
-"""Logs the events of a channel while it streams: ended epochs, changed objects, waits for this machine."""
+"""Logs the events of a channel while it streams: ended epochs, waits for this machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from streamer.errors import SinkError
     from streamer.plan import ObjectRef
     from streamer.relay.deliver.held_back import HeldBack
-    from streamer.relay.deliver.object_changes import Change
     from streamer.relay.statistics import EpochRequests
     from streamer.trailer import Trailer
 
@@ -46,9 +45,6 @@ class EpochLog(ChannelEvents):
         self._learner = learner
         self._before: Sample | None = None
         """Sample at the end of the epoch before."""
-
-    def object_changed(self, change: Change) -> None:
-        log.warning("object changed", channel=self._name, epoch=change.epoch, change=str(change))
 
     def unverifiable(self, ref: ObjectRef) -> None:
         log.warning(
@@ -87,7 +83,6 @@ class EpochLog(ChannelEvents):
             delivered=decimal_bytes(trailer.bytes_delivered),
             **({} if trailer.bytes_total is None else {"of": decimal_bytes(trailer.bytes_total)}),
             **self._figures(requests),
-            **({"changed": trailer.changed} if trailer.changed else {}),
             **({"error": trailer.error} if trailer.error else {}),
             **(self._failure() if failed else {}),
         )

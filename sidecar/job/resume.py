@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from streamer.errors import ConfigError, SourceChanged
-from streamer.plan import NOWHERE, Position, parse_partial
+from streamer.plan import Position, parse_partial
 from streamer.plan.record_places import offset_of, records_before
 from streamer.plan.record_plan import RecordPlan
 from streamer.relay.channel_spec import StartPosition
@@ -272,11 +272,6 @@ def _start_of_held(plan: Plan, held: Held, *, anyway: bool) -> StartPosition:
             f"the plan has changed since epoch {position.epoch} began ({was}, now "
             f"{plan.digest[:16]}), so the epoch cannot resume at byte {position.offset}; restore the objects "
             "and restart the sidecar, restart sidecar and trainer, or run with --resume-anyway"
-        )
-    elif position.mark.fetched == NOWHERE:
-        refused = SourceChanged(
-            f"objects of epoch {position.epoch} were refetched or skipped, so the reader's position in them "
-            "is unknown; restart sidecar and trainer"
         )
     elif problem := _beyond_end(plan, position):
         refused = SourceChanged(problem)

@@ -40,7 +40,7 @@ from sidecar.job.failures import advice, remind
 from sidecar.job.index_learning import learn_indexes
 from sidecar.job.keeper_link import KeeperLink
 from sidecar.job.layout import Layout, set_reader_state, write_config_files
-from sidecar.job.listings import job_inspector, open_listings
+from sidecar.job.listings import open_listings
 from sidecar.job.planning import plan_job
 from sidecar.job.rehearsal import local, memory
 from sidecar.job.resume import (
@@ -145,7 +145,6 @@ class Supervisor:
             streams = fifos(job, plans)
             transport = await stack.enter_async_context(job_transport(state, clients, streams, plans))
             memory(job, footprint(job, transport, streams, keeper=keeper))
-            inspector = await stack.enter_async_context(job_inspector(job, clients))
             self._lay_out(stack)
             stack.push_async_callback(self._keeper.close)
             await self._keeper.connect()
@@ -158,7 +157,6 @@ class Supervisor:
             self._learners = await stack.enter_async_context(learn_indexes(job, clients, plans))
             resources = ChannelResources(
                 transport=transport,
-                inspector=inspector,
                 stored_checksums=StoredChecksums(clients.control, clients.credentials)
                 if job.checks
                 else None,

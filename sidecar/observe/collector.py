@@ -27,7 +27,6 @@ from sidecar.observe.metrics import (
 )
 from streamer import __version__
 from streamer.plan.mixed_order import MixedOrder
-from streamer.relay.deliver.object_changes import DONE
 from streamer.relay.statistics import CAUSES, RESUMED, STATES, ChannelStatistics, DurationsSnapshot
 from streamer.s3.checksums import OUTCOMES as CHECKED
 from streamer.units import human_bytes
@@ -81,7 +80,6 @@ _LABELLED: dict[str, tuple[tuple[str, ...], Callable[[ChannelStatistics], Mappin
     "penstock_retries_total": (RETRIED, lambda s: s.retries),
     "penstock_resumes_total": (RESUMED, lambda s: s.resumes),
     "penstock_hedges_total": (HEDGES, lambda s: s.hedges),
-    "penstock_source_changed_total": (DONE, lambda s: s.changed),
     "penstock_objects_checked_total": (CHECKED, lambda s: s.checked),
 }
 _HISTOGRAMS: dict[str, Callable[[ChannelStatistics], DurationsSnapshot]] = {

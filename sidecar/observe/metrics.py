@@ -57,8 +57,8 @@ METRICS: dict[str, Spec] = {
     "penstock_wasted_bytes_total": Spec(
         "counter",
         ("channel",),
-        "Bytes discarded: of epochs left early, of replaced objects, received twice because of a hedge, "
-        "or repeated after a response that broke off.",
+        "Bytes discarded: of epochs left early, received twice because of a hedge, or repeated after a "
+        "response that broke off.",
     ),
     "penstock_objects_completed_total": Spec(
         "counter", ("channel",), "Objects delivered completely, counted again in every epoch."
@@ -160,11 +160,6 @@ METRICS: dict[str, Spec] = {
         "counter",
         ("channel", "fate"),
         "Hedges: second requests for a late part at the head of the line, issued, won or lost.",
-    ),
-    "penstock_source_changed_total": Spec(
-        "counter",
-        ("channel", "done"),
-        "Objects that differ from the listing, by what `WhenChanged` did: failed, refetched or skipped.",
     ),
     "penstock_objects_checked_total": Spec(
         "counter",

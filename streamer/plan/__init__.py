@@ -13,7 +13,7 @@ from streamer.plan.entries import Entries, is_folder_marker, listed
 from streamer.plan.growth import Growth
 from streamer.plan.parts import Part, Span, cut, gathered
 from streamer.plan.plan import Arrangement, Plan
-from streamer.plan.position import NOWHERE, START, Position, ResumePoint
+from streamer.plan.position import START, Position, ResumePoint
 from streamer.plan.segments import (
     LONGEST_RECORD,
     Literal,
@@ -29,7 +29,6 @@ from streamer.plan.validators import bare_etag, is_modified
 
 __all__ = [
     "LONGEST_RECORD",
-    "NOWHERE",
     "START",
     "Arrangement",
     "Balance",

@@ -23,9 +23,6 @@ class ResumePoint(NamedTuple):
 
 BEGIN_OF_EPOCH = ResumePoint()
 
-NOWHERE = 1 << 62
-"""Value of `fetched` after an object was replaced or skipped; the stream cannot be resumed then."""
-
 
 @dataclass(frozen=True, slots=True)
 class Position:

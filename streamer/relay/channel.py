@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING
 
 from streamer.aio import in_thread
 from streamer.errors import SinkError
-from streamer.plan import NOWHERE, Position
+from streamer.plan import Position
 from streamer.plan.object_starts import object_starts
 from streamer.relay.channel_report import ChannelReport
 from streamer.relay.channel_spec import NO_EVENTS
@@ -94,7 +94,7 @@ class Channel:
         self._source = source if stored is None else ChecksummingSource(source, stored)
         self._stages = stages
         self._shared = shared
-        self._report = ChannelReport(events, spec.when_changed)
+        self._report = ChannelReport(events)
         self._counters = self._report.counters
         if shared is not None:
             shared.counters = self._counters
@@ -143,8 +143,7 @@ class Channel:
     @property
     def mendable(self) -> bool:
         """Whether another sidecar can continue the failed epoch once the cause is removed."""
-        held = self.failure is not None and self.failure.fifo == "held"
-        return held and self._state.position.mark.fetched != NOWHERE
+        return self.failure is not None and self.failure.fifo == "held"
 
     @property
     def fifo_survives_exit(self) -> bool:
@@ -176,7 +175,6 @@ class Channel:
             counters=self._counters,
             fetched=self._counters if shared is None else shared.fetched,
             quota=self._stages.quota if shared is None else shared.quota,
-            changed=self._report.changes.totals,
             held_back_by=self.held_back_by,
             fetched_together=shared is not None and shared.together,
         )
@@ -232,7 +230,6 @@ class Channel:
         if self._shared is not None:
             return self._shared
         spec, stored = self.spec, self.spec.stored_checksums
-        looked_at = spec.when_failed.needs_records or spec.when_changed.amends
         prefetcher = Prefetcher(
             StreamSpec(self._plan, self.spec.retry, self._state.start),
             self._source,
@@ -241,11 +238,10 @@ class Channel:
             requests=requests,
             verifier=None if stored is None else ChecksumVerifier(stored.cached, self._report.checked),
             on_batch=self._publish_digest,
-            spans="none" if looked_at else "small",
+            spans="none" if spec.when_failed.needs_records else "small",
         )
         return Delivery(
             prefetcher,
-            changes=self._report.changes,
             when_failed=self.spec.when_failed,
             on_resume_point=self._note_mark,
             key_lists=self._key_list if self.spec.lists_keys else None,
@@ -259,8 +255,8 @@ class Channel:
                 f"the key list of {self.spec.name}_{epoch} cannot be continued, because the plan has changed "
                 "since; restart sidecar and trainer, or remove RecordKeys"
             )
-        # Offsets of the stream are those of the plan, unless objects change on delivery.
-        ahead = not (self._plan.rewrites or self.spec.when_changed.amends)
+        # Offsets of the stream are those of the plan, unless objects are rewritten.
+        ahead = not self._plan.rewrites
         made: list[KeyListWriter] = []
 
         def make() -> None:  # a call after a refused one makes the list anew: its FIFO has had no byte

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from streamer.errors import SourceError
-from streamer.relay.deliver.object_changes import Changes, is_change
 from streamer.relay.statistics import ChannelCounters
 
 if TYPE_CHECKING:
-    from streamer.errors import SinkError
+    from streamer.errors import SinkError, SourceError
     from streamer.plan import ObjectRef
     from streamer.relay.channel_spec import ChannelEvents
-    from streamer.relay.deliver.object_changes import ChangePolicy
     from streamer.relay.statistics import EpochRequests
     from streamer.s3.checksums import Outcome
     from streamer.trailer import Trailer
@@ -21,9 +18,8 @@ if TYPE_CHECKING:
 class ChannelReport:
     """Counters of one channel; each event is counted here and passed on to the observer."""
 
-    def __init__(self, events: ChannelEvents, when_changed: ChangePolicy) -> None:
+    def __init__(self, events: ChannelEvents) -> None:
         self.counters = ChannelCounters()
-        self.changes = Changes(when_changed, events.object_changed)
         self._events = events
 
     def epoch_ended(self, trailer: Trailer, requests: EpochRequests) -> None:
@@ -34,8 +30,6 @@ class ChannelReport:
     def failed(self, error: SourceError | SinkError) -> None:
         """Count the error that fails the channel."""
         self.counters.note(error.kind, str(error))
-        if isinstance(error, SourceError) and is_change(error):
-            self.changes.totals["failed"] += 1
 
     def shortage(self, error: SinkError) -> None:
         """Count and report a resource that this machine refuses; the channel waits for it."""

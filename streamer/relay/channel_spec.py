@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING
 
 from streamer.plan import START, Position
 from streamer.relay.deliver.failure_policy import HOLD, FailurePolicy
-from streamer.relay.deliver.object_changes import FAIL, ChangePolicy
 
 if TYPE_CHECKING:
     from streamer.errors import SinkError, SourceError
     from streamer.plan import ObjectRef, Plan
-    from streamer.relay.deliver.object_changes import Change
     from streamer.relay.statistics import EpochRequests
     from streamer.retry import RetryPolicy
     from streamer.s3.checksums import StoredChecksums
@@ -56,7 +54,6 @@ class ChannelSpec:
     """Policy for failed requests to storage and for resources that this machine refuses."""
     start: StartPosition = BEGINNING
     when_failed: FailurePolicy = HOLD
-    when_changed: ChangePolicy = FAIL
     stored_checksums: StoredChecksums | None = None
     """Checksums that S3 stores, compared with every whole object; None: objects are not compared.
 
@@ -74,9 +71,6 @@ class ChannelEvents:
 
     def epoch_ended(self, trailer: Trailer, requests: EpochRequests) -> None:
         """Note that an epoch has ended with this trailer and after these requests."""
-
-    def object_changed(self, change: Change) -> None:
-        """Note that an object differs from the listed version, and was refetched or skipped."""
 
     def unverifiable(self, ref: ObjectRef) -> None:
         """Note that `ref` has no stored checksum that can be compared; called once per channel."""

@@ -9,7 +9,7 @@ from streamer.plan import Position, ResumePoint
 from streamer.relay.statistics import ChannelStatistics
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from streamer.errors import SinkError, SourceError
     from streamer.plan import Plan
@@ -83,11 +83,10 @@ def snapshot(
     counters: ChannelCounters,
     fetched: ChannelCounters,
     quota: ChannelQuota | None,
-    changed: Mapping[str, int],
     held_back_by: Sequence[str] = (),
     fetched_together: bool = False,
 ) -> ChannelStatistics:
-    """Return one channel's current statistics. `changed`: number of changed objects, by action taken.
+    """Return one channel's current statistics.
 
     `fetched`: counters of its requests and parts. `quota`: None if another channel has them.
     """
@@ -128,7 +127,6 @@ def snapshot(
         part=fetched.part.snapshot(),
         head_wait=fetched.head_wait.snapshot(),
         errors=tuple(counters.notes) if fetched is counters else (*fetched.notes, *counters.notes),
-        changed=dict(changed),
         held_back_by=tuple(held_back_by),
         fetched_together=fetched_together,
         checked=dict(counters.checked),

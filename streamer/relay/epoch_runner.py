@@ -309,7 +309,6 @@ class EpochRunner:
             self._state.epoch,
             state,
             delivered=self._state.delivered,
-            changes=self._report.changes,
             error=None if self._state.failure is None else self._state.failure.error,
             poison=poison,
         )

@@ -15,7 +15,6 @@ from streamer.trailer import Trailer
 if TYPE_CHECKING:
     from streamer.errors import SinkError, SourceError
     from streamer.relay.channel_spec import ChannelSpec
-    from streamer.relay.deliver.object_changes import Changes
     from streamer.trailer import TrailerState
 
 
@@ -29,7 +28,7 @@ class EpochTrailers:
     def _length_unknown(self) -> bool:
         """Whether an epoch's length is not known yet, or only at its end."""
         plan = self.spec.plan
-        return plan.open or plan.rewrites or self.spec.when_changed.amends
+        return plan.open or plan.rewrites
 
     def opening(self, epoch: int) -> Trailer:
         """Return the epoch's first trailer, in state `open`."""
@@ -58,7 +57,6 @@ class EpochTrailers:
         state: TrailerState,
         *,
         delivered: int,
-        changes: Changes,
         error: SourceError | SinkError | None = None,
         poison: bytes = b"",
     ) -> Trailer:
@@ -78,8 +76,6 @@ class EpochTrailers:
             bytes_total=delivered if state == "complete" and total is None else total,
             bytes_delivered=max(0, delivered - opening.bytes_skipped),
             error=reasons.get(state),
-            changed=changes.count,
-            changes=tuple(changes.listed),
             poison=len(poison),
         )
 

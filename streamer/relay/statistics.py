@@ -253,8 +253,6 @@ class ChannelStatistics:
     """Whether the bytes come with those of other ranks, from one stream."""
     errors: tuple[RecentError, ...]
     """Last errors, the newest at the end."""
-    changed: dict[str, int]
-    """Objects that changed after the listing, by action: failed, refetched, skipped."""
     checked: dict[str, int]
     """Objects compared with S3's checksums, by outcome: verified, unverifiable, mismatch."""
     error: str | None

@@ -23,7 +23,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import chain
 
 from streamer.plan import Part
 from streamer.schedule.budget import ChannelQuota
@@ -44,8 +43,6 @@ class Slot:
     delivered: int = 0
     has_request: bool = True
     """Whether its request takes some of the channel's quota."""
-    stands_in: bool = False
-    """Whether the part belongs to an object that replaces a planned one."""
     requests: int = 1
     """Requests of the channel's quota that the part takes while it is in flight."""
 
@@ -72,8 +69,6 @@ class Window:
         self._next: Part | None = None
         """Part to admit next, if it is drawn."""
         self._slots: deque[Slot] = deque()
-        self._replacement: Iterator[Part] = iter(())
-        """Remaining parts of an object that replaces a planned one."""
         self._reserved_by_epoch: dict[int, int] = {}
         """Reserved bytes by epoch."""
 
@@ -192,67 +187,8 @@ class Window:
         if slot.delivered < len(slot.part):
             return None
         self._slots.popleft()
-        if (part := next(self._replacement, None)) is None:
-            self._gone(slot)
-        else:
-            self._slots.appendleft(Slot(part, slot.reserved_bytes, has_request=False, stands_in=True))
+        self._gone(slot)
         return slot
-
-    def object_at_head(self) -> list[Slot]:
-        """Return the admitted parts of the object whose first part is the head of line."""
-        found = []
-        for slot in self._slots:
-            found.append(slot)
-            if slot.part.ends_object or slot.stands_in:  # replacement parts are admitted one at a time
-                break
-        return found
-
-    def replace_head(self, parts: Iterator[Part], *, reserved_bytes: int = 0) -> tuple[int, list[Slot]]:
-        """Replace the object whose first part is the head of line by `parts`; no parts: skip the object.
-
-        Return the object's bytes in the plan (meaningless if it is a replacement already), and the dropped
-        slots, whose requests the caller cancels. The new parts are admitted one at a time, without a request
-        (`has_request` is false). Each reserves `reserved_bytes`, or the old head's bytes if those are more.
-        If they do not fit, the last admitted parts are put back and admitted again later.
-        """
-        head = self._slots[0]
-        count, ended = 0, head.stands_in
-        dropped = self.object_at_head()
-        for slot in dropped:
-            self._slots.popleft()
-            self.landed(slot)
-            if slot is not head:
-                self._gone(slot)
-            count, ended = count + len(slot.part), ended or slot.part.ends_object
-        while not ended and (following := self._peek()) is not None:
-            count, ended, self._next = count + len(following), following.ends_object, None
-        self._replacement = parts
-        if (part := next(parts, None)) is None:
-            self._gone(head)
-            return count, dropped
-        if (more := reserved_bytes - head.reserved_bytes) > 0:
-            dropped += self._put_back(more)
-            self.quota.take(more)
-            self._reserved_by_epoch[part.epoch] += more
-        self._slots.appendleft(
-            Slot(part, max(reserved_bytes, head.reserved_bytes), has_request=False, stands_in=True)
-        )
-        return count, dropped
-
-    def _put_back(self, reserved_bytes: int) -> list[Slot]:
-        """Put back the last admitted parts until `reserved_bytes` more fit; return their slots."""
-        dropped: list[Slot] = []
-        while self._slots and not self.quota.fits(reserved_bytes):
-            slot = self._slots.pop()
-            self._gone(slot)
-            self.landed(slot)
-            dropped.append(slot)
-        again = [slot.part for slot in reversed(dropped)]
-        if self._next is not None:
-            again.append(self._next)
-            self._next = None
-        self._parts = chain(again, self._parts)
-        return dropped
 
     def close(self) -> list[Slot]:
         """Admit no further part; return the dropped slots, whose requests the caller cancels."""
@@ -262,7 +198,6 @@ class Window:
     def abandon(self, epoch: int) -> list[Slot]:
         """Drop the rest of `epoch` and of earlier epochs; return the dropped slots, as `close`."""
         dropped = []
-        self._replacement = iter(())
         while self._slots and self._slots[0].part.epoch <= epoch:
             slot = self._slots.popleft()
             self._gone(slot)

@@ -20,13 +20,11 @@ from streamer.relay.channel import Channel
 from streamer.relay.channel_spec import ChannelEvents, ChannelSpec, StartPosition
 from streamer.relay.deliver.failure_policy import FailurePolicy
 from streamer.relay.deliver.frame_aligner import Framing, WhenFailed
-from streamer.relay.deliver.object_changes import ChangePolicy, WhenChanged
 from streamer.relay.staging.buffers import BUFFER_SIZE
 from streamer.relay.staging.stage import Stage, Stages
 from streamer.relay.statistics import ChannelCounters, EpochRequests
 from streamer.relay.transport import TransportSpec, Wish, open_transport
 from streamer.retry import RetryPolicy
-from streamer.s3.catalog.object_info import open_inspector
 from streamer.s3.catalog.pages import PageSource
 from streamer.s3.checksums import StoredChecksums
 from streamer.s3.client.endpoint import STALL_TIMEOUT, Endpoint
@@ -197,7 +195,6 @@ async def running_channel(  # noqa: PLR0913 - a test names only what it is about
     ahead: int = 0,
     join: bool = False,
     hedge: float = 0.0,
-    when_changed: WhenChanged = "fail",
     check: bool = False,
     when_failed: WhenFailed = "hold",
     lists_keys: bool = False,
@@ -230,7 +227,6 @@ async def running_channel(  # noqa: PLR0913 - a test names only what it is about
                 hedge=hedge,
             ),
         ) as chosen,
-        open_inspector(clients, give_up_after=policy.give_up_after) as inspector,
     ):
         bucket, _, key = prefix.partition("/")
         if make_plan is None:
@@ -245,7 +241,6 @@ async def running_channel(  # noqa: PLR0913 - a test names only what it is about
             plan=plan,
             directory=str(directory),
             retry=policy,
-            when_changed=ChangePolicy(when_changed, inspector.stat),
             stored_checksums=StoredChecksums(clients.control, clients.credentials) if check else None,
             when_failed=FailurePolicy(when_failed, framing),
             start=StartPosition(start),

@@ -258,10 +258,9 @@ class Scene:
         self.account.longest_wait = max(self.account.longest_wait, got.longest_wait)
         pieces, data = self.contents.pieces(plan, epoch), bytes(got.data)
         truth = b"".join(piece.data for piece in pieces)
-        lenient = self.trial.policy != "fail" and any(self.bad.struck.values())
-        right = truth.startswith(data) or (lenient and self._is_made_of(plan, epoch, data))
+        right = truth.startswith(data)
         if got.error is None:
-            whole = got.left or len(data) == len(truth) or lenient
+            whole = got.left or len(data) == len(truth)
             if not right or not whole:
                 raise Broken(
                     f"{name}_{epoch} has {len(data)} bytes that are not the {len(truth)} it should have"
@@ -273,20 +272,11 @@ class Scene:
         before = self.contents.pieces(plan, epoch - 1) if after_left else []
         self._blame(name, before + pieces, got.error)
 
-    def _is_made_of(self, plan: Plan, epoch: int, data: bytes) -> bool:
-        whole = [
-            Piece(each, self.contents.all[each])
-            for each in (f"{ref.bucket}/{ref.key}" for ref in plan.refs(epoch))
-        ]
-        return self.contents.is_made_of(whole, data)
-
     def _blame(self, name: str, pieces: list[Piece], error: str) -> None:
         """A failure must be deserved, and must say by what."""
         trial, changed = self.trial, self.contents.changed
         causes = [CAUSES[kind] for kind in self.bad.struck]
-        lasting = trial.change == "cut off" or trial.policy == "fail"
-        lasting = lasting or (trial.policy == "refetch" and self.contents.now is None)
-        if changed is not None and lasting and any(piece.name == changed for piece in pieces):
+        if changed is not None and any(piece.name == changed for piece in pieces):
             causes.append(CAUSES[f"{trial.change} for good"])
         if not any(word in error for words in causes for word in words):
             raise Broken(f"{name} failed for no reason that was given to it: {error}")

@@ -2,7 +2,7 @@
 
 Nothing here does anything. A trial with `kills` is run as the program `penstock`, behind a keeper, and is
 killed under its readers; any other is run in this process, where more can be watched and much more fits into
-an hour. What cannot be (splicing of what is inflated, a policy for changed objects of wrapped ones) is not
+an hour. What cannot be (splicing of what is inflated) is not
 drawn.
 """
 
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from streamer.plan import Balance, Shard
-from streamer.relay.deliver.object_changes import WhenChanged
 from streamer.relay.transport import Wish
 from streamer.units import KIB, MIB
 from tests.kit.faults import PASSING, SPOILT, WRONG
@@ -56,7 +55,6 @@ class Trial:
     epochs: int
     rates: dict[str, float]
     wrong: dict[str, float]
-    policy: WhenChanged
     check: bool
     """Whether whole objects are compared with their checksums."""
     change: str
@@ -140,7 +138,6 @@ class Trial:
             sizes.append(tuple(dice.choice([0, 1, dice.randrange(most)]) for _ in range(count)))
         killed = dice.random() < 0.08
         check = transport != "splice" and dice.random() < 0.4
-        plain = naming != "augmented" and not wrap and not killed
         changes = ["nothing", "nothing", "deleted", "overwritten"]
         if compression != "none":
             changes.append("cut off")
@@ -166,7 +163,6 @@ class Trial:
             rates=dict.fromkeys(kinds, rate / len(kinds)),
             wrong={dice.choice(wrong): 0.01} if dice.random() < 0.3 and not killed else {},
             check=check,
-            policy=dice.choice(["fail", "refetch", "skip"]) if plain else "fail",
             change="nothing" if killed else dice.choice(changes),
             naming=naming,
             wrap=wrap,

@@ -90,33 +90,11 @@ class Contents:
         return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
 
     def pieces(self, plan: Plan, epoch: int) -> list[Piece]:
-        """An epoch of `plan`, as its channel's policy has it, if nothing but what the trial says happens."""
+        """An epoch of `plan`, as it was listed."""
         found = []
         for index in plan.order(epoch):
             for item in plan.entries.items(index):
                 name = f"{item.bucket}/{item.key}" if isinstance(item, ObjectRef) else ""
                 data = self.all[name] if isinstance(item, ObjectRef) else item
-                if name == self.changed and self._trial.policy != "fail":
-                    if self._trial.policy == "skip" and self._trial.change != "cut off":
-                        continue
-                    data = data if self.now is None else self.now
                 found.append(Piece(name, encode(data) if self._trial.wrap else data))
         return found
-
-    def is_made_of(self, pieces: list[Piece], got: bytes) -> bool:
-        """Whether it is whole pieces in order, some left out, and at its end the beginning of one.
-
-        Faults strike at random, so which objects a policy left out is not known beforehand.
-        """
-        reachable = {0}
-        for piece in pieces:
-            bodies = [piece.data]
-            if piece.name == self.changed:
-                bodies = [self.all[piece.name], *([] if self.now is None else [self.now])]
-            for at in tuple(reachable):
-                for body in bodies:
-                    if got.startswith(body, at):
-                        reachable.add(at + len(body))
-                    elif body.startswith(got[at:]):
-                        return True
-        return len(got) in reachable

@@ -14,10 +14,8 @@ from streamer.errors import BadAnswer
 from streamer.plan import Plan
 from streamer.relay.channel import Channel
 from streamer.relay.channel_spec import ChannelEvents, ChannelSpec
-from streamer.relay.deliver.object_changes import ChangePolicy
 from streamer.relay.statistics import EpochRequests
 from streamer.relay.transport import Transport, TransportSpec, open_transport, why_read
-from streamer.s3.catalog.object_info import AiobotocoreHeadClient
 from streamer.s3.catalog.pages import open_pages
 from streamer.s3.checksums import StoredChecksums
 from streamer.s3.client.session import Clients, open_clients
@@ -118,7 +116,6 @@ class Run:
             plan=plan,
             directory=str(directory),
             retry=POLICY,
-            when_changed=ChangePolicy(self._trial.policy, AiobotocoreHeadClient(clients.control).stat),
             stored_checksums=StoredChecksums(clients.control, clients.credentials) if check else None,
         )
         stages = transport.stages(why_read(plan, check=check))

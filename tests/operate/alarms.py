@@ -283,20 +283,6 @@ CASES = (
     ),
     Case("PenstockStarved", "for ten minutes", [*BUSY, *seconds(starved=60), *causes(body=60)], "10m"),
     Case(
-        "PenstockSourceChanged",
-        "two objects refetched",
-        [of_train("penstock_source_changed_total", "0x5 2x30", done="refetched")],
-        "10m",
-        TRAIN | {"done": "refetched"},
-        value="2",
-    ),
-    Case(
-        "PenstockSourceChanged",
-        "long ago",
-        [of_train("penstock_source_changed_total", "0x5 2x90", done="refetched")],
-        "80m",
-    ),
-    Case(
         "PenstockOrdersDiffer",
         "two hosts of a job, of which one has other weights",
         [order("one", "a", "11", "2x60"), order("one", "b", "22", "2x60")],
@@ -497,7 +483,6 @@ HEALTHY = [
     of_train("penstock_received_bytes_total", "0+1000000000x90"),
     of_train("penstock_wasted_bytes_total", "0+10000000x90"),
     of_train("penstock_channel_failures_total", "0x90", error="gave_up"),
-    of_train("penstock_source_changed_total", "0x90", done="failed"),
     of_train("penstock_reader_connected", "1x90"),
     of_train("penstock_objects_checked_total", "0x90", result="mismatch"),
     *lag(1000, 0, 0),

@@ -19,7 +19,6 @@ import yaml
 from dashboards.overview import NOT_GRAPHED
 from dashboards.queries import SERIES
 from sidecar.observe.metrics import HEDGES, METRICS, RETRIED, TRAILER_STATES
-from streamer.relay.deliver.object_changes import DONE
 from streamer.relay.statistics import CAUSES, STATES
 from tests.operate.promql import (
     DASHBOARDS,
@@ -233,7 +232,7 @@ def test_rows_without_data_in_most_jobs_are_closed() -> None:
     rows = [panel for panel in document("penstock-overview")["panels"] if panel["type"] == "row"]
     closed = {row["title"]: [panel["title"] for panel in row["panels"]] for row in rows if row["collapsed"]}
     assert closed == {
-        "Changed and checked objects": ["Objects changed", "Objects checked"],
+        "Checked objects": ["Objects checked"],
         "Ranks": ["Delivered by channels with rank FIFOs", "Ranks apart", "Idlest rank FIFO"],
     }
     assert not any(row["panels"] for row in rows if not row["collapsed"])
@@ -261,7 +260,7 @@ def test_query_follows_the_rules(query: Any) -> None:
 
 
 VALUES = {
-    "state": len(STATES), "cause": len(CAUSES), "kind": len(RETRIED), "fate": len(HEDGES), "done": len(DONE),
+    "state": len(STATES), "cause": len(CAUSES), "kind": len(RETRIED), "fate": len(HEDGES),
     "trailer_state": len(TRAILER_STATES), "result": 3,
 }  # fmt: skip
 """Values of labels that have few."""

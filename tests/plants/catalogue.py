@@ -294,13 +294,6 @@ PLANTS = (
         ("tests/unit/test_inflate.py",),
     ),
     Plant(
-        "mix of two versions of an object",
-        "streamer/relay/deliver/amendments.py",
-        "head is None or head.part.start or head.delivered:",
-        "head is None:",
-        ("tests/relay/test_changes.py",),
-    ),
-    Plant(
         "mark told before the schema is compared",
         "streamer/relay/deliver/delivery.py",
         "if points is not None and points.pending and transformer.writer.anchored:",

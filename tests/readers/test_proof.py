@@ -214,7 +214,6 @@ BAD = {
     "a list": GOOD | {"state": ["complete"]},
     "a number below 0": GOOD | {"bytes_skipped": -1},
     "nothing": GOOD | {"bytes_skipped": None},
-    "no list": GOOD | {"changes": None},
     "no text": GOOD | {"error": 5},
     "no state": {key: value for key, value in GOOD.items() if key != "state"},
 }

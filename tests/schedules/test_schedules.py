@@ -44,7 +44,6 @@ def test_seeds_draw_every_fault_and_action() -> None:
     actions = {what for trial in drawn for _, what in trial.actions}
     assert actions == {*get_args(Action)}
     assert {each.when_failed for trial in drawn for each in trial.channels} == {"hold", "close", "poison"}
-    assert {each.policy for trial in drawn for each in trial.channels} == {"fail", "refetch", "skip"}
 
 
 async def wake_order() -> tuple[Any, ...]:

@@ -9,7 +9,6 @@ from typing import Literal, get_args
 
 from streamer.formats import recordio
 from streamer.relay.deliver.frame_aligner import WhenFailed
-from streamer.relay.deliver.object_changes import WhenChanged
 from streamer.units import KIB, MIB
 
 BUCKET = "b"
@@ -36,7 +35,6 @@ class ChannelTrial:
     wrap: bool
     inflate: bool
     shuffle: int | None
-    policy: WhenChanged
     when_failed: WhenFailed
     epochs: int
     """How many its reader reads."""
@@ -145,7 +143,6 @@ def _channel(dice: random.Random, name: str, splice: bool, *, seed: int) -> Chan
         wrap=wrap,
         inflate=inflate,
         shuffle=dice.randrange(1000) if dice.random() < 0.3 else None,
-        policy="fail" if wrap else dice.choice(["fail", "refetch", "skip"]),
         when_failed=when_failed,
         epochs=dice.randint(1, 3),
         leaves=dice.choice([0.0, 0.0, 0.5]),

@@ -220,7 +220,6 @@ def test_channel_names_must_differ(tmp_path: Path) -> None:
             },
             "Join: tar ends a sample where the rank's next one begins",
         ),
-        ({}, {"WhenChanged": "skip"}, "WhenChanged: skip would change where records are"),
         ({}, {"Integrity": "checksum"}, "Integrity: checksum compares whole objects"),
     ],
 )
@@ -425,8 +424,6 @@ def test_the_job_is_frozen(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("extras", "channel", "words"),
     [
-        ({"WhenChanged": "skip"}, {"RecordWrapperType": "RecordIO"}, "header leaves before its object"),
-        ({"WhenChanged": "refetch"}, {"InputMode": "File"}, "has WhenChanged, for Pipe mode only"),
         ({"Integrity": "checksum"}, {"InputMode": "File"}, "has Integrity, for Pipe mode only"),
         ({"WhenFailed": "close"}, {"InputMode": "File"}, "has WhenFailed, for Pipe mode only"),
         ({"WhenFailed": "poison"}, {}, "add Framing: RecordIO or TFRecord"),
@@ -445,7 +442,6 @@ def test_the_job_is_frozen(tmp_path: Path) -> None:
         ),
         ({"Join": "zip"}, {}, "is not one of 'tar', 'arrow' or 'lines'"),
         ({"WhenFailed": "stop"}, {}, "is not one of 'hold', 'poison' or 'close'"),
-        ({"WhenChanged": "ignore"}, {}, "is not one of 'fail', 'refetch' or 'skip'"),
         ({"Transport": "buffered"}, {}, "it belongs in Penstock"),
     ],
 )
@@ -488,15 +484,6 @@ def test_framing_is_what_the_wrapper_or_the_job_says(
     found = load(tmp_path, job)
     assert found.input_data_config[0].failure_policy.framing == framing
     assert found.needs_records == (framing is not None)
-
-
-def test_lines_of_attributes_cannot_lose_one(tmp_path: Path) -> None:
-    job = document(
-        InputDataConfig__0__Penstock={"WhenChanged": "skip"},
-        **{f"{S3}__S3DataType": "AugmentedManifestFile", f"{S3}__AttributeNames": ["a-ref"]},
-    )
-    with pytest.raises(ConfigError, match="would lose an attribute"):
-        load(tmp_path, job)
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,14 @@ def test_rules_between_keys_and_syntax_errors_have_a_line(tmp_path: Path, text: 
             ("Penstock__Processes", each, "Penstock.Processes: is retired: one process")
             for each in (0, "auto")
         ),
+        *(
+            (
+                "InputDataConfig__0__Penstock",
+                {"WhenChanged": each},
+                "InputDataConfig[0].Penstock.WhenChanged: is retired: remove it; an object that changes",
+            )
+            for each in ("fail", "refetch", "skip")
+        ),
         ("Penstock__Transport", "Splice", "did you mean 'splice'?"),
         ("InputDataConfig__0__InputMode", "pipe", "did you mean 'Pipe'?"),
         ("InputDataConfig__0__CompressionType", "gzip", "did you mean 'Gzip'?"),

@@ -87,7 +87,6 @@ def test_records_of_every_kind_of_channel(stub: S3Stub, tmp_path: Path) -> None:
         "wrapped": ("wrapped", "RecordIO", wrapped | shuffled),
         "gzip": ("TFRecord", "TFRecord", {"CompressionType": "Gzip"}),
         "both": ("wrapped", "RecordIO", wrapped | shuffled | {"CompressionType": "Gzip"}),
-        "skip": ("TFRecord", "TFRecord", {"Penstock": {"WhenChanged": "skip"}}),
     }
     for name, (kind, _, more) in kinds.items():
         put(stub, name, kind)

@@ -16,7 +16,7 @@ from sidecar.job.resume import Saved, parse_saved, saved_by_fifo, start_position
 from sidecar.job.state_source import read_states
 from streamer.errors import ConfigError, SourceChanged
 from streamer.helpers.keeper_client import Held
-from streamer.plan import NOWHERE, Literal, ObjectRef, Plan, Position, ResumePoint, Segment, cut
+from streamer.plan import Literal, ObjectRef, Plan, Position, ResumePoint, Segment, cut
 from streamer.plan.parts import Part, rest
 from streamer.plan.record_order import Deal
 from streamer.plan.record_places import offset_of
@@ -183,14 +183,6 @@ def test_a_held_fifo_of_another_plan_fails_by_name() -> None:
     assert isinstance(begin.refused, SourceChanged)
     assert "byte 50" in str(begin.refused)
     assert start_positions({"train": PLAN}, held(digest="0" * 64), {}, anyway=True)["train"].refused is None
-
-
-@pytest.mark.parametrize("anyway", [False, True])
-def test_what_left_its_plan_is_not_continued(anyway: bool) -> None:
-    """Bytes of a refetched object, or none of a skipped one: the plan does not say which byte is next."""
-    begin = start_positions({"train": PLAN}, held(mark=[NOWHERE, 30]), {}, anyway=anyway)["train"]
-    assert isinstance(begin.refused, SourceChanged)
-    assert "refetched or skipped" in str(begin.refused)
 
 
 def test_a_fifo_that_no_reader_has_opened_takes_any_plan() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from streamer.plan import Entries, Growth, ObjectRef, Plan, Segment, cut
+from streamer.plan import Entries, Growth, ObjectRef, Plan
 from streamer.relay.fetch.prefetcher import all_epochs
 from streamer.schedule.budget import MemoryBudget
 from streamer.schedule.concurrency import ConcurrencyController
@@ -175,61 +175,6 @@ def stream(found: Window, *, epoch: int = 0) -> list[tuple[str, int, int]]:
             return seen
         seen.append((head.part.object.key, head.part.start, head.part.end))
         found.deliver(len(head.part))
-
-
-@pytest.mark.parametrize("admitted", [1, 2, 3])
-@pytest.mark.parametrize("size", [0, 1, 4, 11])
-def test_an_object_at_the_head_may_be_replaced(admitted: int, size: int) -> None:
-    """Whatever of it is admitted already; the others stay as they are, and so does the next epoch."""
-    found = window(requests=admitted)
-    found.last_epoch = 1
-    assert stream(found)[:2] == [("0", 0, 4), ("0", 4, 5)]
-    head = found.head_of_line
-    for slot in found.admit():
-        found.landed(slot)
-    assert head is not None
-    assert (head.part.epoch, head.part.object.key) == (1, "0")
-    now = ObjectRef("b", "new", size, "f")
-    parts = cut([Segment(now, 0, size)] if size else [], part_size=lambda: PART, epoch=1)
-    planned, dropped = found.replace_head(parts)
-    assert planned == 5
-    assert dropped[0] is head
-    assert found.quota.reserved_bytes <= BUDGET
-    due = [("new", at, min(at + PART, size)) for at in range(0, size, PART)]
-    others = [("2", 0, 4), ("2", 4, 8), ("2", 8, 12), ("3", 0, 1), ("4", 0, 4), ("4", 4, 7)]
-    assert stream(found, epoch=1) == [*due, *others]
-    assert found.quota.requests_in_flight == 0
-
-
-@pytest.mark.parametrize("budget", [8, 9, 11, 13])
-def test_a_small_object_gives_way_to_a_large_one(budget: int) -> None:
-    """Its parts have the room they need; what was admitted behind it is put back, and comes in its turn."""
-    small = Plan.of([ObjectRef("b", str(i), 1, "e") for i in range(12)])
-    found = window(small, budget=budget, requests=20)
-    found.last_epoch = 0
-    found.admit()
-    now = ObjectRef("b", "new", 10, "f")
-    parts = cut([Segment(now, 0, 10)], part_size=lambda: PART, epoch=0)
-    found.replace_head(parts, reserved_bytes=PART)
-    assert found.quota.reserved_bytes <= budget
-    others = [(str(i), 0, 1) for i in range(1, 12)]
-    assert stream(found) == [("new", 0, 4), ("new", 4, 8), ("new", 8, 10), *others]
-    assert (found.quota.reserved_bytes, found.quota.requests_in_flight) == (0, 0)
-
-
-def test_what_stands_in_may_be_replaced_itself() -> None:
-    """Only it: what comes behind is another object's."""
-    found = window()
-    found.last_epoch = 0
-    found.admit()
-    for size in (9, 6, 0):
-        now = ObjectRef("b", f"new {size}", size, "f")
-        parts = cut([Segment(now, 0, size)] if size else [], part_size=lambda: PART, epoch=0)
-        _, dropped = found.replace_head(parts)
-        assert len(dropped) == (2 if size == 9 else 1)
-    assert found.head_of_line is not None
-    assert found.head_of_line.part.object.key == "2"
-    assert stream(found)[0] == ("2", 0, 4)
 
 
 def opening(*, reader: bool) -> Window:

@@ -3,9 +3,6 @@
 Delivery is one coroutine, and all decisions are made between its awaits. An epoch fails at its first missing
 byte (`streamer.relay.fetch.prefetcher`). While the plan is open, the epoch has no end: delivery waits for the
 listing after the last known byte, and raises there the error of a listing that has failed.
-
-An object that is found changed before its first byte is delivered may be replaced or skipped, by the policy
-of `changes` (`streamer.relay.deliver.amendments`).
 """
 
 from __future__ import annotations
@@ -15,11 +12,9 @@ import contextlib
 import time
 from typing import TYPE_CHECKING
 
-from streamer.errors import ReaderGone, SourceError
+from streamer.errors import ReaderGone
 from streamer.plan import Position, ResumePoint
-from streamer.relay.deliver.amendments import Amendments
 from streamer.relay.deliver.failure_policy import HOLD, FailurePolicy
-from streamer.relay.deliver.object_changes import Changes
 from streamer.relay.deliver.object_ends import ObjectEnds
 from streamer.relay.deliver.resume_points import ResumePoints
 from streamer.relay.deliver.stream_writer import StreamWriter, joiner_of
@@ -48,20 +43,20 @@ class Delivery:
         self,
         prefetcher: Prefetcher,
         *,
-        changes: Changes | None = None,
         when_failed: FailurePolicy = HOLD,
         on_resume_point: Callable[[ResumePoint], None] | None = None,
         key_lists: KeyLists | None = None,
     ) -> None:
         """`when_failed` decides whether only whole records are delivered, which needs bytes in memory.
 
-        `on_resume_point` is called with the start of an inflated or joined object, and with
-        `NOWHERE` when an object is replaced or skipped (`ResumePoints`). `key_lists` begins the key list of
-        each epoch; None: there are none.
+        `on_resume_point` is called with the start of an inflated or joined object (`ResumePoints`).
+        `key_lists` begins the key list of each epoch; None: there are none.
         """
         self.prefetcher = prefetcher
         self.delivered = 0
         """Offset in the epoch's stream: bytes accepted by the outlet, plus bytes skipped by a resume."""
+        self.consumed = 0
+        """Offset in the plan; equal to `delivered` unless objects are rewritten."""
         self._total: int | None = None
         """Bytes of the current epoch in the plan; None while the plan is open."""
         self.ends = ObjectEnds()
@@ -74,8 +69,6 @@ class Delivery:
         self._changed = prefetcher.changed
         self._hedger = prefetcher.hedger
         self._verifier = prefetcher.verifier
-        self._changes = changes or Changes()
-        self._amendments = Amendments(prefetcher, self._changes)
         self._when_failed = when_failed
         self._transformer: BodyTransformer | None = None
         """Transformer of the current or last epoch; None if bytes are not transformed."""
@@ -83,17 +76,12 @@ class Delivery:
         self._taking = Taking(
             self._window,
             self._fetches,
-            # Until an object is delivered, it may be replaced, or its checksum may be wrong.
-            across_objects=not self._changes.policy.amends and self._verifier is None,
+            # Until an object is delivered, its checksum may be wrong.
+            across_objects=self._verifier is None,
         )
         self._key_lists = key_lists
         self._keys: KeyList | None = None
         """Key list of the current epoch."""
-
-    @property
-    def consumed(self) -> int:
-        """Offset in the plan; equal to `delivered` unless objects are rewritten or changed."""
-        return self._amendments.consumed
 
     def allow(self, epoch: int) -> None:
         self.prefetcher.allow(epoch)
@@ -120,7 +108,7 @@ class Delivery:
         """Set the counts to the epoch's start position."""
         start = self._first if epoch == self._first.epoch else Position(epoch)
         self.delivered = start.offset
-        self._amendments.begin(start.mark.fetched if self._plan.rewrites else start.offset)
+        self.consumed = start.mark.fetched if self._plan.rewrites else start.offset
         if self._points is not None:
             self._points.begin()
         self._drop_taken()
@@ -133,7 +121,6 @@ class Delivery:
         fetched or an object does not match its checksum; `delivered` is then the offset of the next byte.
         """
         self.begin(epoch)
-        self._changes.begin()
         async with contextlib.AsyncExitStack() as stack:
             self._keys = None
             if self._key_lists is not None:
@@ -185,9 +172,6 @@ class Delivery:
                 await outlet.writable()
                 continue
             fetch = self._head_fetch(epoch)
-            if (error := self._amendments.torn()) is not None:
-                await self._amend(error)
-                continue
             if fetch is None or not (fetch.stage.ready or self._taking):
                 await self._wait(fetch)
                 continue
@@ -262,16 +246,6 @@ class Delivery:
         self._drop_taken()
         self.prefetcher.abandon(epoch)
 
-    async def _amend(self, error: SourceError) -> None:
-        """As `Amendments.amend`, also for bytes of the object that are being transformed."""
-        if self._taking and self._transformer is not None:
-            self._drop_taken()  # all of them are of this object
-            await self._transformer.forget()
-        await self._amendments.amend(error)
-        if self._points is not None:
-            self._points.forbid(self.delivered)
-        self.prefetcher.start()
-
     async def _transform(self, transformer: BodyTransformer, outlet: Outlet) -> int:
         """Move some bytes of the head of line through `transformer` into `outlet`; return how many."""
         limited = self._quota.limited
@@ -306,8 +280,7 @@ class Delivery:
     def _lists(self, keys: KeyList, count: int, delivered: int) -> bool:
         """List the objects that begin in the next `count` bytes; return False if the machine refuses."""
         try:
-            # The bytes of a replacement stand for the first byte of the planned object.
-            keys.reach(self.consumed, 1 if self._amendments.replacing else count, delivered)
+            keys.reach(self.consumed, count, delivered)
         except BlockingIOError:
             return False
         return True
@@ -332,9 +305,8 @@ class Delivery:
         slot = self._window.head_of_line
         if slot is None:
             return None
-        due = self._amendments.due
-        if (slot.part.epoch, slot.part.offset + slot.delivered) != (epoch, due):
-            raise RuntimeError(f"head of line is {slot}, but byte {due} of epoch {epoch} is due")
+        if (slot.part.epoch, slot.part.offset + slot.delivered) != (epoch, self.consumed):
+            raise RuntimeError(f"head of line is {slot}, but byte {self.consumed} of epoch {epoch} is due")
         return self._fetches[slot]
 
     def _account(self, count: int) -> None:
@@ -349,7 +321,7 @@ class Delivery:
 
     def _consumed(self, count: int) -> None:
         self._counters.consumed_bytes += count
-        self._amendments.advance(count)
+        self.consumed += count
         begun = self._window.begun
         done = self._window.deliver(count)
         if done is None and not begun:

@@ -25,7 +25,7 @@ class EpochDelivery(Protocol):
 
     @property
     def consumed(self) -> int:
-        """Offset in the plan; equal to `delivered` unless objects are rewritten or changed."""
+        """Offset in the plan; equal to `delivered` unless objects are rewritten."""
 
     @property
     def at_border(self) -> bool:

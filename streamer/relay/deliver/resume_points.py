@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from streamer.plan import NOWHERE, ResumePoint
+from streamer.plan import ResumePoint
 from streamer.units import MIB
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class ResumePoints:
     """Reports the resume points of one channel, at least `MARK_EVERY` bytes of its stream apart."""
 
     def __init__(self, first: Position, report: Callable[[ResumePoint], None]) -> None:
-        """`first`: where the channel begins. `report` also gets `NOWHERE`; see `forbid`."""
+        """`first`: where the channel begins."""
         self._report = report
         self._last = (first.epoch, first.offset)
         """Epoch and offset of the last point reported."""
@@ -49,7 +49,3 @@ class ResumePoints:
         if point is not None:
             self._last = (epoch, point.streamed)
             self._report(point)
-
-    def forbid(self, delivered: int) -> None:
-        """Report that no restart can go on: offset `delivered` is at no place of the plan."""
-        self._report(ResumePoint(NOWHERE, delivered))

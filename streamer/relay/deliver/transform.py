@@ -70,8 +70,9 @@ class BodyTransformer:
         self._ahead_thread = WorkerThread("inflate-ahead")
         self._most_ahead = ahead // 4
         """Compressed bytes that may be fed ahead; content may have the rest of `ahead`."""
-        self._content_ahead = ahead - self._most_ahead
-        self._lookahead = self._new_lookahead() if ahead else None
+        shortest_run = max(SHORTEST_RUN, self._most_ahead // 4)  # four runs ahead
+        content = ahead - self._most_ahead
+        self._lookahead = Lookahead(self._ahead_thread, content, shortest_run=shortest_run) if ahead else None
         if inflate:
             keep_free_memory(LARGEST_KEPT, MOST_KEPT)
         self._inflation: Inflation | None = None
@@ -111,14 +112,6 @@ class BodyTransformer:
         if self._next:
             self._next_bytes += len(data)
         inflation.feed(data, last=start + len(data) == part.object.size)
-
-    async def forget(self) -> None:
-        """Drop the bytes that were fed and will not be passed on."""
-        if self._lookahead is not None:
-            await self._lookahead.close()
-            self._lookahead = self._new_lookahead()
-        self._next.clear()
-        self._next_bytes = 0
 
     async def pass_on(self, part: Part, at: int, data: bytes | bytearray) -> None:
         """Deliver `data`, the bytes of `part` from offset `at` on: either literals or bytes of its body.
@@ -168,7 +161,8 @@ class BodyTransformer:
             await self._drop_object()
         finally:
             try:
-                await self.forget()
+                if self._lookahead is not None:
+                    await self._lookahead.close()
             finally:
                 self._thread.close()
                 self._ahead_thread.close()
@@ -195,10 +189,6 @@ class BodyTransformer:
         self._next_bytes -= self._inflation.waiting
         if self._wrap:
             self._spool = Spool(self._inflation.ref, self._thread)
-
-    def _new_lookahead(self) -> Lookahead:
-        shortest_run = max(SHORTEST_RUN, self._most_ahead // 4)  # four runs ahead
-        return Lookahead(self._ahead_thread, self._content_ahead, shortest_run=shortest_run)
 
     def _new_inflation(self, ref: ObjectRef) -> Inflation:
         return Inflation(

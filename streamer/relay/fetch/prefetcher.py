@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from streamer.errors import GaveUp, SinkError, SourceChanged, SourceError
-from streamer.plan import START, Part, Plan, Position, Segment, cut, gathered
+from streamer.plan import START, Part, Plan, Position, cut, gathered
 from streamer.relay.fetch.hedger import Hedger
 from streamer.relay.fetch.part_fetch import PartFetch
 from streamer.relay.fetch.second_look import explained
@@ -28,7 +28,6 @@ from streamer.schedule.window import Slot, Window
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from streamer.plan import ObjectRef
     from streamer.relay.staging.stage import Stages
     from streamer.relay.statistics import ChannelCounters
     from streamer.s3.checksums import ChecksumVerifier
@@ -171,10 +170,6 @@ class Prefetcher:
 
     def start(self) -> None:
         """Request the parts that the window admits now."""
-        head = self.window.head_of_line
-        if head is not None and not head.has_request and head not in self.fetches:
-            self.window.relaunch(head)  # the next part of a replacement
-            self._stage(head)
         while admitted := self.window.admit():
             for slot in admitted:
                 self._stage(slot)
@@ -196,22 +191,6 @@ class Prefetcher:
         fetch.last_chance, fetch.error = True, None
         self.window.relaunch(slot)
         self._launch(slot, fetch)
-
-    def replace_head(self, part: Part, now: ObjectRef | None) -> int:
-        """Drop the object at the head of line, whose part is `part`; return the object's bytes in the plan.
-
-        `now`, unless it is empty, is fetched instead. The caller updates its counts and then calls `start`.
-        """
-        parts: Iterator[Part] = iter(())
-        reserved_bytes = 0
-        if now and now.size:
-            # Not only the old part's size: a large object must not be requested in small pieces.
-            size = min(now.size, max(part.body, self._stages.part_size()))
-            parts = cut([Segment(now, 0, now.size)], part_size=lambda: size, epoch=part.epoch)
-            reserved_bytes = self._stages.reserved_bytes(Part(part.epoch, now, 0, size, 0))
-        replaced, dropped = self.window.replace_head(parts, reserved_bytes=reserved_bytes)
-        self._drop(dropped)
-        return replaced
 
     def abandon(self, epoch: int) -> None:
         """Drop the rest of `epoch`: staged bytes, requests in flight, and parts not yet admitted."""
