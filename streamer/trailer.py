@@ -93,9 +93,6 @@ class Trailer:
     """Partial digest in the state that `--resume` has: this plan's first entries have the same digest."""
     run: str = ""
     """Id of the sidecar that published the trailer; a sidecar that resumes its FIFOs keeps the id."""
-    poison: int = 0
-    """Bytes after `bytes_delivered` that are not part of the epoch: under `open` the maximum, under `failed`
-    the number."""
     format: int = FORMAT
 
     @property
@@ -159,8 +156,6 @@ def write_trailer(directory: str, trailer: Trailer, *, dir_fd: int | None = None
         del document["order"]
     if not trailer.records_skipped:
         del document["records_skipped"]
-    if not trailer.poison:
-        del document["poison"]
     if not trailer.resumed:
         del document["resumed"]
     replace_file(path, (json.dumps(document) + "\n").encode(), dir_fd=dir_fd)
@@ -269,7 +264,6 @@ _IS_VALID: dict[str, Callable[[object], bool]] = {
     "error": lambda value: value is None or _is_text(value),
     "resumed": _is_text,
     "run": _is_text,
-    "poison": _is_count,
     "format": _is_count,
 }
 """Check of a value, by field of a trailer."""

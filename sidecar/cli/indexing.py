@@ -66,7 +66,7 @@ class Format(click.ParamType["RecordFormat"]):
     "record_format",
     type=Format(),
     metavar="FORMAT",
-    help="TFRecord, RecordIO, lines, tar, fixed:BYTES. Default: that of the index, or the channel's Framing.",
+    help="TFRecord, RecordIO, lines, tar, fixed:BYTES. Default: that of the index.",
 )
 @click.option(
     "--every",

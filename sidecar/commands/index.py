@@ -56,7 +56,7 @@ class BuildOptions:
     channels: Sequence[str] = ()
     """Names of the channels; none: all."""
     record_format: RecordFormat | None = None
-    """Format of the objects; None: that of the index or of the channel's Framing."""
+    """Format of the objects; None: that of the index."""
     every: int | None = None
     """Number of records from one in the index to the next; None: that of the index, or `STRIDE`."""
     quiet: bool = False
@@ -225,8 +225,6 @@ def _kind(target: IndexTarget, channel: ChannelConfig, options: BuildOptions) ->
     """
     found = target.kind() or (None, STRIDE)
     record_format = options.record_format or found[0]
-    if record_format is None and channel.penstock.framing is not None:
-        record_format = RecordFormat.parse(channel.penstock.framing)
     if record_format is None:
         raise ConfigError(
             f"the record format of channel {channel.channel_name!r} is unknown: write --format TFRecord, "

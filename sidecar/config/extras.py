@@ -30,7 +30,7 @@ from streamer.plan.globs import compile_globs
 from streamer.plan.record_order import BLOCK, Remainder
 from streamer.plan.record_selection import RecordSelection
 from streamer.plan.selection import Selection
-from streamer.relay.deliver.frame_aligner import Framing, WhenFailed
+from streamer.relay.deliver.failure_policy import WhenFailed
 
 MOST_GLOBS = 100
 """Most globs of one list; each takes time for every key."""
@@ -133,11 +133,6 @@ class RanksConfig(Model):
         return self.count * self.copies
 
     @property
-    def must_share(self) -> bool:
-        """Whether FIFOs share a stream in any case."""
-        return self.copies > 1 or (self.fetch == "together" and self.count > 1)
-
-    @property
     def block_bytes(self) -> int:
         """Bytes of a block."""
         return BLOCK if self.block is None else int(self.block)
@@ -170,8 +165,6 @@ class ChannelExtras(Model):
 
     when_failed: WhenFailed = "hold"
     """How the FIFO of a failed epoch ends for readers that do not check trailers."""
-    framing: Framing | None = None
-    """Record format of the objects. `poison` needs it unless RecordWrapperType is set."""
     join: Join | None = None
     """Format of the objects, whose contents the channel joins into one archive or file of this format."""
     skip_bytes: Annotated[Size, Field(gt=0)] | None = None

@@ -247,11 +247,6 @@ class Job(Model):
         """Whether any channel's objects are compared with their checksums."""
         return any(channel.penstock.integrity == "checksum" for channel in self.channels("Pipe"))
 
-    @property
-    def needs_records(self) -> bool:
-        """Whether any channel's records must be separated."""
-        return any(channel.failure_policy.needs_records for channel in self.channels("Pipe"))
-
 
 def warnings(job: Job) -> list[str]:
     """Return warnings about a valid job."""

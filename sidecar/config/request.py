@@ -17,7 +17,6 @@ from sidecar.config.model import Model
 from sidecar.config.sources import DataSource, S3DataSource
 from sidecar.config.uris import parse_source
 from streamer.plan import S3Uri
-from streamer.relay.deliver.failure_policy import FailurePolicy
 
 InputMode = Literal["Pipe", "File"]
 
@@ -53,26 +52,6 @@ class ChannelConfig(Model):
     penstock: ChannelExtras = ChannelExtras()
 
     @model_validator(mode="after")
-    def _refusable(self) -> Self:
-        wrapped, declared = self.record_wrapper_type == "RecordIO", self.penstock.framing
-        if self.penstock.when_failed != "poison":
-            if declared:
-                raise ValueError(
-                    f"Framing: {declared} has no meaning without WhenFailed: poison; remove it, or add that"
-                )
-        elif wrapped and declared == "TFRecord":
-            raise ValueError(
-                "Framing: TFRecord contradicts RecordWrapperType: RecordIO, which makes every object one "
-                "record; remove one of the two"
-            )
-        elif not wrapped and not declared:
-            raise ValueError(
-                "WhenFailed: poison must know what a record is; add Framing: RecordIO or TFRecord if the "
-                "objects hold whole ones, or use hold"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _joinable(self) -> Self:
         joining = self.penstock.joining
         if joining is None:
@@ -87,11 +66,6 @@ class ChannelConfig(Model):
             raise ValueError(
                 f"{joining} contradicts RecordWrapperType: {self.record_wrapper_type}, which keeps every "
                 "object apart; remove one of the two"
-            )
-        if self.penstock.when_failed == "poison":
-            raise ValueError(
-                f"WhenFailed: poison is for streams of RecordIO and TFRecord, and {joining} makes another "
-                "one; use hold or close"
             )
         if texts := [name for name in self.source.attribute_names if not name.endswith("-ref")]:
             raise ValueError(
@@ -137,11 +111,6 @@ class ChannelConfig(Model):
                 )
             return self
         found = self.not_by_record
-        if found is None and extras.when_failed == "poison" and ranks.must_share:
-            found = (
-                "WhenFailed: poison separates the records of each FIFO, which neither Copies nor Fetch: "
-                "together does; use hold or close"
-            )
         if found is None and extras.join == "tar" and ranks.fetch == "together":
             found = (
                 "Join: tar ends a sample where the rank's next one begins, which with Fetch: together comes "
@@ -170,7 +139,6 @@ class ChannelConfig(Model):
             and ranks.fetch != "separately"
             and ranks.count > 1
             and extras.join is None
-            and extras.when_failed != "poison"
         )
 
     @property
@@ -220,7 +188,7 @@ class ChannelConfig(Model):
     @model_validator(mode="after")
     def _learnable(self) -> Self:
         extras = self.penstock
-        if (learn := extras.learn_index) is None:
+        if extras.learn_index is None:
             return self
         if extras.by_record is not None:
             raise ValueError(
@@ -229,11 +197,6 @@ class ChannelConfig(Model):
             )
         if (why := self.not_indexable) is not None:
             raise ValueError(f"LearnIndex needs records at fixed offsets of objects: {why}; remove it")
-        if extras.framing is not None and extras.framing != str(learn.record_format):
-            raise ValueError(
-                f"Framing: {extras.framing} contradicts LearnIndex: {{Format: {learn.format}}}; correct one "
-                "of the two"
-            )
         return self
 
     @property
@@ -248,14 +211,6 @@ class ChannelConfig(Model):
         if self.source.s3_data_type == "AugmentedManifestFile":
             return "AugmentedManifestFile has a sample on each line of its manifest"
         return None
-
-    @property
-    def failure_policy(self) -> FailurePolicy:
-        """What happens to the FIFO of a failed epoch; RecordWrapperType may give the framing."""
-        when_failed = self.penstock.when_failed
-        if when_failed != "poison":
-            return FailurePolicy(when_failed)
-        return FailurePolicy(when_failed, self.penstock.framing or "RecordIO")
 
     @property
     def source(self) -> S3DataSource:

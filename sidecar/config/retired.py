@@ -5,6 +5,8 @@ from __future__ import annotations
 RETIRED = {
     "InputDataConfig[].Penstock.WhenChanged": "remove it; an object that changes after it was listed fails "
     "the epoch, and a restart lists anew",
+    "InputDataConfig[].Penstock.WhenFailed: poison": "use close, or hold, which is the default",
+    "InputDataConfig[].Penstock.Framing": "remove it; no setting needs to know what a record is",
     "Penstock.Processes": "one process sends all requests; remove it, and to use more cores run several "
     "sidecars, each with some of the channels",
 }

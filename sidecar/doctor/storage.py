@@ -176,7 +176,7 @@ async def _first_rows(job: Job, clients: Clients, channel: ChannelConfig) -> lis
 async def speed(job: Job, clients: Clients, samples: list[ObjectRef]) -> Finding:
     """Measure the bytes per second of the first objects, over the job's transport into a drained pipe."""
     counters, plan = ChannelCounters(), Plan.of(samples)
-    why = why_read(plan, check=job.checks, separate=job.needs_records)
+    why = why_read(plan, check=job.checks)
     try:
         async with open_transport(clients, transport_spec(job, plan.buckets(), [why])) as transport:
             name, started = transport.name, time.monotonic()

@@ -52,8 +52,7 @@ class Fifo:
     @property
     def why_read(self) -> str | None:
         """See `streamer.relay.transport.why_read`."""
-        check = self.channel.penstock.integrity == "checksum"
-        return why_read(self.plan, check=check, separate=self.channel.failure_policy.needs_records)
+        return why_read(self.plan, check=self.channel.penstock.integrity == "checksum")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,7 +276,7 @@ def _make_channel(
         fifo_mode=penstock.fifo_mode,
         retry=_retry(state.job),
         start=start,
-        when_failed=config.failure_policy,
+        when_failed=config.penstock.when_failed,
         stored_checksums=resources.stored_checksums if config.penstock.integrity == "checksum" else None,
         lists_keys=config.penstock.record_keys,
     )

@@ -64,7 +64,6 @@ def advice(error: SourceError | SinkError, *, mendable: bool) -> str:
 FATES: dict[FifoFate, str] = {
     "held": "held open",
     "closed": "closed",
-    "poisoned": "poisoned and closed",
 }
 """Log texts for the state of a failed epoch's FIFO."""
 

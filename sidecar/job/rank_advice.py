@@ -38,14 +38,14 @@ def unequal_steps(channel: ChannelConfig, *, hosts: int) -> Advice | None:
     if channel.penstock.by_record is not None or (count == 1 and not divided):
         return None
     who = "rank" if count > 1 else "host"
-    name, framing = channel.channel_name, channel.penstock.framing or "FORMAT"
+    name = channel.channel_name
     why = f"each {who} has whole objects, so their numbers of steps differ and are not known beforehand"
     if (obstacle := channel.not_by_record) is not None:
         return Advice(why, f"Ranks can have no batch, which would make them equal: {obstacle}")
     return Advice(
         why,
         f"for equal steps build a record index (penstock index build -c JOB --to index --channel {name} "
-        f"--every 1 --format {framing}), or let a job learn it (LearnIndex: {{To: index, Format: {framing}, "
+        f"--every 1 --format FORMAT), or let a job learn it (LearnIndex: {{To: index, Format: FORMAT, "
         f"Every: 1}}), and set Ranks: {{Count: {count}, Batch: RECORDS, Index: index}}",
     )
 
@@ -93,6 +93,6 @@ def _separate(channel: ChannelConfig) -> bool:
 
 def _remedy(channel: ChannelConfig, gain: str) -> str:
     extras = channel.penstock
-    if extras.join is not None or extras.when_failed == "poison":
+    if extras.join is not None:
         return "raise the batch"
     return f"{gain}remove Fetch: separately from Ranks"

@@ -156,7 +156,7 @@ async def load_index(channel: ChannelConfig, place: str, memory: PlanMemory, acc
     `memory`: counts the index, on the event loop. Raises ConfigError, SinkError, SourceError.
     """
     name, extras = channel.channel_name, channel.penstock
-    key, kind = ("Join", extras.join) if extras.join is not None else ("Framing", extras.framing)
+    kind = extras.join
     build = f"penstock index build -c JOB --to {shlex.quote(place)} --channel {name} --every 1 --format"
     stored = await open_channel_index(
         place, name, access, named_by="Ranks.Index", build=f"{build} {kind or 'FORMAT'}"
@@ -166,7 +166,7 @@ async def load_index(channel: ChannelConfig, place: str, memory: PlanMemory, acc
     index = await in_thread(stored.index)
     if kind is not None and kind != str(index.format):
         raise ConfigError(
-            f"the record index {path} is of {index.format}, and channel {name!r} has {key}: {kind}; "
+            f"the record index {path} is of {index.format}, and channel {name!r} has Join: {kind}; "
             "correct one of the two"
         )
     if index.stride != 1:

@@ -30,8 +30,6 @@ MAX_PAYLOAD = (1 << 29) - 1
 
 HEADER = struct.Struct("<II")
 """Magic, and part flag with the length of the payload."""
-INVALID_HEADER = HEADER.pack(MAGIC ^ 0xFFFFFFFF, 0xFFFFFFFF)
-"""Header that no reader accepts: every bit of the magic is wrong, and the length is the maximum."""
 _MAGIC_BYTES = struct.pack("<I", MAGIC)
 _WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
 
@@ -41,12 +39,6 @@ def header(length: int) -> bytes:
     if not 0 <= length <= MAX_PAYLOAD:
         raise ValueError(f"a RecordIO record holds at most {MAX_PAYLOAD} bytes, not {length}")
     return HEADER.pack(MAGIC, length)
-
-
-def frame_size(data: bytes, offset: int) -> int | None:
-    """Return the size of the frame whose header is at `offset` of `data`; None if there is no header."""
-    magic, word = HEADER.unpack_from(data, offset)
-    return HEADER.size + ((word & MAX_PAYLOAD) + 3 & ~3) if magic == MAGIC else None
 
 
 def padding(length: int) -> bytes:

@@ -25,15 +25,11 @@ logger = logging.getLogger("penstock")
 HEADER = struct.Struct("<QI")
 """Length of the data, and masked CRC of the length."""
 HEADER_BYTES = HEADER.size
-INVALID_HEADER = HEADER.pack(1 << 62, 0x00F0857F ^ 0xFFFFFFFF)
-"""Header that no reader accepts: a length of 2^62 bytes, and every bit of its masked CRC is wrong."""
 _LENGTH = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
 _WORD = 0xFFFFFFFF
 FRAME_BYTES = HEADER.size + _CRC.size
 """Bytes of a frame besides its data."""
-LONGEST_DATA = 1 << 40
-"""Maximum bytes of data; above it, `frame_size` concludes that the bytes are of another format."""
 DATA_FAULT = "CRC check on data failed"
 _KNOWN_LENGTHS = 1 << 16
 """Maximum number of lengths whose CRC is cached."""
@@ -70,15 +66,6 @@ def encode(payload: bytes) -> bytes:
     """Return the TFRecord frame of `payload`."""
     length = _LENGTH.pack(len(payload))
     return b"".join((length, _CRC.pack(masked_crc32c(length)), payload, _CRC.pack(masked_crc32c(payload))))
-
-
-def frame_size(data: bytes, offset: int) -> int | None:
-    """Return the size of the frame whose header is at `offset` of `data`; None if there is no header.
-
-    Only the length decides; the reader checks the CRC of the length.
-    """
-    length, _ = HEADER.unpack_from(data, offset)
-    return int(length) + FRAME_BYTES if length <= LONGEST_DATA else None
 
 
 class TFRecordReader(RecordReader):

@@ -186,7 +186,7 @@ class Channel:
             self._fifos.clear(begin=start.epoch)
             self._fifos.prepare(start.epoch)
             return
-        epoch = self._fifos.resume(start.epoch, accepted=start.offset - start.skipped)
+        epoch = self._fifos.resume(start.epoch)
         if epoch != start.epoch:
             self._state.start = Position(epoch)
         self._state.epoch = epoch
@@ -229,7 +229,7 @@ class Channel:
     def _delivery(self, requests: asyncio.TaskGroup) -> EpochDelivery:
         if self._shared is not None:
             return self._shared
-        spec, stored = self.spec, self.spec.stored_checksums
+        stored = self.spec.stored_checksums
         prefetcher = Prefetcher(
             StreamSpec(self._plan, self.spec.retry, self._state.start),
             self._source,
@@ -238,11 +238,9 @@ class Channel:
             requests=requests,
             verifier=None if stored is None else ChecksumVerifier(stored.cached, self._report.checked),
             on_batch=self._publish_digest,
-            spans="none" if spec.when_failed.needs_records else "small",
         )
         return Delivery(
             prefetcher,
-            when_failed=self.spec.when_failed,
             on_resume_point=self._note_mark,
             key_lists=self._key_list if self.spec.lists_keys else None,
         )

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from streamer.plan import START, Position
-from streamer.relay.deliver.failure_policy import HOLD, FailurePolicy
 
 if TYPE_CHECKING:
     from streamer.errors import SinkError, SourceError
     from streamer.plan import ObjectRef, Plan
+    from streamer.relay.deliver.failure_policy import WhenFailed
     from streamer.relay.statistics import EpochRequests
     from streamer.retry import RetryPolicy
     from streamer.s3.checksums import StoredChecksums
@@ -53,11 +53,12 @@ class ChannelSpec:
     retry: RetryPolicy
     """Policy for failed requests to storage and for resources that this machine refuses."""
     start: StartPosition = BEGINNING
-    when_failed: FailurePolicy = HOLD
+    when_failed: WhenFailed = "hold"
+    """Policy for the FIFO of a failed epoch."""
     stored_checksums: StoredChecksums | None = None
     """Checksums that S3 stores, compared with every whole object; None: objects are not compared.
 
-    The comparison needs bytes in memory; so does `when_failed` if it needs records.
+    The comparison needs bytes in memory.
     """
     lists_keys: bool = False
     """Whether each epoch has a key list (`streamer.key_list`)."""

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 from streamer.aio import first_of, in_thread, task_group
 from streamer.errors import KeeperLost, ReaderGone, Shortage, SinkError, SourceError
 from streamer.relay.channel_state import ChannelFailure
+from streamer.relay.deliver.failure_policy import fifo_fate
 from streamer.relay.failed_epoch import FailedEpoch
 from streamer.relay.statistics import EpochRequests
 from streamer.retry import retry_while_refused
@@ -254,18 +255,15 @@ class EpochRunner:
 
     async def fail(self, delivery: EpochDelivery, error: SourceError | SinkError) -> None:
         """Publish the epoch's failure, hold or end its FIFO as the policy decides, and wait for a drain."""
-        state, policy, outlet = self._state, self._spec.when_failed, self._state.outlet
-        fate = policy.fifo_fate(
-            local=isinstance(error, SinkError),
-            reader_came=outlet is not None,
-            at_border=delivery.at_border,
+        state, outlet = self._state, self._state.outlet
+        fate = fifo_fate(
+            self._spec.when_failed, local=isinstance(error, SinkError), reader_came=outlet is not None
         )
         failure = state.failure = ChannelFailure(error, fate, at=time.monotonic())
         self._report.failed(error)
         state.phase = "failed"
         self._counters.timer.enter("idle")
-        poison = policy.poison if fate == "poisoned" else b""
-        trailer = self._trailer("failed", poison)
+        trailer = self._trailer("failed")
         known = outlet is not None and self._next_known
         successor = self._trailers.successor(trailer) if known else None
         epoch = FailedEpoch(self._fifos, trailer, successor, self._spec.retry)
@@ -279,7 +277,7 @@ class EpochRunner:
         if not epoch.published:
             await epoch.publish_before(self._draining.wait())
         if epoch.published and outlet is not None and fate != "held":
-            await epoch.end_fifo(outlet, poison, self._report.shortage)
+            await epoch.end_fifo(self._report.shortage)
             state.outlet, state.failure = None, replace(failure, fifo_ended=True)
             self._fifos.retire(state.epoch, outlet)
         await self._draining.wait()
@@ -303,14 +301,13 @@ class EpochRunner:
         requests = EpochRequests() if delivery is None else delivery.take_requests(trailer.epoch)
         self._report.epoch_ended(trailer, requests)
 
-    def _trailer(self, state: TrailerState, poison: bytes = b"") -> Trailer:
+    def _trailer(self, state: TrailerState) -> Trailer:
         """Return the current epoch's last trailer."""
         return self._trailers.ended(
             self._state.epoch,
             state,
             delivered=self._state.delivered,
             error=None if self._state.failure is None else self._state.failure.error,
-            poison=poison,
         )
 
     def _note_end_believed(self, delivery: EpochDelivery, outlet: PipeOutlet) -> None:

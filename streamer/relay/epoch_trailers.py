@@ -48,7 +48,6 @@ class EpochTrailers:
             order=plan.record_order,
             digest=plan.digest,
             resumed=start.digest if begun else "",
-            poison=len(self.spec.when_failed.poison),
         )
 
     def ended(
@@ -58,12 +57,11 @@ class EpochTrailers:
         *,
         delivered: int,
         error: SourceError | SinkError | None = None,
-        poison: bytes = b"",
     ) -> Trailer:
         """Return the epoch's last trailer.
 
-        `delivered`: offset in the epoch's stream. `error`: cause of a failure. `poison`: bytes that will
-        follow the delivered ones. Raises ValueError for `complete` while the plan is open.
+        `delivered`: offset in the epoch's stream. `error`: cause of a failure. Raises ValueError for
+        `complete` while the plan is open.
         """
         if state == "complete" and self.spec.plan.open:
             raise ValueError(f"epoch {epoch} cannot be complete: its objects are not all listed")
@@ -76,9 +74,8 @@ class EpochTrailers:
             bytes_total=delivered if state == "complete" and total is None else total,
             bytes_delivered=max(0, delivered - opening.bytes_skipped),
             error=reasons.get(state),
-            poison=len(poison),
         )
 
     def successor(self, failed: Trailer) -> Trailer:
         """Return the trailer of the epoch after a failed one: that epoch fails before its first byte."""
-        return replace(self.opening(failed.epoch + 1), state="failed", error=failed.error, poison=0)
+        return replace(self.opening(failed.epoch + 1), state="failed", error=failed.error)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from streamer.aio import first_of
 from streamer.errors import ReaderGone
-from streamer.relay.deliver.byte_queue import ByteQueue
 from streamer.retry import retry_while_refused
 
 if TYPE_CHECKING:
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from streamer.errors import Shortage
     from streamer.retry import RetryPolicy
     from streamer.sink.fifo import FifoDirectory
-    from streamer.sink.outlet import PipeOutlet
     from streamer.trailer import Trailer
 
 
@@ -56,20 +54,9 @@ class FailedEpoch:
 
         await first_of(retry_while_refused(publish, self.retry, lambda _: None), stop)
 
-    async def end_fifo(
-        self, outlet: PipeOutlet, poison: bytes, on_shortage: Callable[[Shortage], None]
-    ) -> None:
-        """Write `poison` after the bytes already in the FIFO, and remove the FIFO's name.
-
-        The caller closes the FIFO by `FifoDirectory.retire`.
-        """
-        left = ByteQueue([poison])
+    async def end_fifo(self, on_shortage: Callable[[Shortage], None]) -> None:
+        """Remove the FIFO's name. The caller closes the FIFO by `FifoDirectory.retire`."""
         with contextlib.suppress(ReaderGone):
-            while left:
-                try:
-                    outlet.push(left)
-                except BlockingIOError:
-                    await outlet.writable()
             await self.fifos.settle()
 
         async def conclude() -> None:

@@ -173,7 +173,7 @@ class _RankStream:
                     self._stages,
                     counters=group.counters,
                     requests=requests,
-                    spans="small" if self._sole else "large",
+                    large_spans=not self._sole,
                 )
                 group.settled = prefetcher.settled
                 try:

@@ -81,19 +81,16 @@ class Transport:
         return ObservedStages(stages, read, observer)
 
 
-def why_read(plan: Plan, *, check: bool = False, separate: bool = False) -> str | None:
+def why_read(plan: Plan, *, check: bool = False) -> str | None:
     """Return why the bytes of a channel must be read into memory, or None if they may be spliced.
 
-    `check`: objects are compared with checksums. `separate`: delivery separates records
-    (`FailurePolicy.needs_records`).
+    `check`: objects are compared with checksums.
     """
     if plan.inflate:
         return INFLATED
     if plan.join:
         return "archives are joined in memory"
-    if check:
-        return "checksums are computed in memory"
-    return "records are separated in memory, for WhenFailed: poison" if separate else None
+    return "checksums are computed in memory" if check else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -119,12 +119,11 @@ class FifoDirectory:
                 self.publish(self._open_trailer(epoch))
                 self._names.make(epoch, here)
 
-    def resume(self, epoch: int, *, accepted: int) -> int:
+    def resume(self, epoch: int) -> int:
         """Take over from a sidecar that died in `epoch` or before its reader came; return the epoch due.
 
         If the epoch's trailer is final, the sidecar died while it ended the epoch, and this completes the
-        remaining steps. `failed` is final only if the FIFO has `accepted` more bytes than the trailer states,
-        since the poison has been written then. Raises SinkError.
+        remaining steps; `failed` is not final. Raises SinkError.
         """
         with self._opened() as here:
             unfinished = re.compile(rf"\.{re.escape(self._channel)}_[0-9]+\.penstock\.json\.[0-9]+\.tmp")
@@ -136,9 +135,7 @@ class FifoDirectory:
                 raise SinkError(f"{error}; remove it and start sidecar and trainer again") from error
             if trailer is not None:
                 self._run = trailer.run
-            ended = trailer is not None and (
-                trailer.bytes_delivered < accepted if trailer.state == "failed" else trailer.state != "open"
-            )
+            ended = trailer is not None and trailer.state not in ("failed", "open")
             if not ended:
                 if self._names.is_withdrawn(epoch, here):
                     self.publish(self._open_trailer(epoch))

@@ -127,7 +127,7 @@ class Shape:
 
 
 _GZIP = {"CompressionType": "Gzip"}
-_POISON = {"Penstock": {"WhenFailed": "poison"}}
+CLOSE = {"Penstock": {"WhenFailed": "close"}}
 SHAPES = {
     shape.name: shape
     for shape in (
@@ -147,15 +147,15 @@ SHAPES = {
         Shape("ranks", keeper=False, ranks=2),
         Shape("kept-ranks", "buffered", ranks=2),
         Shape(
-            "poison",
+            "closed",
             "buffered",
             keeper=False,
             prefix="b/gone/a/",
             wrapped=True,
-            channel=_POISON,
+            channel=CLOSE,
             failing=True,
         ),
-        Shape("kept-poison", "buffered", prefix="b/gone/a/", wrapped=True, channel=_POISON, failing=True),
+        Shape("kept-closed", "buffered", prefix="b/gone/a/", wrapped=True, channel=CLOSE, failing=True),
         Shape("kept-failing", prefix="b/gone/a/", failing=True),
         Shape("resumed", keeper=False, resumed=True),
         Shape("kept-resumed", "buffered", resumed=True),

@@ -13,13 +13,13 @@ ONCE_BROKEN = [
     "kept-splice:successor:chmod:2:EPERM",
     "kept-gzip:successor:mknodat:3:EACCES",
     # On uvloop a keeper that died with a request unread was not missed. One ended with 1 at a failed unlink.
-    "kept-poison:keeper:mprotect:1:kill",
+    "kept-closed:keeper:mprotect:1:kill",
     "kept-splice:keeper:unlink:2:EIO",
     # One that could not say that it is ready ended with a traceback.
     "kept-tls:keeper:write:1:ENOMEM",
-    "kept-poison:keeper:openat:2:ENFILE",
+    "kept-closed:keeper:openat:2:ENFILE",
     # The wake-up of a signal failed, and the signal went unnoticed.
-    "kept-poison:handover:write:7:EINTR",
+    "kept-closed:handover:write:7:EINTR",
     # No memory to watch a connection's socket, or for the pages of a FIFO, ended the process by a traceback.
     "buffered:sidecar:epoll_ctl:60:ENOMEMx20",
     "kept-resumed:successor:writev:6:ENOMEMx20",
@@ -33,7 +33,7 @@ ONCE_BROKEN = [
     "kept-tls-aiobotocore:sidecar:socket:1:EMFILEx20",
     # A command that could not load its modules ended with a traceback: its event loop did not run yet.
     "kept-gzip:successor:newfstatat:16:EIO",
-    "poison:sidecar:read:1:ENOMEM",
+    "closed:sidecar:read:1:ENOMEM",
 ]
 
 
@@ -49,7 +49,7 @@ def test_points_that_were_broken() -> None:
     crash("--workers=6", *(f"--replay={point}" for point in ONCE_BROKEN))
 
 
-SHAPES = ["kept-splice", "kept-tls", "kept-gzip-wrapped", "ranks", "kept-poison", "resumed"]
+SHAPES = ["kept-splice", "kept-tls", "kept-gzip-wrapped", "ranks", "kept-closed", "resumed"]
 """Together they have every feature; the others are combinations, for the night."""
 
 

@@ -18,8 +18,7 @@ from streamer.linux import PIPE_SIZE
 from streamer.plan import START, Arrangement, Part, Plan, Position, ResumePoint, S3Uri
 from streamer.relay.channel import Channel
 from streamer.relay.channel_spec import ChannelEvents, ChannelSpec, StartPosition
-from streamer.relay.deliver.failure_policy import FailurePolicy
-from streamer.relay.deliver.frame_aligner import Framing, WhenFailed
+from streamer.relay.deliver.failure_policy import WhenFailed
 from streamer.relay.staging.buffers import BUFFER_SIZE
 from streamer.relay.staging.stage import Stage, Stages
 from streamer.relay.statistics import ChannelCounters, EpochRequests
@@ -198,7 +197,6 @@ async def running_channel(  # noqa: PLR0913 - a test names only what it is about
     check: bool = False,
     when_failed: WhenFailed = "hold",
     lists_keys: bool = False,
-    framing: Framing | None = None,
     start: Position = START,
     on_end_believed: Callable[[int, int], None] | None = None,
     **endpoint: Any,
@@ -211,7 +209,7 @@ async def running_channel(  # noqa: PLR0913 - a test names only what it is about
     `hedge`: as of `open_transport`; none, as faults are scripted.
     `endpoint`: as of `clients_of`.
     """
-    looked_at = inflate or join or framing is not None
+    looked_at = inflate or join
     why = "checksums are computed in memory" if check else "a test looks at bytes" if looked_at else None
     async with (
         clients_of(stub, by_aiobotocore=transport == "aiobotocore", **endpoint) as clients,
@@ -242,7 +240,7 @@ async def running_channel(  # noqa: PLR0913 - a test names only what it is about
             directory=str(directory),
             retry=policy,
             stored_checksums=StoredChecksums(clients.control, clients.credentials) if check else None,
-            when_failed=FailurePolicy(when_failed, framing),
+            when_failed=when_failed,
             start=StartPosition(start),
             lists_keys=lists_keys,
         )

@@ -303,23 +303,9 @@ PLANTS = (
     Plant(
         "bytes before a restart delivered again",
         "streamer/relay/deliver/delivery.py",
-        "again=self.delivered - first.mark.streamed if rewrites and first is self._first else 0",
+        "again=self.delivered - first.mark.streamed if first is self._first else 0",
         "again=0",
         ("tests/relay/test_joined.py", "tests/relay/test_inflated.py"),
-    ),
-    Plant(
-        "poison omitted",
-        "streamer/relay/deliver/failure_policy.py",
-        "if self.poison and at_border:",
-        "if self.poison and at_border and local:",
-        ("tests/relay/test_failures.py",),
-    ),
-    Plant(
-        "poison in the middle of a record",
-        "streamer/relay/deliver/frame_aligner.py",
-        "return self._aligned and not self._passing",
-        "return self._aligned",
-        ("tests/unit/test_failures.py", "tests/relay/test_failures.py"),
     ),
     Plant(
         "trailer written early",
@@ -339,8 +325,8 @@ PLANTS = (
     Plant(
         "held FIFO of a failed epoch reported as closed",
         "streamer/relay/deliver/failure_policy.py",
-        "        if local or not reader_came:\n",
-        '        if not reader_came:\n            return "closed"\n        if local:\n',
+        'when_failed == "close" and reader_came and not local',
+        'not reader_came or (when_failed == "close" and not local)',
         ("tests/sidecar/test_keeper.py::test_a_changed_plan_fails_by_name_and_the_fifo_stays_open",),
     ),
     # Checksums

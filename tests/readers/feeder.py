@@ -119,17 +119,14 @@ class Feeder:
         proof: bool = True,
         hold: bool = False,
         unknown: bool = False,
-        poison: bytes = b"",
         **more: Any,
     ) -> Feed:
         """Offer an epoch: trailer, FIFO, and a thread that waits for the reader and writes `data`.
 
         `state` "open" publishes no last trailer: that is a sidecar that died. `hold` keeps the write end
         open after that until `release` is set. `unknown`: the length is told at the end only.
-        `poison`: written after the last trailer. `more`: further fields of the trailers.
+        `more`: further fields of the trailers.
         """
-        if poison:
-            more["poison"] = len(poison)
         opening = None if unknown else len(data) if total is None else total
         total = len(data) if total is None else total
         if proof:
@@ -160,7 +157,6 @@ class Feeder:
                             error=error,
                             **more,
                         )
-                    os.write(fd, poison)
                     os.unlink(path)  # gone before the end of file can be seen (contract §1.4)
                     feed.written.set()
                     if hold:

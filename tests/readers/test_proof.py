@@ -98,21 +98,6 @@ def test_a_sidecar_that_came_after_the_reader_and_failed(feeder: Feeder) -> None
     assert ["the source failed: 404" in str(error) for error in errors] == [True]
 
 
-def test_poison_of_a_sidecar_that_came_after_the_reader_is_not_given_out(feeder: Feeder) -> None:
-    got = []
-
-    def read() -> None:
-        with PipeStream(path(0)) as stream:
-            while data := stream.read(1 << 20):
-                got.append(data)
-
-    thread, errors = waiting(feeder, read)
-    feeder.feed(0, DATA, total=2 * len(DATA), state="failed", error="404", poison=b"poison")
-    thread.join()
-    assert b"".join(got) == DATA
-    assert ["the source failed: 404" in str(error) for error in errors] == [True]
-
-
 @pytest.mark.parametrize("old", [None, {"bytes_skipped": 7}], ids=["no trailer", "one of an earlier run"])
 def test_a_sidecar_that_came_after_a_reader_that_resumes(feeder: Feeder, old: dict[str, Any] | None) -> None:
     """Where the FIFO begins is what the trailer of its writer says, and no other."""

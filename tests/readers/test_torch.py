@@ -15,7 +15,6 @@ from streamer.errors import ChannelError, CorruptRecord, TruncatedStream
 from streamer.formats import recordio, tfrecord
 from streamer.readers.token_blocks import join_blocks
 from streamer.readers.tokens import TokenReader
-from streamer.relay.deliver.frame_aligner import POISON
 from tests.kit.late import LATE
 from tests.readers.feeder import Feeder
 from tests.readers.marks import WITH_WORKERS
@@ -272,10 +271,9 @@ def test_a_cut_epoch_is_an_error_with_any_number_of_workers(feeder: Feeder, work
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_poisoned_epoch_is_told_by_its_cause(feeder: Feeder, workers: int) -> None:
-    """Not by the bytes after its last record, which are for readers that know no trailer."""
+def test_a_failed_epoch_whose_fifo_is_closed_is_told_by_its_cause(feeder: Feeder, workers: int) -> None:
     data = encoded("TFRecord")
-    feed = feeder.feed(0, data, state="failed", total=2 * len(data), error="gone", poison=POISON["TFRecord"])
+    feed = feeder.feed(0, data, state="failed", total=2 * len(data), error="gone")
     with pytest.raises(TruncatedStream, match=f"received {len(data)} of .*the source failed: gone"):
         list(load(PipeIterableDataset("train", "TFRecord"), workers))
     feed.join()

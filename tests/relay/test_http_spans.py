@@ -280,7 +280,7 @@ async def test_a_large_span_is_delivered_from_its_sockets(
                     transport.stages(),
                     counters=ChannelCounters(),
                     requests=requests,
-                    spans="large",
+                    large_spans=True,
                 )
                 delivery = Delivery(prefetcher)
                 with contextlib.closing(PipeOutlet(write_end, on_gone=delivery.wake)) as outlet:

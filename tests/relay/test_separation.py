@@ -24,7 +24,6 @@ from streamer.plan.record_plan import RecordPlan
 from streamer.plan.record_table import FixedRecords
 from streamer.relay.channel import Channel
 from streamer.relay.channel_spec import ChannelSpec, StartPosition
-from streamer.relay.deliver.failure_policy import FailurePolicy
 from streamer.relay.deliver.held_back import HeldBack
 from streamer.relay.shared_stream import Separation, SharedStream
 from streamer.relay.transport import Transport, TransportSpec, Wish, open_transport
@@ -131,7 +130,7 @@ async def ranks(  # noqa: PLR0913 - a test names only what it is about
                 plan=fifo.plan,
                 directory=str(directory),
                 retry=EAGER,
-                when_failed=FailurePolicy("close"),
+                when_failed="close",
             )
             channel = channels[fifo.name] = Channel(spec, chosen.source, stages, shared=fifo)
             channel.prepare()

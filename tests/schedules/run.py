@@ -25,8 +25,6 @@ from streamer.readers.core.stream import PipeStream
 from streamer.relay.channel import Channel
 from streamer.relay.channel_spec import ChannelEvents, ChannelSpec
 from streamer.relay.deliver import inflation, taking
-from streamer.relay.deliver.failure_policy import FailurePolicy
-from streamer.relay.deliver.frame_aligner import Framing
 from streamer.relay.staging import stage as stages
 from streamer.relay.staging.buffers import BUFFER_SIZE, BufferPool, BufferStages
 from streamer.relay.staging.pipes import PipePool, PipeStages
@@ -233,13 +231,12 @@ class SeedRun:
         plan = self._plans[each.name] = Plan.of(refs, arrangement)
         if each.listing is not None:
             plan = self._open_plan(each, refs, arrangement)
-        framing: Framing | None = "RecordIO" if each.when_failed == "poison" else None
         spec = ChannelSpec(
             name=each.name,
             plan=plan,
             directory=self._directory,
             retry=POLICY,
-            when_failed=FailurePolicy(each.when_failed, framing),
+            when_failed=each.when_failed,
         )
         return Channel(spec, source, supply, events=_Report(self._epoch_ended))
 

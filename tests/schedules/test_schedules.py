@@ -43,7 +43,7 @@ def test_seeds_draw_every_fault_and_action() -> None:
     assert {kind for trial in drawn for kind in trial.faults} == {*FAULTS}
     actions = {what for trial in drawn for _, what in trial.actions}
     assert actions == {*get_args(Action)}
-    assert {each.when_failed for trial in drawn for each in trial.channels} == {"hold", "close", "poison"}
+    assert {each.when_failed for trial in drawn for each in trial.channels} == {"hold", "close"}
 
 
 async def wake_order() -> tuple[Any, ...]:

@@ -7,8 +7,7 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
-from streamer.formats import recordio
-from streamer.relay.deliver.frame_aligner import WhenFailed
+from streamer.relay.deliver.failure_policy import WhenFailed
 from streamer.units import KIB, MIB
 
 BUCKET = "b"
@@ -95,7 +94,7 @@ class SeedTrial:
         if dice.random() < 0.25:
             key = dice.choice(keys)
             channel = next(each for each in channels if key in each.objects)
-            now = None if dice.random() < 0.4 else _content(dice, channel.inflate, channel.when_failed)
+            now = None if dice.random() < 0.4 else _content(dice, channel.inflate)
             changed = key, dice.choice([0.0, dice.expovariate(1), dice.expovariate(10)]), now
         actions = [
             (dice.choice([0.0, dice.expovariate(2), dice.expovariate(20)]), dice.choice(get_args(Action)))
@@ -122,24 +121,20 @@ class SeedTrial:
         )
 
 
-def _content(dice: random.Random, inflate: bool, when_failed: WhenFailed) -> bytes:
+def _content(dice: random.Random, inflate: bool) -> bytes:
     size = dice.choice([0, 1, dice.randrange(2000), dice.randrange(60_000)])
     data = dice.randbytes(size)
-    if when_failed == "poison":
-        data = b"".join(recordio.encode(data[at : at + 700]) for at in range(0, size, 700))
     return gzip.compress(data, 1, mtime=0) if inflate else data
 
 
 def _channel(dice: random.Random, name: str, splice: bool, *, seed: int) -> ChannelTrial:
     inflate = not splice and dice.random() < 0.3
-    when_failed: WhenFailed = dice.choice(
-        ["hold", "hold", "close"] if splice else ["hold", "close", "poison"]
-    )
-    wrap = when_failed != "poison" and dice.random() < 0.25
+    when_failed: WhenFailed = dice.choice(["hold", "hold", "close"])
+    wrap = dice.random() < 0.25
     count = dice.choice([1, 2, 3, 8])
     found = ChannelTrial(
         name=name,
-        objects={f"{name}/{i}": _content(dice, inflate, when_failed) for i in range(count)},
+        objects={f"{name}/{i}": _content(dice, inflate) for i in range(count)},
         wrap=wrap,
         inflate=inflate,
         shuffle=dice.randrange(1000) if dice.random() < 0.3 else None,

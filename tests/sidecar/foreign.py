@@ -178,100 +178,19 @@ def dmlc(directory: str, epochs: int, channel: str) -> list[list[str]]:
     return reported
 
 
-def incumbent_recordio(directory: str, epochs: int, channel: str) -> list[list[str]]:
-    """sagemaker-tensorflow, RecordIOReader.cpp: a cut payload has its declared length (contract §6.3)."""
-    reported = []
-    for epoch in range(epochs):
-        records, parts = [], []
-        with open(f"{directory}/{channel}_{epoch}", "rb") as fifo:
-            while head := fifo.read(8):
-                magic, lrec = struct.unpack("<II", head.ljust(8, b"?"))
-                if magic != MAGIC:
-                    raise ValueError(f"Invalid magic number: {magic}")
-                flag, length = lrec >> 29, lrec & (1 << 29) - 1
-                parts.append(fifo.read((length + 3) & ~3)[:length].ljust(length, b"?"))
-                if flag in (0, 3):
-                    records.append(hashlib.sha256(b"".join(parts)).hexdigest())
-                    parts = []
-        reported.append(records)
-    return reported
-
-
-def mlio_recordio(directory: str, epochs: int, channel: str) -> list[list[str]]:
-    """awslabs/ml-io, recordio_record_reader.cc: a corrupt header and a cut record are errors."""
-    reported = []
-    for epoch in range(epochs):
-        records, parts = [], []
-        with open(f"{directory}/{channel}_{epoch}", "rb") as fifo:
-            while head := fifo.read(8):
-                if len(head) < 8 or head[:4] != struct.pack("<I", MAGIC):
-                    raise ValueError("The header of the record is corrupt.")
-                lrec = struct.unpack("<I", head[4:])[0]
-                length = lrec & (1 << 29) - 1
-                payload = fifo.read((length + 3) & ~3)
-                if len(payload) < length:
-                    raise ValueError("The record is corrupt.")
-                parts.append(payload[:length])
-                if lrec >> 29 in (0, 3):
-                    records.append(hashlib.sha256(b"".join(parts)).hexdigest())
-                    parts = []
-        if parts:
-            raise ValueError("The record is corrupt.")
-        reported.append(records)
-    return reported
-
-
-def sdk_recordio(directory: str, epochs: int, channel: str) -> list[list[str]]:
-    """sagemaker-python-sdk, read_recordio: asserts the magic, and takes whatever comes for the payload."""
+def incumbent_tfrecord(directory: str, epochs: int, channel: str) -> list[list[str]]:
+    """sagemaker-tensorflow, TFRecordReader.cpp: both checksums."""
     reported = []
     for epoch in range(epochs):
         records = []
-        with open(f"{directory}/{channel}_{epoch}", "rb") as fifo:
-            while len(word := fifo.read(4)) == 4:
-                assert struct.unpack("I", word)[0] == MAGIC
-                (length,) = struct.unpack("I", fifo.read(4))
-                padding = -length % 4
-                records.append(hashlib.sha256(fifo.read(length)).hexdigest())
-                fifo.read(padding)
-        reported.append(records)
-    return reported
-
-
-def incumbent_tfrecord(directory: str, epochs: int, channel: str, skip: int = 0) -> list[list[str]]:
-    """sagemaker-tensorflow, TFRecordReader.cpp: both checksums, a run of bad data may be skipped."""
-    reported = []
-    for epoch in range(epochs):
-        records, bad = [], 0
         with open(f"{directory}/{channel}_{epoch}", "rb") as fifo:
             while head := fifo.read(12):
                 length, crc = struct.unpack("<QI", head.ljust(12, b"?"))
                 if crc != masked(head[:8]):
                     raise ValueError("CRC check on header failed.")
                 data, stored = fifo.read(length), fifo.read(4)
-                if struct.pack("<I", masked(data)) == stored:
-                    records.append(hashlib.sha256(data).hexdigest())
-                    bad = 0
-                elif (bad := bad + 1) > skip:
+                if struct.pack("<I", masked(data)) != stored:
                     raise ValueError("CRC check on data failed.")
-        reported.append(records)
-    return reported
-
-
-def skipping_tfrecord(directory: str, epochs: int, channel: str) -> list[list[str]]:
-    """The same with max_corrupted_records_to_skip."""
-    return incumbent_tfrecord(directory, epochs, channel, skip=100)
-
-
-def unchecked_tfrecord(directory: str, epochs: int, channel: str) -> list[list[str]]:
-    """mvsusp/pipe-mode-example, tf_record_generator.py: no checksum is looked at."""
-    reported = []
-    for epoch in range(epochs):
-        records = []
-        with open(f"{directory}/{channel}_{epoch}", "rb") as fifo:
-            while length := fifo.read(8):
-                fifo.read(4)
-                data = fifo.read(struct.unpack("<Q", length)[0])
-                fifo.read(4)
                 records.append(hashlib.sha256(data).hexdigest())
         reported.append(records)
     return reported
@@ -286,10 +205,6 @@ def masked(data: bytes) -> Any:
             crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
     crc ^= 0xFFFFFFFF
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-
-
-REFUSALS = (AssertionError, ValueError, OverflowError, MemoryError)
-"""What these readers raise where the originals end their job."""
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import yaml
 from sidecar.config.job import Job, load_job, warnings, with_extras
 from streamer.errors import ConfigError
 from streamer.plan.selection import Limit
-from streamer.relay.deliver.frame_aligner import Framing
 
 S3 = "InputDataConfig__0__DataSource__S3DataSource"
 
@@ -426,22 +425,10 @@ def test_the_job_is_frozen(tmp_path: Path) -> None:
     [
         ({"Integrity": "checksum"}, {"InputMode": "File"}, "has Integrity, for Pipe mode only"),
         ({"WhenFailed": "close"}, {"InputMode": "File"}, "has WhenFailed, for Pipe mode only"),
-        ({"WhenFailed": "poison"}, {}, "add Framing: RecordIO or TFRecord"),
-        ({"Framing": "TFRecord"}, {}, "has no meaning without WhenFailed: poison"),
-        (
-            {"WhenFailed": "poison", "Framing": "TFRecord"},
-            {"RecordWrapperType": "RecordIO"},
-            "contradicts RecordWrapperType",
-        ),
         ({"Join": "tar"}, {"InputMode": "File"}, "has Join, for Pipe mode only"),
         ({"Join": "tar"}, {"RecordWrapperType": "RecordIO"}, "contradicts RecordWrapperType: RecordIO"),
-        (
-            {"Join": "arrow", "WhenFailed": "poison", "Framing": "TFRecord"},
-            {},
-            "WhenFailed: poison is for streams of RecordIO",
-        ),
         ({"Join": "zip"}, {}, "is not one of 'tar', 'arrow' or 'lines'"),
-        ({"WhenFailed": "stop"}, {}, "is not one of 'hold', 'poison' or 'close'"),
+        ({"WhenFailed": "stop"}, {}, "is not one of 'hold' or 'close'"),
         ({"Transport": "buffered"}, {}, "it belongs in Penstock"),
     ],
 )
@@ -465,25 +452,6 @@ def test_texts_of_attributes_cannot_be_joined(tmp_path: Path) -> None:
             continue
         with pytest.raises(ConfigError, match="the attribute 'label' is a text; list only attributes"):
             load(tmp_path, job)
-
-
-@pytest.mark.parametrize(
-    ("extras", "channel", "framing"),
-    [
-        ({}, {}, None),
-        ({"WhenFailed": "close"}, {"RecordWrapperType": "RecordIO"}, None),
-        ({"WhenFailed": "poison"}, {"RecordWrapperType": "RecordIO"}, "RecordIO"),
-        ({"WhenFailed": "poison", "Framing": "TFRecord"}, {}, "TFRecord"),
-    ],
-)
-def test_framing_is_what_the_wrapper_or_the_job_says(
-    tmp_path: Path, extras: dict[str, str], channel: dict[str, str], framing: Framing | None
-) -> None:
-    job = document(InputDataConfig__0__Penstock=extras)
-    job["InputDataConfig"][0] |= channel
-    found = load(tmp_path, job)
-    assert found.input_data_config[0].failure_policy.framing == framing
-    assert found.needs_records == (framing is not None)
 
 
 @pytest.mark.parametrize(

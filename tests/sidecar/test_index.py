@@ -18,7 +18,7 @@ import pytest
 from sidecar.job.index_file import open_index
 from sidecar.job.stored_index import read_index
 from streamer.errors import SinkError
-from streamer.formats import recordio, tfrecord
+from streamer.formats import tfrecord
 from streamer.formats.borders import STRIDE
 from streamer.formats.record_format import RecordFormat
 from streamer.formats.record_index import IndexedObject, RecordIndex, block, object_name
@@ -392,15 +392,6 @@ def test_the_program_of_the_page_writes_an_index_from_those_of_other_programs(
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
     verify(path, tmp_path / "index")
     verify(path, tmp_path / "index", "--all")
-
-
-def test_framing_of_the_job_file_is_the_default(stub: S3Stub, tmp_path: Path) -> None:
-    stub.objects["b/train/0"] = recordio.encode(b"x")
-    document = job(stub.url, None, "b/train/")
-    document["InputDataConfig"][0]["Penstock"] = {"WhenFailed": "poison", "Framing": "RecordIO"}
-    path = write_job(tmp_path / "job.yaml", document)
-    build(path, tmp_path / "index")
-    assert read_index(str(tmp_path / "index/train.index")).format.kind == "RecordIO"
 
 
 @pytest.mark.parametrize("transport", ["splice", "buffered", "aiobotocore"])

@@ -134,6 +134,16 @@ def test_rules_between_keys_and_syntax_errors_have_a_line(tmp_path: Path, text: 
             )
             for each in ("fail", "refetch", "skip")
         ),
+        (
+            "InputDataConfig__0__Penstock",
+            {"WhenFailed": "poison"},
+            "InputDataConfig[0].Penstock.WhenFailed: 'poison' is retired: use close, or hold",
+        ),
+        (
+            "InputDataConfig__0__Penstock",
+            {"Framing": "TFRecord"},
+            "InputDataConfig[0].Penstock.Framing: is retired: remove it",
+        ),
         ("Penstock__Transport", "Splice", "did you mean 'splice'?"),
         ("InputDataConfig__0__InputMode", "pipe", "did you mean 'Pipe'?"),
         ("InputDataConfig__0__CompressionType", "gzip", "did you mean 'Gzip'?"),

@@ -357,7 +357,6 @@ def test_a_kill_loses_no_row_that_was_appended(stub: S3Stub, tmp_path: Path) -> 
         ({"Every": 0}, {}, "greater than or equal to 1"),
         ({"To": "gs://b/"}, {}, "gs://"),
         ({}, {"Ranks": {"Count": 2, "Batch": 4, "Index": "index"}}, "before it streams"),
-        ({}, {"WhenFailed": "poison", "Framing": "RecordIO"}, "contradicts"),
         ({}, {"Penstock": {"Transport": "splice"}}, "Transport: splice keeps them out"),
         ({}, {"Channel": {"CompressionType": "Gzip"}}, "no records at fixed offsets"),
         ({}, {"Channel": {"RecordWrapperType": "RecordIO"}}, "every object one record"),

@@ -52,7 +52,7 @@ WHOLE: dict[str, Any] = {
             "RecordWrapperType": "None",
             "InputMode": "Pipe",
             "ShuffleConfig": {"Seed": 1},
-            "Penstock": {"WhenFailed": "poison", "Framing": "TFRecord", "Ranks": 2, "Bandwidth": "1MB"},
+            "Penstock": {"WhenFailed": "close", "Ranks": 2, "Bandwidth": "1MB"},
         },
         {
             "ChannelName": "labels",

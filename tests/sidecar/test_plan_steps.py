@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from sidecar.config.job import load_job
+from sidecar.job.rank_advice import small_requests
 from tests.kit.processes import job, penstock, write_job
 from tests.kit.stub import S3Stub
 
@@ -71,7 +73,6 @@ def test_a_channel_without_ranks_is_a_row(stub: S3Stub, tmp_path: Path) -> None:
     ("ranks", "extras", "do"),
     [
         ({"Fetch": "separately"}, {}, "for 3 remove Fetch: separately from Ranks"),
-        ({}, {"WhenFailed": "poison", "Framing": "TFRecord"}, "raise the batch"),
         ({}, {}, ""),
         ({"Fetch": "together"}, {}, ""),
         ({"Fetch": "separately", "Batch": 5}, {}, ""),
@@ -110,10 +111,10 @@ def test_doctor_names_a_batch_that_has_no_equal_slices(stub: S3Stub, tmp_path: P
 @pytest.mark.parametrize(
     ("hosts", "channel", "words"),
     [
-        (1, {"Penstock": {"Ranks": 2, "Framing": "TFRecord", "WhenFailed": "poison"}}, [
+        (1, {"Penstock": {"Ranks": 2}}, [
             "each rank has whole objects, so their numbers of steps differ",
-            "penstock index build -c JOB --to index --channel train --every 1 --format TFRecord",
-            "LearnIndex: {To: index, Format: TFRecord, Every: 1}",
+            "penstock index build -c JOB --to index --channel train --every 1 --format FORMAT",
+            "LearnIndex: {To: index, Format: FORMAT, Every: 1}",
             "Ranks: {Count: 2, Batch: RECORDS, Index: index}",
         ]),
         (2, {}, ["each host has whole objects", "--format FORMAT", "Ranks: {Count: 1, Batch"]),
@@ -142,3 +143,13 @@ def test_equal_steps_and_single_streams_are_not_mentioned(stub: S3Stub, tmp_path
         path = job_file(stub, tmp_path, Penstock=ranks)
         assert "unequal" not in "".join(plan(path))
         assert "steps train" not in penstock("doctor", "-c", path, "--json").stdout
+
+
+def test_joined_samples_need_a_larger_batch(stub: S3Stub, tmp_path: Path) -> None:
+    """Their ranks cannot be fetched together."""
+    ranks = {"Count": 3, "Batch": 1, "Index": "index"}
+    path = job_file(stub, tmp_path, Penstock={"Ranks": ranks, "Join": "tar"})
+    (channel,) = load_job(Path(path)).channels("Pipe")
+    advice = small_requests(channel, bytes_total=1500, separately=15, together=3)
+    assert advice is not None
+    assert advice.do == "raise the batch"

@@ -83,7 +83,7 @@ def test_records_of_every_kind_of_channel(stub: S3Stub, tmp_path: Path) -> None:
         "plain": ("TFRecord", "TFRecord", shuffled),
         "text": ("lines", "TextLine", {}),
         "fixed": ("lines", f"fixed:{SIZE}", {}),
-        "frames": ("RecordIO", "RecordIO", {"Penstock": {"WhenFailed": "poison", "Framing": "RecordIO"}}),
+        "frames": ("RecordIO", "RecordIO", {}),
         "wrapped": ("wrapped", "RecordIO", wrapped | shuffled),
         "gzip": ("TFRecord", "TFRecord", {"CompressionType": "Gzip"}),
         "both": ("wrapped", "RecordIO", wrapped | shuffled | {"CompressionType": "Gzip"}),

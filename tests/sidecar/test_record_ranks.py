@@ -552,16 +552,6 @@ def test_an_index_that_does_not_fit_is_an_error_by_name(stub: S3Stub, tmp_path: 
     assert penstock("plan", "-c", path).returncode == 0, "the command of the text makes the index"
 
     extras = document["InputDataConfig"][0]["Penstock"]
-    extras |= {"WhenFailed": "poison", "Framing": "RecordIO"}
-    refused(
-        write_job(Path(path), document),
-        2,
-        f"{file} is of TFRecord, and channel 'train' has Framing: RecordIO",
-    )
-    file.unlink()
-    refused(path, 2, f"make it by `{build} RecordIO`")
-    index(path, tmp_path)
-    del extras["WhenFailed"], extras["Framing"]
     extras["Join"] = "tar"
     refused(write_job(Path(path), document), 2, f"{file} is of TFRecord, and channel 'train' has Join: tar")
     del extras["Join"]
@@ -689,17 +679,6 @@ def streams(path: str, base: Path) -> dict[str, bytes]:
         found = {name: read_all(base / "input" / "data" / name) for name in names}
         assert running.end() == 0
     return found
-
-
-def test_streams_whose_records_are_told_apart_have_the_same_bytes(stub: S3Stub, tmp_path: Path) -> None:
-    """`WhenFailed: poison` passes whole records alone, which begin anywhere in an object here."""
-    uneven(stub)
-    document = shuffled(divided(stub, tmp_path, Count=2, GlobalBatch=GLOBAL))
-    path = write_job(tmp_path / "job.yaml", document)
-    index(path, tmp_path)
-    due = streams(path, tmp_path / "ml")
-    document["InputDataConfig"][0]["Penstock"] |= {"WhenFailed": "poison", "Framing": "TFRecord"}
-    assert streams(write_job(Path(path), document), tmp_path / "ml") == due
 
 
 def test_an_object_that_is_replaced_later_fails_the_epoch_by_name(stub: S3Stub, tmp_path: Path) -> None:

@@ -337,11 +337,6 @@ def test_what_cannot_be_shared_is_refused(stub: S3Stub, tmp_path: Path) -> None:
     for key, value in (("Copies", 2), ("Fetch", "together")):
         channel["Penstock"] = {"Ranks": {"Count": 2, key: value}}
         refused(write_job(Path(path), document), 2, f"{key} has no meaning without Batch or GlobalBatch")
-        channel["Penstock"] = {"Ranks": {"Count": 2, "Batch": 1, "RecordSize": RECORD, key: value}}
-        channel["Penstock"] |= {"WhenFailed": "poison", "Framing": "TFRecord"}
-        refused(
-            write_job(Path(path), document), 2, "and WhenFailed: poison separates the records of each FIFO"
-        )
 
 
 def tars(stub: S3Stub, tmp_path: Path, *, longest: int = 40_000, **ranks: Any) -> dict[str, Any]:

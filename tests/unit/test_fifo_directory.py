@@ -18,7 +18,7 @@ def test_a_trailer_that_was_half_written_goes(tmp_path: Path) -> None:
         path.write_text("{")
     fifos = FifoDirectory(str(tmp_path), "train", opening=opening)
     try:
-        assert fifos.resume(2, accepted=0) == 2
+        assert fifos.resume(2) == 2
         assert not half.exists()
         assert other.exists()
     finally:

@@ -148,20 +148,6 @@ class Proof:
             )
         return there
 
-    def genuine(self, taken: int, received: int) -> int:
-        """Return how many of `taken` bytes, read after `received` others, are of the epoch.
-
-        Raises TruncatedStream if none is, and as `begin`.
-        """
-        there = self.begin()
-        trailer = self.trailer
-        if not there or trailer is None or trailer.state != "failed":
-            return taken
-        left = trailer.bytes_delivered - received
-        if left <= 0:
-            raise TruncatedStream(self._broken(trailer, received))
-        return min(taken, left)
-
     def check_source(self, received: int) -> None:
         """Check the trailer while no bytes come. Raises TruncatedStream if none will come."""
         if not self._says_failed():

@@ -9,8 +9,7 @@ A read blocks its caller alone, at most `patience` seconds; nothing else of the 
 The end of file must be proven (`streamer.readers.core.proof`). After a failure the sidecar keeps its write
 end open, because a close would look like a proper end to foreign readers, and a FIFO has no sign for an
 error. So a reader that waits for bytes, in `poll`, reads the trailer once a second and raises the error in
-it. A sidecar may also end a failed epoch with poison: bytes that no record format accepts. The reader checks
-the trailer after each read and does not return those bytes.
+it.
 
 The stream ends in one of three ways: 0 bytes (proven, or a FIFO without proof, or a plain file),
 `TruncatedStream` (every further read raises the same error), or `close` by the reader at any time, which is
@@ -237,7 +236,7 @@ class PipeStream(io.RawIOBase):
         if taken == 0:
             return self._end()
         with self._judged():
-            taken = self._proof.genuine(taken, self.received)
+            self._proof.begin()
         self.received += taken
         return taken
 

@@ -1,1 +1,1 @@
-"""Moves staged bytes into the outlet in order; inflates, joins and aligns them if a channel needs it."""
+"""Moves staged bytes into the outlet in order; inflates or joins them if a channel needs it."""

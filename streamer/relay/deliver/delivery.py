@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from streamer.errors import ReaderGone
 from streamer.plan import Position, ResumePoint
-from streamer.relay.deliver.failure_policy import HOLD, FailurePolicy
 from streamer.relay.deliver.object_ends import ObjectEnds
 from streamer.relay.deliver.resume_points import ResumePoints
 from streamer.relay.deliver.stream_writer import StreamWriter, joiner_of
@@ -43,13 +42,11 @@ class Delivery:
         self,
         prefetcher: Prefetcher,
         *,
-        when_failed: FailurePolicy = HOLD,
         on_resume_point: Callable[[ResumePoint], None] | None = None,
         key_lists: KeyLists | None = None,
     ) -> None:
-        """`when_failed` decides whether only whole records are delivered, which needs bytes in memory.
+        """`on_resume_point` is called with the start of an inflated or joined object (`ResumePoints`).
 
-        `on_resume_point` is called with the start of an inflated or joined object (`ResumePoints`).
         `key_lists` begins the key list of each epoch; None: there are none.
         """
         self.prefetcher = prefetcher
@@ -69,7 +66,6 @@ class Delivery:
         self._changed = prefetcher.changed
         self._hedger = prefetcher.hedger
         self._verifier = prefetcher.verifier
-        self._when_failed = when_failed
         self._transformer: BodyTransformer | None = None
         """Transformer of the current or last epoch; None if bytes are not transformed."""
         self._points = None if on_resume_point is None else ResumePoints(self._first, on_resume_point)
@@ -127,17 +123,14 @@ class Delivery:
                 keys = await self._key_lists(epoch, self.consumed)
                 self._keys = stack.enter_context(contextlib.closing(keys))
             transformer = self._transformer = None
-            rewrites, join = self._plan.rewrites, self._plan.join
-            if rewrites or self._when_failed.needs_records:
+            if self._plan.rewrites:
                 first = self._first if epoch == self._first.epoch else Position(epoch)
                 writer = StreamWriter(
                     outlet,
                     timer=self._counters.timer,
                     account=self._written,
-                    again=self.delivered - first.mark.streamed if rewrites and first is self._first else 0,
-                    # A new FIFO begins with a record; an earlier sidecar may have ended inside a record.
-                    aligner=self._when_failed.aligner(at_record=self.delivered == first.skipped),
-                    joiner=None if join is None else joiner_of(join, resumed=first.mark.streamed > 0),
+                    again=self.delivered - first.mark.streamed if first is self._first else 0,
+                    joiner=joiner_of(self._plan.join, resumed=first.mark.streamed > 0),
                     inflated=self._plan.inflate,
                 )
                 transformer = self._transformer = BodyTransformer(
@@ -151,11 +144,6 @@ class Delivery:
             await self._deliver(epoch, outlet, transformer)
             if transformer is not None:
                 await transformer.writer.finish()
-
-    @property
-    def at_border(self) -> bool:
-        """Whether `delivered` is certainly between two records; False if records are not separated."""
-        return self._transformer is not None and self._transformer.writer.at_border
 
     async def _deliver(self, epoch: int, outlet: Outlet, transformer: BodyTransformer | None) -> None:
         timer = self._counters.timer
@@ -256,15 +244,13 @@ class Delivery:
         points = self._points
         if (
             points is not None
-            and self._plan.rewrites
-            and not transformer.writer.held
             and slot.delivered == len(slot.part.leading)
             and slot.part.start == 0
             and slot.part.body
         ):
             points.note(slot.part.epoch, ResumePoint(self.consumed, self.delivered))
         if (keys := self._keys) is not None:
-            while not self._lists(keys, len(data), self.delivered + transformer.writer.pending):
+            while not self._lists(keys, len(data), self.delivered - transformer.writer.again):
                 await keys.writable(outlet)
         await transformer.pass_on(slot.part, slot.delivered, data)
         if limited:

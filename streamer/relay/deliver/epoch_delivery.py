@@ -27,10 +27,6 @@ class EpochDelivery(Protocol):
     def consumed(self) -> int:
         """Offset in the plan; equal to `delivered` unless objects are rewritten."""
 
-    @property
-    def at_border(self) -> bool:
-        """Whether `delivered` is certainly between two records."""
-
     def allow(self, epoch: int) -> None:
         """Allow fetching of the epochs up to `epoch`."""
 

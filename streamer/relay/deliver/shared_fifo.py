@@ -85,8 +85,6 @@ class SharedGroup:
 class SharedFifo:
     """One FIFO of a shared stream; an `EpochDelivery`."""
 
-    at_border = False
-
     def __init__(
         self, name: str, plan: Plan, start: Position, group: SharedGroup, *, refused: bool = False
     ) -> None:

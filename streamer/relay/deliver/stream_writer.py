@@ -1,6 +1,6 @@
 """Writes an epoch's stream to its outlet, from the event loop or from the thread that inflates.
 
-    content ─▶ Joiner ─▶ FrameAligner ─▶ without bytes that were delivered before ─▶ outlet
+    content ─▶ Joiner ─▶ without bytes that were delivered before ─▶ outlet
     literals ───────────────┘
 
 The thread calls `prepare` and `drain` during its turn, and the loop writes between two turns. So one of the
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from streamer.formats.join import Joiner
     from streamer.plan import ObjectRef
-    from streamer.relay.deliver.frame_aligner import FrameAligner
     from streamer.relay.statistics import StateTimer
     from streamer.sink.outlet import Outlet
 
@@ -35,9 +34,8 @@ class StreamWriter:
     """Writes one epoch's stream to `outlet`.
 
     `account` is called with the number of bytes that the outlet accepts. `again`: the first bytes of the
-    stream to drop, because the outlet accepted them before a restart. `aligner`: passes only whole records
-    on. `joiner`: joins the objects into one; not used with `aligner`. `inflated`: content was inflated, so an
-    offset in it is none in its object.
+    stream to drop, because the outlet accepted them before a restart. `joiner`: joins the objects into one.
+    `inflated`: content was inflated, so an offset in it is none in its object.
     """
 
     def __init__(
@@ -47,15 +45,14 @@ class StreamWriter:
         timer: StateTimer,
         account: Callable[[int], None],
         again: int = 0,
-        aligner: FrameAligner | None = None,
         joiner: Joiner | None = None,
         inflated: bool = False,
     ) -> None:
         self._outlet = outlet
         self._timer = timer
         self._account = account
-        self._again = again
-        self._aligner = aligner
+        self.again = again
+        """Bytes still to drop."""
         self._joiner = joiner
         self._inflated = inflated
         self._pipe = outlet if isinstance(outlet, PipeOutlet) else None
@@ -66,7 +63,7 @@ class StreamWriter:
         """Bytes of `_written` that `account` was called with."""
 
     def __repr__(self) -> str:
-        return f"<StreamWriter {self._outlet}, {self.pending} bytes pending>"
+        return f"<StreamWriter {self._outlet}, {self.again} bytes to drop>"
 
     @property
     def reader_gone(self) -> bool:
@@ -74,32 +71,12 @@ class StreamWriter:
         return self._outlet.reader_gone
 
     @property
-    def at_border(self) -> bool:
-        """Whether the bytes that the outlet has accepted certainly end with a whole record."""
-        return self._aligner is not None and self._aligner.at_border and not self._again
-
-    @property
     def anchored(self) -> bool:
         """Whether an epoch may be resumed at the first byte of the current object."""
         return self._joiner is None or self._joiner.anchored
 
-    @property
-    def held(self) -> int:
-        """Bytes that the aligner keeps back."""
-        return 0 if self._aligner is None else self._aligner.held
-
-    @property
-    def pending(self) -> int:
-        """Bytes of the stream from what the outlet has accepted to the next byte that is written.
-
-        Negative after a restart, while bytes are dropped that the outlet has accepted.
-        """
-        return self.held - self._again
-
-    def begin(self, *, framed: bool) -> None:
-        """Begin an object; `framed`: its record header was among the literals before it."""
-        if self._aligner is not None and not framed:
-            self._aligner.begins()
+    def begin(self) -> None:
+        """Begin an object."""
         if self._joiner is not None:
             self._joiner.begin()
 
@@ -117,7 +94,7 @@ class StreamWriter:
 
     def prepare(self, ref: ObjectRef, pieces: list[bytes]) -> ByteQueue:
         """Return what is to be written of an object's content, in the thread. Raises CorruptObject."""
-        return ByteQueue(self._new(self._aligned(self._joined(ref, pieces))))
+        return ByteQueue(self._new(self._joined(ref, pieces)))
 
     def drain(self, left: ByteQueue) -> None:
         """Write what the outlet accepts now, in the thread."""
@@ -137,12 +114,10 @@ class StreamWriter:
 
     async def write(self, pieces: Sequence[bytes | memoryview]) -> None:
         """Write bytes that are not joined, such as literals. Raises ReaderGone."""
-        await self._send(self._aligned(pieces))
+        await self._send(pieces)
 
     async def finish(self) -> None:
-        """Write the bytes that the aligner keeps back or the joiner adds at the end. Raises ReaderGone."""
-        if self._aligner is not None:
-            await self._send([self._aligner.rest()])
+        """Write the bytes that the joiner adds at the end. Raises ReaderGone."""
         if self._joiner is not None:
             await self._send([self._joiner.finish()])
 
@@ -171,27 +146,23 @@ class StreamWriter:
         except NotJoinable as error:
             raise not_joinable(ref, error, inflated=self._inflated) from error
 
-    def _aligned(self, pieces: Sequence[bytes | memoryview]) -> Sequence[bytes | memoryview]:
-        """Return the whole records that end in the pieces, if the stream is aligned."""
-        if self._aligner is None:
-            return pieces
-        return [self._aligner.pass_on(bytes(piece)) for piece in pieces]
-
     def _new(self, pieces: Sequence[bytes | memoryview]) -> Sequence[bytes | memoryview]:
         """Return the pieces without the bytes that the outlet accepted before a restart."""
-        if not self._again:
+        if not self.again:
             return pieces
         found: list[bytes | memoryview] = []
         for piece in pieces:
-            dropped = min(self._again, len(piece))
-            self._again -= dropped
+            dropped = min(self.again, len(piece))
+            self.again -= dropped
             if dropped < len(piece):
                 found.append(piece[dropped:])
         return found
 
 
-def joiner_of(join: str, *, resumed: bool) -> Joiner:
-    """Return a joiner for one epoch. `resumed`: the reader already has bytes of earlier objects."""
+def joiner_of(join: str | None, *, resumed: bool) -> Joiner | None:
+    """Return a joiner for one epoch, if any. `resumed`: the reader already has bytes of earlier objects."""
+    if join is None:
+        return None
     if join.startswith(SKIP):
         return HeaderSkipper(int(join.removeprefix(SKIP)))
     if join == "lines":

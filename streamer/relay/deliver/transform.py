@@ -1,4 +1,4 @@
-"""Transforms bytes between stage and outlet: inflates, wraps, aligns and joins objects, in stream order.
+"""Transforms bytes between stage and outlet: inflates, wraps and joins objects, in stream order.
 
     head of line ─ at most 128 KiB ─▶ Inflation ─ at most 256 KiB ─▶ outlet        (unwrapped)
                               │                 ├▶ spool ─ header, content, padding ─▶ outlet   (wrapped)
@@ -54,9 +54,8 @@ took 0 to 160,000 page faults a GB, by what the process had freed before."""
 class BodyTransformer:
     """Transforms the bytes of one epoch and passes them to `writer`; its owner closes it once.
 
-    `inflate`: inflate the objects. `wrap`: every object is a RecordIO record; without `inflate` the plan's
-    literals already frame it. `ahead`: memory in which further bytes are inflated before their turn; 0: none
-    are.
+    `inflate`: inflate the objects. `wrap`: every inflated object is a RecordIO record. `ahead`: memory in
+    which further bytes are inflated before their turn; 0: none are.
     """
 
     def __init__(
@@ -182,7 +181,7 @@ class BodyTransformer:
 
     async def _begin(self) -> None:
         await self._drop_object()
-        self.writer.begin(framed=self._wrap and not self._inflate)  # by the plan's literals
+        self.writer.begin()
         if not self._inflate:
             return
         self._inflation = self._next.popleft()

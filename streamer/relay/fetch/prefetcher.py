@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from streamer.errors import GaveUp, SinkError, SourceChanged, SourceError
 from streamer.plan import START, Part, Plan, Position, cut, gathered
@@ -32,15 +32,6 @@ if TYPE_CHECKING:
     from streamer.relay.statistics import ChannelCounters
     from streamer.s3.checksums import ChecksumVerifier
     from streamer.s3.ranges import RangeSource
-
-Spans = Literal["none", "small", "large"]
-"""Which parts are fetched together (`streamer.plan.Span`).
-
-none    none, as each object matters by itself
-small   small ones, of the source's `span_size` together
-large   also a few that have the bytes of a large part together, which wait in their sockets and not in pipes:
-        a slow reader then keeps more connections, so this is for a stream that has all requests to itself
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +91,13 @@ class Prefetcher:
         requests: asyncio.TaskGroup,
         verifier: ChecksumVerifier | None = None,
         on_batch: Callable[[], None] = lambda: None,
-        spans: Spans = "small",
+        large_spans: bool = False,
     ) -> None:
         """`requests` runs the tasks of parts; none starts before `allow`.
 
-        `spans`: which consecutive parts are fetched together; none of objects that are rewritten or verified.
+        `large_spans`: a span (`streamer.plan.Span`) may also be of a few parts that have the bytes of a large
+        part together. These wait in their sockets and not in pipes, so a slow reader keeps more connections:
+        this is for a stream that has all requests to itself.
         `verifier`: gets the bytes that leave a stage, and compares whole objects with their checksums.
         `on_batch`: as for `all_epochs`.
         """
@@ -114,10 +107,10 @@ class Prefetcher:
         self.quota = stages.quota
         self.quota.on_available = self.start
         parts = self._known(all_epochs(stream.plan, stages.part_size, stream.start, on_batch=on_batch))
-        by_itself = stream.plan.rewrites or verifier is not None or spans == "none"
+        by_itself = stream.plan.rewrites or verifier is not None
         if source.span_size and not by_itself:
             size = min(source.span_size, stages.part_size())
-            of_few = stages.part_size if spans == "large" else lambda: 0
+            of_few = stages.part_size if large_spans else lambda: 0
             parts = gathered(parts, size, held_in_buffers, of_few=of_few)
         self.window = Window(
             parts,
