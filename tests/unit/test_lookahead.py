@@ -1,4 +1,4 @@
-"""What is inflated ahead in a second thread is what inflating in order gives, errors included."""
+"""Objects that are inflated ahead in a second thread have the content and errors of inflating in order."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Objects:
         self.objects = objects
         self.refs = [ObjectRef("b", f"k{i}", len(data), '"e"') for i, data in enumerate(objects)]
         self.threads = WorkerThread("inflate"), WorkerThread("inflate-ahead")
-        self.lookahead = Lookahead(self.threads[1], most, shortest_run=1000)
+        self.lookahead = Lookahead(self.threads[1], most)
         self.inflations: list[Inflation] = []
         self.found = bytearray()
         self.reader, self.writer = os.pipe2(os.O_NONBLOCK)

@@ -69,12 +69,10 @@ class Delivery:
         self._transformer: BodyTransformer | None = None
         """Transformer of the current or last epoch; None if bytes are not transformed."""
         self._points = None if on_resume_point is None else ResumePoints(self._first, on_resume_point)
-        self._taking = Taking(
-            self._window,
-            self._fetches,
-            # Until an object is delivered, its checksum may be wrong.
-            across_objects=self._verifier is None,
-        )
+        self._taking = Taking(self._window, self._fetches)
+        # Until an object is delivered, its checksum may be wrong.
+        self._ahead = self._quota.ahead if self._plan.inflate and self._verifier is None else 0
+        """Bytes in which objects are inflated ahead of their turn."""
         self._key_lists = key_lists
         self._keys: KeyList | None = None
         """Key list of the current epoch."""
@@ -138,7 +136,7 @@ class Delivery:
                     inflate=self._plan.inflate,
                     wrap=self._plan.entries.wrap,
                     timer=self._counters.timer,
-                    ahead=self._quota.ahead if self._plan.inflate else 0,
+                    ahead=self._ahead,
                 )
                 stack.push_async_callback(transformer.close)
             await self._deliver(epoch, outlet, transformer)
@@ -237,7 +235,7 @@ class Delivery:
     async def _transform(self, transformer: BodyTransformer, outlet: Outlet) -> int:
         """Move some bytes of the head of line through `transformer` into `outlet`; return how many."""
         limited = self._quota.limited
-        most = LESS_TAKEN if limited or (self._plan.inflate and not self._quota.ahead) else MOST_TAKEN
+        most = LESS_TAKEN if limited or (self._plan.inflate and not self._ahead) else MOST_TAKEN
         if (piece := self._taking.take(transformer, most, ahead=not limited)) is None:
             return 0  # the socket is empty
         slot, data = piece.slot, piece.data

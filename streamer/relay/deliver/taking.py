@@ -46,11 +46,9 @@ class Piece:
 class Taking:
     """Pieces that were taken from stages and are not delivered. True if there are some."""
 
-    def __init__(self, window: Window, fetches: Mapping[Slot, PartFetch], *, across_objects: bool) -> None:
-        """`across_objects`: whether bytes of an object may be taken before those before it are delivered."""
+    def __init__(self, window: Window, fetches: Mapping[Slot, PartFetch]) -> None:
         self._window = window
         self._fetches = fetches
-        self._across_objects = across_objects
         self._pieces: deque[Piece] = deque()
         self._emptied = 0
         """Number of parts, from the head of line on, whose last byte is taken."""
@@ -83,9 +81,7 @@ class Taking:
     def _may_precede(self, slot: Slot, transformer: BodyTransformer) -> bool:
         """Return whether bytes of `slot` may be taken before those that are taken are delivered."""
         part, head = slot.part, self._pieces[0].slot.part
-        if transformer.room_ahead <= 0 or part.epoch != head.epoch or part.object.size <= LEAST_AHEAD:
-            return False
-        return self._across_objects or part.object == head.object
+        return transformer.room_ahead > 0 and part.epoch == head.epoch and part.object.size > LEAST_AHEAD
 
     def _stage(self, slot: Slot) -> BufferStage:
         stage = self._fetches[slot].stage

@@ -36,7 +36,7 @@ from streamer.linux import keep_free_memory
 from streamer.plan import LONGEST_RECORD
 from streamer.relay.deliver.byte_queue import ByteQueue
 from streamer.relay.deliver.inflation import MOST_QUEUED, Inflation
-from streamer.relay.deliver.lookahead import SHORTEST_RUN, Lookahead
+from streamer.relay.deliver.lookahead import Lookahead
 from streamer.relay.deliver.object_errors import not_inflatable, too_long
 from streamer.relay.deliver.spool import Spool
 from streamer.units import MIB
@@ -69,9 +69,7 @@ class BodyTransformer:
         self._ahead_thread = WorkerThread("inflate-ahead")
         self._most_ahead = ahead // 4
         """Compressed bytes that may be fed ahead; content may have the rest of `ahead`."""
-        shortest_run = max(SHORTEST_RUN, self._most_ahead // 4)  # four runs ahead
-        content = ahead - self._most_ahead
-        self._lookahead = Lookahead(self._ahead_thread, content, shortest_run=shortest_run) if ahead else None
+        self._lookahead = Lookahead(self._ahead_thread, ahead - self._most_ahead) if ahead else None
         if inflate:
             keep_free_memory(LARGEST_KEPT, MOST_KEPT)
         self._inflation: Inflation | None = None
