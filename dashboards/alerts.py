@@ -120,6 +120,13 @@ STREAM = (
         expression='channel:penstock_channel_seconds:share5m{state="starved"} > 0.5',
         summary=f"{_CHANNEL} delivers too slowly: its trainer waits for storage.",
         description=f"The trainer waits for storage {_PERCENT} of the time with a reader:{_CAUSES}."),
+    Alert("PenstockHeldBack", "15m", "warning",
+        expression="rate(penstock_fifo_written_bytes_total[2m]) == 0\n"
+                   'and ignoring (state) rate(penstock_channel_seconds_total{state="held_back"}[2m]) > 0.95\n'
+                   "and penstock_fifo_unread_bytes == 0",
+        summary=f"The reader of {_CHANNEL} waits for another FIFO.",
+        description="FIFOs of one stream are filled in turn, and another one is full or has no reader: "
+                    "`held_back_by` of /status names it."),
     Alert("PenstockOrdersDiffer", "10m", "critical",
         # The labels of a job are listed: whatever tells its hosts apart must go.
         expression="penstock_order_hosts > 1\n"

@@ -51,7 +51,6 @@ NOT_GRAPHED: dict[str, str] = {
     "penstock_download_requests_total": "likewise",
     "penstock_request_cost_dollars_total": "a sum for the end of a job",
     "penstock_channel_listing": "time starved is graphed by cause, the listing too",
-    "penstock_channel_fetched_together": "what it costs is graphed: requests, and time held back",
     "penstock_planning_seconds": "one number of the start",
 }
 """Metrics of the sidecar that no panel of either page shows, and why."""

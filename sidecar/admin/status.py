@@ -82,7 +82,6 @@ def _channel(state: JobState, name: str, now: ChannelStatistics) -> dict[str, An
         "epochs": now.epochs,
         "objects": now.objects,
         "listing": now.listing,
-        "fetched_together": now.fetched_together,
         "bytes": now.bytes_total,
         "consumed": now.bytes_consumed,
         "eta": history.eta(name),

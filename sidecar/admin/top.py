@@ -202,8 +202,7 @@ def _panel(channel: dict[str, Any], width: int) -> Panel:
     lines.add_column(ratio=1, overflow="fold")
     objects = f"{channel['objects']} object{'' if channel['objects'] == 1 else 's'}"
     listing = " · listing" if channel["listing"] else ""
-    together = " · fetched with other ranks" if channel["fetched_together"] else ""
-    lines.add_row("source", f"{channel['source']} · {objects}{listing}{together}")
+    lines.add_row("source", f"{channel['source']} · {objects}{listing}")
     lines.add_row("bottleneck", Text(bottleneck["text"], style=f"bold {colour}"))
     if bottleneck["remedy"]:
         lines.add_row("", Text(bottleneck["remedy"], style="bright_black", overflow="fold"))
@@ -218,7 +217,7 @@ def _panel(channel: dict[str, Any], width: int) -> Panel:
     ]
     lines.add_row("time", _flow(shares, inner))
     used = [f"FIFO {human_bytes(channel['fifo'])} unread"]
-    if channel["requests_in_flight_limit"] or not together:  # else the first rank has those of all
+    if channel["requests_in_flight_limit"]:  # else the first FIFO of its stream has those of all
         used = [
             f"requests {channel['requests_in_flight']}/{channel['requests_in_flight_limit']}",
             f"memory {human_bytes(channel['reserved'])} of {human_bytes(channel['quota'])}",

@@ -88,7 +88,7 @@ class RanksConfig(Model):
     fetch: Literal["auto", "separately", "together"] = "auto"
     """`together`: the ranks of a host are fetched as one stream, in large parts, and read at one pace.
 
-    `auto`: likewise if their slices are small, until one of them holds back the others.
+    `auto`: likewise if their slices are small, else `separately`.
     """
 
     @model_validator(mode="after")

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
-from sidecar.job.epoch_log import EpochLog, log_separated
+from sidecar.job.epoch_log import EpochLog
 from sidecar.process.cores import granted_cores
 from sidecar.process.logs import log
 from streamer.errors import SinkError
 from streamer.relay.channel import Channel
 from streamer.relay.channel_spec import ChannelSpec
-from streamer.relay.deliver import held_back
-from streamer.relay.shared_stream import Separation, SharedStream
+from streamer.relay.shared_stream import SharedStream
 from streamer.relay.transport import Transport, TransportSpec, open_transport, why_read
 from streamer.retry import RetryPolicy
 from streamer.s3.client.session import open_clients
@@ -91,30 +89,14 @@ def job_clients(job: Job) -> contextlib.AbstractAsyncContextManager[Clients]:
 
 
 def fetched(streams: list[Fifo], plans: Mapping[str, Planned]) -> list[Fifo]:
-    """Return the FIFOs that are fetched apart from others: of a shared stream the first alone.
-
-    Of a stream whose ranks may be separated, the first of each rank: memory and requests are for that case.
-    """
-    rest = {
-        name
-        for planned in plans.values()
-        for each in planned.shared
-        for names in (each.ranks if each.separable else [each.names])
-        for name in [*names][1:]
-    }
+    """Return the FIFOs that are fetched apart from others: of a shared stream the first alone."""
+    rest = {name for planned in plans.values() for each in planned.shared for name in each.names[1:]}
     return [fifo for fifo in streams if fifo.name not in rest]
 
 
 def _pipes(streams: list[Fifo], plans: Mapping[str, Planned]) -> int:
-    """Return the FIFOs of the job, and the pipes of shared streams.
-
-    A stream of one FIFO has no pipe. One whose ranks may be separated has one, but until then fewer pipes of
-    parts.
-    """
-    shared = [each for planned in plans.values() for each in planned.shared]
-    return len(streams) + sum(
-        each.channels for each in shared if not each.separable or len(each.names) > each.channels
-    )
+    """Return the FIFOs of the job, and the pipes of shared streams."""
+    return len(streams) + sum(len(planned.shared) for planned in plans.values())
 
 
 def transport_spec(
@@ -218,14 +200,7 @@ def make_channels(
     found = []
     for shared in (each for planned in plans.values() for each in planned.shared):
         fifo = by_name[shared.names[0]]
-        stages = _stages(state, fifo, resources, channels=shared.channels)
-        separation = None
-        if shared.separable:
-            separation = Separation(
-                partial(resources.transport.separated, stages, fifo.why_read),
-                partial(log_separated, fifo.channel.channel_name),
-                held_back.GRACE,
-            )
+        stages = _stages(state, fifo, resources)
         stream = SharedStream(
             shared.plan,
             shared.ranks,
@@ -233,7 +208,6 @@ def make_channels(
             source=resources.transport.source,
             stages=stages,
             retry=_retry(state.job),
-            separation=separation,
         )
         delivered |= {each.name: (stages, each) for each in stream.fifos}
         found.append(stream)
@@ -244,9 +218,9 @@ def make_channels(
     return found
 
 
-def _stages(state: JobState, fifo: Fifo, resources: ChannelResources, *, channels: int = 1) -> Stages:
+def _stages(state: JobState, fifo: Fifo, resources: ChannelResources) -> Stages:
     name = fifo.channel.channel_name
-    stages = resources.transport.stages(fifo.why_read, channels=channels)
+    stages = resources.transport.stages(fifo.why_read)
     stages.quota.bandwidth = state.bandwidth[name]
     if (learner := resources.learners.get(name)) is None:
         return stages

@@ -16,23 +16,8 @@ if TYPE_CHECKING:
     from sidecar.observe.state import JobState
     from streamer.errors import SinkError
     from streamer.plan import ObjectRef
-    from streamer.relay.deliver.held_back import HeldBack
     from streamer.relay.statistics import EpochRequests
     from streamer.trailer import Trailer
-
-
-def log_separated(channel: str, held_back: HeldBack) -> None:
-    """Log that the ranks of a channel are fetched separately from now on."""
-    log.warning(
-        "ranks separated",
-        channel=channel,
-        by=list(held_back.by),
-        seconds=round(held_back.seconds),
-        why="ranks waited for bytes, while these FIFOs were full or had no reader; so each rank is fetched "
-        "on its own until the sidecar restarts",
-        do="if the ranks read at one pace but for such pauses, set Fetch: together in Ranks, and they wait; "
-        "if not, set Fetch: separately, and they never do",
-    )
 
 
 class EpochLog(ChannelEvents):

@@ -2,7 +2,6 @@
 
 While a FIFO is held open its trainer waits until an operator acts. So the line names the remedy and its
 effect, and the sidecar repeats it every `REMIND_EVERY` seconds, for operators who read the end of a log.
-A FIFO that waits for others of its shared stream is logged likewise.
 """
 
 from __future__ import annotations
@@ -69,19 +68,11 @@ FATES: dict[FifoFate, str] = {
 
 
 async def remind(channels: Mapping[str, Channel]) -> None:
-    """Log every FIFO that is held or waits for others, each `REMIND_EVERY` seconds, until cancelled."""
+    """Log every FIFO that is held, each `REMIND_EVERY` seconds, until cancelled."""
     while True:
         await asyncio.sleep(REMIND_EVERY)
         for name, channel in channels.items():
             failure = channel.failure
-            if channel.held_back_by:
-                log.warning(
-                    "held back",
-                    channel=name,
-                    by=list(channel.held_back_by),
-                    do="read these FIFOs at the same time as this one: they share a stream; for ranks that "
-                    "cannot be read so, set Fetch: separately",
-                )
             if failure is not None and failure.fifo == "held":
                 log.error(
                     "still held",

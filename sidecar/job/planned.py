@@ -25,18 +25,11 @@ class SharedPlan:
     plan: Plan
     ranks: tuple[dict[str, Plan], ...]
     """Of each of its ranks, the plans by FIFO name: one for each copy."""
-    separable: bool = False
-    """Whether the ranks are separated if they are not read at one pace."""
 
     @property
     def names(self) -> list[str]:
         """Names of its FIFOs."""
         return [name for fifos in self.ranks for name in fifos]
-
-    @property
-    def channels(self) -> int:
-        """Channels of the memory budget that it stands for: those that it may become."""
-        return len(self.ranks) if self.separable else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +60,12 @@ class Planned:
             dict.fromkeys(names[rank * copies : (rank + 1) * copies], plan) for rank, plan in enumerate(plans)
         )
         fifos = {name: plan for each in by_rank for name, plan in each.items()}
-        if ranks is not None and channel.may_fetch_together:
-            separable = ranks.fetch == "auto"
-            if not separable or _slice_bytes(whole) <= LARGEST_SLICE:
-                return cls(whole, fifos, (SharedPlan(whole, by_rank, separable),))
+        if (
+            ranks is not None
+            and channel.may_fetch_together
+            and (ranks.fetch == "together" or _slice_bytes(whole) <= LARGEST_SLICE)
+        ):
+            return cls(whole, fifos, (SharedPlan(whole, by_rank),))
         if copies > 1:
             shared = (SharedPlan(plan, (each,)) for plan, each in zip(plans, by_rank, strict=True))
             return cls(whole, fifos, tuple(shared))

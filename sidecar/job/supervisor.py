@@ -37,6 +37,7 @@ from sidecar.job.channels import (
 from sidecar.job.download import download_channels
 from sidecar.job.environment import write_environment_file
 from sidecar.job.failures import advice, remind
+from sidecar.job.held_back import log_held_back
 from sidecar.job.index_learning import learn_indexes
 from sidecar.job.keeper_link import KeeperLink
 from sidecar.job.layout import Layout, set_reader_state, write_config_files
@@ -246,6 +247,8 @@ class Supervisor:
                 group.create_task(stop_after_until(), name="stop")
                 group.create_task(state.history.run(), name="history")
                 group.create_task(remind(state.channels), name="reminder")
+                if self._shared:
+                    group.create_task(log_held_back(state.channels), name="held back")
                 group.create_task(watch_storage(state), name="storage watch")
         except* Stop:
             state.offered = False

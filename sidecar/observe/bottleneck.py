@@ -73,8 +73,6 @@ class Sample:
     starved: Mapping[str, float]
     held_back_by: tuple[str, ...]
     """FIFOs of a shared stream that this one waits for now."""
-    fetched_together: bool
-    """Whether the FIFO is one of a shared stream now."""
     ok: int
     failures: int
     """Requests that ended in one of `FAILURES`."""
@@ -86,8 +84,7 @@ class Sample:
         return cls(
             at=at, state="waiting", connected=False, error=None, epoch=0, total=0, consumed=0,
             ever_consumed=0, written=0, seconds=dict.fromkeys(STATES, 0.0),
-            starved=dict.fromkeys(CAUSES, 0.0), held_back_by=(), fetched_together=False, ok=0, failures=0,
-            throttled=0,
+            starved=dict.fromkeys(CAUSES, 0.0), held_back_by=(), ok=0, failures=0, throttled=0,
         )  # fmt: skip
 
     @classmethod
@@ -106,7 +103,6 @@ class Sample:
             seconds=statistics.seconds,
             starved=statistics.starved,
             held_back_by=statistics.held_back_by,
-            fetched_together=statistics.fetched_together,
             ok=statistics.requests.get("ok", 0),
             failures=sum(statistics.requests.get(kind, 0) for kind in FAILURES),
             throttled=statistics.requests.get("throttled", 0),
@@ -208,13 +204,10 @@ def _held_back(now: Sample, held_back: float, when: str) -> Bottleneck:
         return Bottleneck(
             "held_back",
             f"{text}{by}, which {'is' if len(now.held_back_by) == 1 else 'are'} full or without a reader",
-            f"Look at the process that reads {by}: the FIFOs of the channel are filled in turn.",
+            f"Look at the process that reads {by}: the FIFOs of the channel are filled in turn. If a program "
+            "reads rank after rank, set Fetch: separately.",
         )
-    return Bottleneck(
-        "held_back",
-        f"{text}another FIFO of the channel",
-        "" if now.fetched_together else "The ranks are fetched separately now, and none waits for another.",
-    )
+    return Bottleneck("held_back", f"{text}another FIFO of the channel")
 
 
 def _faults(before: Sample, after: Sample, starved: float, failing: float, when: str) -> Bottleneck:

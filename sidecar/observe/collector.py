@@ -60,7 +60,6 @@ _BY_CHANNEL: dict[str, Callable[[ChannelStatistics], float | None]] = {
     "penstock_epoch_size_bytes": lambda s: s.bytes_total,
     "penstock_epoch_objects": lambda s: s.objects,
     "penstock_channel_listing": lambda s: s.listing,
-    "penstock_channel_fetched_together": lambda s: s.fetched_together,
     "penstock_reader_connected": lambda s: s.reader_connected,
     "penstock_channel_failed": lambda s: s.error is not None,
     "penstock_fifo_capacity_bytes": lambda s: s.fifo_capacity,

@@ -80,9 +80,6 @@ METRICS: dict[str, Spec] = {
     "penstock_channel_listing": Spec(
         "gauge", ("channel",), "1 while the channel streams objects before its listing has ended."
     ),
-    "penstock_channel_fetched_together": Spec(
-        "gauge", ("channel",), "1 while the FIFO's bytes come with those of other ranks, from one stream."
-    ),
     "penstock_epoch_eta_seconds": Spec(
         "gauge",
         ("channel",),

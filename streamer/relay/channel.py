@@ -176,7 +176,6 @@ class Channel:
             fetched=self._counters if shared is None else shared.fetched,
             quota=self._stages.quota if shared is None else shared.quota,
             held_back_by=self.held_back_by,
-            fetched_together=shared is not None and shared.together,
         )
 
     def prepare(self) -> None:

@@ -84,7 +84,6 @@ def snapshot(
     fetched: ChannelCounters,
     quota: ChannelQuota | None,
     held_back_by: Sequence[str] = (),
-    fetched_together: bool = False,
 ) -> ChannelStatistics:
     """Return one channel's current statistics.
 
@@ -128,7 +127,6 @@ def snapshot(
         head_wait=fetched.head_wait.snapshot(),
         errors=tuple(counters.notes) if fetched is counters else (*fetched.notes, *counters.notes),
         held_back_by=tuple(held_back_by),
-        fetched_together=fetched_together,
         checked=dict(counters.checked),
         error=None if failure is None else str(failure.error),
         error_kind=None if failure is None else failure.error.kind,

@@ -249,8 +249,6 @@ class ChannelStatistics:
     head_wait: DurationsSnapshot
     held_back_by: tuple[str, ...]
     """FIFOs of a shared stream that this one waits for now: they are full, or have no reader yet."""
-    fetched_together: bool
-    """Whether the bytes come with those of other ranks, from one stream."""
     errors: tuple[RecentError, ...]
     """Last errors, the newest at the end."""
     checked: dict[str, int]

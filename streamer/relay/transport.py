@@ -28,7 +28,7 @@ from streamer.s3.http.connection import largest_window
 from streamer.s3.http_source import HttpSource, tls_context, why_not, why_not_splice
 from streamer.s3.ranges import RangeSource
 from streamer.s3.signing.requests import RangeSigner
-from streamer.schedule.budget import ChannelQuota, MemoryBudget
+from streamer.schedule.budget import MemoryBudget
 from streamer.schedule.concurrency import ConcurrencyController
 from streamer.schedule.hedging import Hedging
 from streamer.units import MIB
@@ -59,18 +59,9 @@ class Transport:
     few_files: str = ""
     """Warning, with a remedy, if the limit of open files reduces the connections; else empty."""
 
-    def stages(self, why_read: str | None = None, *, channels: int = 1) -> Stages:
-        """Return the stages of one more channel, or of several that share a stream.
-
-        `why_read`: reason why its bytes must be read, or None.
-        """
-        return self._stages(self.memory_budget.quota(channels), why_read)
-
-    def separated(self, stages: Stages, why_read: str | None = None) -> list[Stages]:
-        """Return the stages of each of the channels that had `stages` together. Raises ValueError."""
-        return [self._stages(quota, why_read) for quota in self.memory_budget.split(stages.quota)]
-
-    def _stages(self, quota: ChannelQuota, why_read: str | None) -> Stages:
+    def stages(self, why_read: str | None = None) -> Stages:
+        """Return the stages of one more channel. `why_read`: reason why its bytes must be read, or None."""
+        quota = self.memory_budget.quota()
         if self.pipes is None or why_read:
             return BufferStages(quota, self.buffers)
         return PipeStages(quota, self.pipes)

@@ -93,31 +93,14 @@ class MemoryBudget:
             f"<MemoryBudget {self.committed}/{self.budget} bytes, {self.active} active, {self.concurrency}>"
         )
 
-    def quota(self, channels: int = 1) -> ChannelQuota:
-        """Return the quota of so many more channels. Raises ValueError beyond `members`."""
-        if channels > self._unclaimed:
+    def quota(self) -> ChannelQuota:
+        """Return the quota of one more channel. Raises ValueError beyond `members`."""
+        if not self._unclaimed:
             raise ValueError(f"the memory budget is for {self.members} channels")
-        quota = ChannelQuota(self, channels)
+        quota = ChannelQuota(self)
         self._quotas[quota] = None
-        self._unclaimed -= channels
-        self.committed += quota.floor - channels * self.floor
+        self._unclaimed -= 1
         return quota
-
-    def split(self, quota: ChannelQuota) -> list[ChannelQuota]:
-        """Return a quota for each of the channels that had `quota` together, which is used no more.
-
-        Raises ValueError if it has reserved bytes, a request, or a reader.
-        """
-        if quota.reserved_bytes or quota.requests_in_flight or quota.active:
-            raise ValueError(f"{quota} is in use")
-        self._forget(quota)
-        del self._quotas[quota]
-        self._unclaimed += quota.channels
-        self.committed -= quota.floor - quota.channels * self.floor
-        found = [self.quota() for _ in range(quota.channels)]
-        for each in found:
-            each.bandwidth = quota.bandwidth
-        return found
 
     def _set_budget(self, budget: int) -> None:
         self.budget = budget
@@ -125,13 +108,9 @@ class MemoryBudget:
         """Of the budget, the bytes that parts may reserve."""
         self.floor = self.of_parts if self.members == 1 else self.of_parts // (2 * self.members)
         """Bytes that a channel can always reserve."""
-        self.committed = sum(max(quota.reserved_bytes, quota.floor) for quota in self._quotas)
+        self.committed = sum(max(quota.reserved_bytes, self.floor) for quota in self._quotas)
         """Bytes reserved by channels, or kept free for channels below their floor."""
         self.committed += self._unclaimed * self.floor
-
-    def floor_of(self, channels: int) -> int:
-        """Return the bytes that so many channels together can always reserve."""
-        return self.of_parts if channels == self.members else channels * self.floor
 
     @property
     def least_budget(self) -> int:
@@ -154,7 +133,7 @@ class MemoryBudget:
 
     def reader_changed(self, giver: ChannelQuota, *, active: bool) -> None:
         """Note that a channel's reader has come or gone; call back channels whose limits have grown."""
-        self.active += giver.channels if active else -giver.channels
+        self.active += 1 if active else -1
         self.offer_requests(giver)
         self._offer_quotas(giver)
 
@@ -222,11 +201,10 @@ class MemoryBudget:
 
 
 class ChannelQuota:
-    """Memory, requests and bandwidth of one channel, or of several that share a stream."""
+    """Memory, requests and bandwidth of one channel, or of the FIFOs of a shared stream."""
 
-    def __init__(self, whole: MemoryBudget, channels: int) -> None:
+    def __init__(self, whole: MemoryBudget) -> None:
         self._whole = whole
-        self.channels = channels
         self.concurrency = whole.concurrency
         self.hedging = whole.hedging
         self.bandwidth = Bandwidth()
@@ -256,7 +234,7 @@ class ChannelQuota:
     @property
     def floor(self) -> int:
         """Bytes that this channel can always reserve."""
-        return self._whole.floor_of(self.channels)
+        return self._whole.floor
 
     @property
     def refused(self) -> bool:
@@ -270,14 +248,14 @@ class ChannelQuota:
         if not self.active:
             return self.floor
         waiting = whole.members - whole.active
-        return max(self.floor, (whole.of_parts - waiting * whole.floor) * self.channels // whole.active)
+        return max(self.floor, (whole.of_parts - waiting * whole.floor) // whole.active)
 
     @property
     def requests_limit(self) -> int:
         """Requests that this channel may have in flight now."""
         whole = self._whole
         others = whole.active if self.active else whole.members
-        return self.concurrency.limit * self.channels // others or 1
+        return self.concurrency.limit // others or 1
 
     def activate(self, *, active: bool) -> None:
         """Note that the channel's reader has come or gone."""
@@ -313,7 +291,7 @@ class ChannelQuota:
 
     def starved(self, seconds: float) -> None:
         """Note that the channel's reader waited `seconds` for storage."""
-        self.concurrency.starved(seconds * self.channels / max(1, self._whole.active))
+        self.concurrency.starved(seconds / max(1, self._whole.active))
 
     def may_request(self, count: int = 1) -> bool:
         """Return whether `count` more requests may begin; note a refusal."""

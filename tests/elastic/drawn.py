@@ -42,8 +42,6 @@ class Run:
     hosts: int
     copies: int
     fetch: str
-    grace: float
-    """Seconds for which `Fetch: auto` lets a rank hold back others; the least separates them at once."""
     joined: bool
 
     @classmethod
@@ -58,7 +56,7 @@ class Run:
         drawn = draw.random()
         fetch = "separately" if drawn < 0.25 else "auto" if drawn < 0.75 or joined else "together"
         hosts, copies = hosts if ranks % hosts == 0 else 1, copies if ranks * copies <= MOST_FIFOS else 1
-        return cls(ranks, hosts, copies, fetch, 0.0 if drawn < 0.5 else 0.1, joined)
+        return cls(ranks, hosts, copies, fetch, joined)
 
 
 @dataclass(frozen=True)

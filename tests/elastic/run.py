@@ -27,7 +27,6 @@ from typing import Any
 
 from streamer.formats import recordio, tfrecord
 from tests.elastic.drawn import KINDS, RARE, TRAIN, Batches, Job, Run, keys
-from tests.kit.impatient import prefix
 from tests.kit.processes import job, penstock, sidecar, write_job
 from tests.kit.stepping import FILE, Training
 from tests.kit.stub import S3Stub, StubThread
@@ -170,12 +169,9 @@ class _Runner:
         )
         trainer = [sys.executable, "-m", "tests.kit.stepping", json.dumps(asdict(training))]
         resumed = "--resume", str(self._state), "--host-count", str(run.hosts)
-        command = prefix(run.grace) if run.fetch == "auto" else []
         with contextlib.ExitStack() as stack:
             serving = [
-                stack.enter_context(
-                    sidecar(self._job(run, host), *resumed, "--host-index", str(host), prefix=command)
-                )
+                stack.enter_context(sidecar(self._job(run, host), *resumed, "--host-index", str(host)))
                 for host in range(run.hosts)
             ]
             for each in serving:

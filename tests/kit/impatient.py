@@ -1,4 +1,4 @@
-"""Runs a sidecar that separates ranks after another grace: `python -m tests.kit.impatient SECONDS COMMAND …`.
+"""Runs a sidecar that names FIFOs which hold others back earlier: `python -m tests.kit.impatient SECONDS …`.
 
 The rest of the arguments is the command of a sidecar, of this interpreter, which becomes this process.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import runpy
 import sys
 
-from streamer.relay.deliver import held_back
+from sidecar.job import held_back
 
 
 def prefix(seconds: float) -> list[str]:
@@ -19,7 +19,7 @@ def prefix(seconds: float) -> list[str]:
 def main() -> None:
     """Run the command of the arguments."""
     seconds, _, _, module, *arguments = sys.argv[1:]
-    held_back.GRACE = float(seconds)
+    held_back.HELD_BACK_AFTER = float(seconds)
     sys.argv[1:] = arguments
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

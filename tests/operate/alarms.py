@@ -283,6 +283,25 @@ CASES = (
     ),
     Case("PenstockStarved", "for ten minutes", [*BUSY, *seconds(starved=60), *causes(body=60)], "10m"),
     Case(
+        "PenstockHeldBack",
+        "a rank that nobody reads",
+        [*STILL, *seconds(held_back=60), of_train("penstock_fifo_unread_bytes", "0x90")],
+        "25m",
+        TRAIN,
+    ),
+    Case(
+        "PenstockHeldBack",
+        "a pause of all ranks, whose FIFOs have bytes",
+        [*STILL, *seconds(held_back=60), of_train("penstock_fifo_unread_bytes", "4096x90")],
+        "60m",
+    ),
+    Case(
+        "PenstockHeldBack",
+        "ranks that wait for each other, and go on",
+        [*BUSY, *seconds(held_back=60), of_train("penstock_fifo_unread_bytes", "0x90")],
+        "60m",
+    ),
+    Case(
         "PenstockOrdersDiffer",
         "two hosts of a job, of which one has other weights",
         [order("one", "a", "11", "2x60"), order("one", "b", "22", "2x60")],

@@ -105,7 +105,6 @@ def event(count: int, **channel: object) -> dict[str, Any]:
     """A document of `/events` with so many channels."""
     fields = {
         "source": "s3://b/" + "a/long/prefix/" * 8, "objects": 1200, "listing": False,
-        "fetched_together": True,
         "epoch": 3, "consumed": 45, "bytes": 100,
         "eta": 7500.0, "rates": [1e6 * n for n in range(60)], "shares": {"blocked": 0.5, "starved": 0.25,
         "limited": 0.15, "moving": 0.1}, "requests_in_flight": 3, "requests_in_flight_limit": 64,

@@ -14,7 +14,7 @@ START = Sample(
     at=100.0, state="streaming", connected=True, error=None, epoch=2, total=1000, consumed=0,
     ever_consumed=5000,
     written=5000, seconds=dict.fromkeys(STATES, 7.0), starved=dict.fromkeys(CAUSES, 3.0), ok=10, failures=4,
-    held_back_by=(), fetched_together=True, throttled=1,
+    held_back_by=(), throttled=1,
 )  # fmt: skip
 
 
@@ -109,14 +109,12 @@ def test_another_fifo_of_a_shared_stream() -> None:
     assert found.kind == "held_back"
     assert found.text == "held back 60% of the last minute by train-2, which is full or without a reader"
     assert "train-2" in found.remedy
+    assert "set Fetch: separately" in found.remedy
     two = diagnose(START, replace(now, held_back_by=("train-2", "train-3")))
     assert two.text.endswith(" by train-2, train-3, which are full or without a reader")
     between = diagnose(START, replace(now, held_back_by=()))
     text = "held back 60% of the last minute by another FIFO of the channel"
     assert (between.text, between.remedy) == (text, "")
-    separated = diagnose(START, replace(now, held_back_by=(), fetched_together=False))
-    assert separated.text == text
-    assert "separately now" in separated.remedy, "nothing is left to do"
     assert diagnose(START, after(held_back=0.3, blocked=0.4)).kind == "trainer"
 
 

@@ -25,42 +25,19 @@ def memory_budget(members: int, *, requests: int = REQUESTS, budget: int = BUDGE
 
 
 class AllotmentMachine(RuleBasedStateMachine):
-    """Four channels that take, give, come and go, two of them with one quota until it is split.
-
-    What one is refused is remembered until `on_available`.
-    """
+    """Four channels that take, give, come and go; what one is refused is remembered until `on_available`."""
 
     members = 4
 
     def __init__(self) -> None:
         super().__init__()
         self.whole = memory_budget(self.members)
-        self.shares = [self.whole.quota(), self.whole.quota(), self.whole.quota(2)]
+        self.shares = [self.whole.quota() for _ in range(self.members)]
         self.waiting: dict[int, int | None] = {}
         """The room that each was refused; None: a request."""
         self.pieces: list[list[int]] = [[] for _ in self.shares]
-        self.watch()
-
-    def watch(self) -> None:
         for number, quota in enumerate(self.shares):
             quota.on_available = functools.partial(self.became_available, number)
-
-    @precondition(
-        lambda self: (
-            len(self.shares) < self.members
-            and not (
-                self.shares[2].reserved_bytes or self.shares[2].requests_in_flight or self.shares[2].active
-            )
-        )
-    )
-    @rule()
-    def split(self) -> None:
-        floors = self.whole.committed
-        self.shares[2:] = self.whole.split(self.shares[2])
-        assert self.whole.committed == floors
-        self.pieces.append([])
-        self.waiting.pop(2, None)
-        self.watch()
 
     def became_available(self, number: int) -> None:
         self.waiting.pop(number, None)
@@ -69,7 +46,6 @@ class AllotmentMachine(RuleBasedStateMachine):
 
     @rule(i=index, reserved_bytes=st.integers(1, 60))
     def take(self, i: int, reserved_bytes: int) -> None:
-        i %= len(self.shares)
         quota = self.shares[i]
         self.waiting.pop(i, None)
         if quota.reserved_bytes + reserved_bytes <= quota.floor:
@@ -90,13 +66,11 @@ class AllotmentMachine(RuleBasedStateMachine):
 
     @rule(i=index, active=st.booleans())
     def reader(self, i: int, active: Any) -> None:
-        i %= len(self.shares)
         self.shares[i].activate(active=active)
         self.waiting.pop(i, None)
 
     @rule(i=index)
     def begin(self, i: int) -> None:
-        i %= len(self.shares)
         self.waiting.pop(i, None)
         if self.shares[i].may_request():
             self.shares[i].begin()
@@ -138,7 +112,7 @@ class AllotmentMachine(RuleBasedStateMachine):
     @invariant()
     def quotas_and_requests(self) -> None:
         active = [quota for quota in self.shares if quota.active]
-        assert self.whole.active == sum(quota.channels for quota in active)
+        assert self.whole.active == len(active)
         for quota in self.shares:
             assert quota.byte_limit >= quota.floor
             assert quota.requests_limit >= 1
@@ -160,17 +134,6 @@ class AllotmentMachine(RuleBasedStateMachine):
 
 
 TestAllotment = AllotmentMachine.TestCase
-
-
-def test_a_quota_in_use_is_not_split() -> None:
-    whole = memory_budget(2)
-    quota = whole.quota(2)
-    assert (quota.floor, quota.byte_limit, quota.requests_limit) == (BUDGET, BUDGET, REQUESTS)
-    quota.take(1)
-    with pytest.raises(ValueError, match="in use"):
-        whole.split(quota)
-    quota.give(1)
-    assert [(each.floor, each.requests_limit) for each in whole.split(quota)] == [(BUDGET // 4, 4)] * 2
 
 
 def test_a_channel_alone_has_everything() -> None:

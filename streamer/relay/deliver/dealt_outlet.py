@@ -203,47 +203,6 @@ class DealtOutlet:
         self._opened.close()
 
 
-class SoleOutlet:
-    """As `DealtOutlet`, an `Outlet` of one FIFO, which has no other taker: its bytes go into that FIFO."""
-
-    holding = False
-
-    def __init__(self, group: SharedGroup) -> None:
-        self._group = group
-        (self._fifo,) = group.fifos
-
-    def __repr__(self) -> str:
-        return f"<SoleOutlet epoch {self._group.epoch}, {self._fifo}>"
-
-    def begin(self, dealt: DealtEpoch) -> None:
-        """As `DealtOutlet`. Raises RuntimeError if the stream begins at another byte than the FIFO."""
-        self._fifo.begin_stream(dealt.offset)
-        if self._fifo.lead:
-            raise RuntimeError(f"{self._fifo} gets a stream that begins at byte {dealt.offset}")
-
-    def end(self) -> None:
-        if not self.reader_gone:
-            raise RuntimeError(f"the stream of epoch {self._group.epoch} has ended early: {self!r}")
-
-    @property
-    def reader_gone(self) -> bool:
-        return not self._fifo.takes(self._group.epoch)
-
-    def push(self, source: Drainable) -> int:
-        return self._fifo.take(source, ALL)
-
-    async def writable(self) -> None:
-        self._group.timer.block([self._fifo])
-        await self._fifo.writable()
-
-    def take_dropped(self) -> int:
-        """As `DealtOutlet`: every byte has its taker."""
-        return 0
-
-    def close(self) -> None:
-        """As `Outlet`: the FIFO has another owner."""
-
-
 class _Copied:
     """Bytes in a pipe that stay there; a `Drainable`."""
 

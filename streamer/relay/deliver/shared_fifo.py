@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from streamer.errors import ReaderGone, SinkError
-from streamer.relay.deliver.held_back import FifoProgress, held_back
 from streamer.relay.deliver.object_ends import ObjectEnds
 from streamer.relay.statistics import Cause, ChannelCounters, State, StateTimer
 
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
     from streamer.errors import SourceError
     from streamer.plan import Plan, Position
-    from streamer.relay.deliver.held_back import HeldBackWatch
     from streamer.relay.deliver.key_list import KeyList, KeyLists
     from streamer.relay.statistics import EpochRequests
     from streamer.schedule.budget import ChannelQuota
@@ -44,8 +42,6 @@ class SharedGroup:
     """Counters of the requests, and of the parts. The group sets their timer."""
     settled: Callable[[], Awaitable[None]] | None = None
     """Waits until the requests of all delivered parts are counted; None: no stream has run."""
-    watch: HeldBackWatch | None = None
-    """Watches the pace of the ranks, if they can be separated."""
     blocked_by: list[SharedFifo] = field(default_factory=list)
     """FIFOs that are full, if the stream waits for them."""
     timer: SharedTimer = field(init=False)
@@ -63,23 +59,6 @@ class SharedGroup:
     def timers(self) -> list[StateTimer]:
         """Return the timers of the FIFOs that take bytes of the stream's epoch."""
         return [fifo.counters.timer for fifo in self.fifos if fifo.takes(self.epoch)]
-
-    def held_back_by(self) -> tuple[str, ...]:
-        """Return the FIFOs that hold back another rank (`streamer.relay.deliver.held_back`)."""
-        return held_back([[fifo.progress for fifo in fifos] for fifos in self.ranks])
-
-    def divided(self, quotas: Sequence[ChannelQuota]) -> list[SharedGroup]:
-        """Return a group for each rank, which its FIFOs are in from now on. `quotas`: of the ranks."""
-        counters = self.counters
-        groups = []
-        for fifos, quota in zip(self.ranks, quotas, strict=True):
-            epoch = min((fifo.epoch for fifo in fifos if not fifo.closed), default=self.epoch)
-            groups.append(SharedGroup([fifos], epoch, quota, counters))
-            counters = ChannelCounters()
-        for group in groups:
-            for fifo in group.fifos:
-                fifo.group = group
-        return groups
 
 
 class SharedFifo:
@@ -142,21 +121,6 @@ class SharedFifo:
         if self.closed or self.refused or self.epoch > epoch:
             return self.plan.total_bytes(epoch)
         return self.delivered if self._begun == epoch else 0
-
-    @property
-    def progress(self) -> FifoProgress:
-        """What the FIFO is at, for the watch."""
-        group, outlet = self.group, self.outlet
-        return FifoProgress(
-            self.name,
-            waits_for_stream=outlet is not None and self.takes(group.epoch) and not outlet.unread,
-            stops_stream=self.awaited_in(group.epoch) or self in group.blocked_by,
-        )
-
-    @property
-    def together(self) -> bool:
-        """Whether the stream is also that of other ranks."""
-        return len(self.group.ranks) > 1
 
     @property
     def quota(self) -> ChannelQuota | None:
@@ -320,13 +284,9 @@ class SharedTimer(StateTimer):
         """Note the full FIFOs that the stream waits for; all others are held back by them."""
         group = self._group
         group.blocked_by = list(by)
-        if group.watch is not None:
-            group.watch.wait()
         for fifo in group.fifos:
             if fifo.takes(group.epoch):
                 fifo.counters.timer.enter("blocked" if fifo in by else HELD_BACK)
 
     def _go_on(self) -> None:
         self._group.blocked_by = []
-        if self._group.watch is not None:
-            self._group.watch.go_on()
