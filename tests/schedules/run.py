@@ -25,9 +25,12 @@ from streamer.readers.core.stream import PipeStream
 from streamer.relay.channel import Channel
 from streamer.relay.channel_spec import ChannelEvents, ChannelSpec
 from streamer.relay.deliver import inflation, taking
+from streamer.relay.deliver.shared_fifo import SharedFifo
+from streamer.relay.shared_stream import SharedStream
 from streamer.relay.staging import stage as stages
 from streamer.relay.staging.buffers import BUFFER_SIZE, BufferPool, BufferStages
 from streamer.relay.staging.pipes import PipePool, PipeStages
+from streamer.relay.staging.stage import Stages
 from streamer.relay.statistics import EpochRequests
 from streamer.retry import RetryPolicy
 from streamer.s3.client.endpoint import RequestOptions
@@ -43,6 +46,7 @@ from streamer.trailer import Trailer
 from tests.kit.raw import etag
 from tests.kit.virtual import Hang, ScheduledLoop, virtual
 from tests.schedules.server import Server
+from tests.schedules.shared import share, shared_stream
 from tests.schedules.trial import BUCKET, LASTING, ChannelTrial, SeedTrial
 from tests.schedules.wire import authority
 
@@ -140,6 +144,7 @@ class SeedRun:
         """What an operator has done."""
         self._plans: dict[str, Plan] = {}
         self._listings: list[asyncio.Task[None]] = []
+        self._shared: SharedStream | None = None
 
     async def run(self) -> None:
         """Make the channels, let everybody act, and check what came of it."""
@@ -155,21 +160,28 @@ class SeedRun:
         memory_budget = MemoryBudget(
             trial.budget,
             concurrency,
-            members=len(trial.channels),
+            members=len(trial.channels) if trial.shared is None else 1,
             hedging=Hedging(trial.hedge),
             unit=1 if trial.splice else BUFFER_SIZE,
         )
         memory_budget.ahead = trial.ahead
         pipes, buffers = PipePool(64 * PIPE_SIZE, most=64), BufferPool()
         channels: list[Channel] = []
+        fifos: dict[str, SharedFifo] = {}
+        supply: Stages | None = None
+        if trial.shared is not None:
+            supply = self._stages(memory_budget, pipes, buffers)
+            self._shared = shared_stream(trial.shared, trial.channels, source, supply, POLICY)
+            fifos = {each.name: each for each in self._shared.fifos}
+            self._plans |= {each.name: each.plan for each in self._shared.fifos}
         for each in trial.channels:
-            quota = memory_budget.quota()
-            supply = PipeStages(quota, pipes) if trial.splice else BufferStages(quota, buffers)
-            channels.append(self._channel(each, source, supply))
+            stages = supply or self._stages(memory_budget, pipes, buffers)
+            channels.append(self._channel(each, source, stages, fifos.get(each.name)))
         tasks = await self._play(channels, memory_budget)
-        for channel, task in zip(channels, tasks, strict=True):
+        for task in tasks:
             if not task.cancelled() and task.exception() is not None:
-                raise Broken(f"{channel.name} ended with what no channel may raise") from task.exception()
+                raise Broken(f"{task.get_name()} ended with what it may not raise") from task.exception()
+        for channel in channels:
             self._check(channel, memory_budget)
             channel.close()
         source.close()
@@ -177,6 +189,10 @@ class SeedRun:
         pipes.close()
         await asyncio.sleep(100)  # threads of a loop return, and sockets that are closed are told
         self.found.faults += self._server.struck
+
+    def _stages(self, memory_budget: MemoryBudget, pipes: PipePool, buffers: BufferPool) -> Stages:
+        quota = memory_budget.quota()
+        return PipeStages(quota, pipes) if self._trial.splice else BufferStages(quota, buffers)
 
     def _http(self) -> HttpSource:
         """Our own transport."""
@@ -202,13 +218,18 @@ class SeedRun:
         )
 
     async def _play(self, channels: list[Channel], memory_budget: MemoryBudget) -> list[asyncio.Task[None]]:
-        """Run the channels, readers and actions until all have ended; the channels' tasks. Raises Broken."""
+        """Run the channels, readers and actions until all have ended. Raises Broken.
+
+        Returns the tasks of the channels, and that of their stream if they share one.
+        """
         tasks: list[asyncio.Task[None]] = []
         try:
             async with asyncio.timeout(LONGEST):
                 for channel in channels:
                     channel.prepare()
                     tasks.append(self._loop.create_task(channel.run(), name=channel.name))
+                if self._shared is not None:
+                    tasks.append(self._loop.create_task(self._shared.run(), name="shared stream"))
                 others = [self._loop.create_task(self._change())]
                 others += [
                     self._loop.create_task(self._act(when, what, channels, tasks, memory_budget))
@@ -225,12 +246,15 @@ class SeedRun:
             raise Broken(f"hangs: readers have {self._got}; {now}") from None
         return tasks
 
-    def _channel(self, each: ChannelTrial, source: Any, supply: Any) -> Channel:
-        refs = [ObjectRef(BUCKET, key, len(data), etag(data)) for key, data in each.objects.items()]
-        arrangement = Arrangement(wrap=each.wrap, seed=each.shuffle, inflate=each.inflate)
-        plan = self._plans[each.name] = Plan.of(refs, arrangement)
-        if each.listing is not None:
-            plan = self._open_plan(each, refs, arrangement)
+    def _channel(self, each: ChannelTrial, source: Any, supply: Any, shared: SharedFifo | None) -> Channel:
+        if shared is None:
+            refs = [ObjectRef(BUCKET, key, len(data), etag(data)) for key, data in each.objects.items()]
+            arrangement = Arrangement(wrap=each.wrap, seed=each.shuffle, inflate=each.inflate)
+            plan = self._plans[each.name] = Plan.of(refs, arrangement)
+            if each.listing is not None:
+                plan = self._open_plan(each, refs, arrangement)
+        else:
+            plan = shared.plan
         spec = ChannelSpec(
             name=each.name,
             plan=plan,
@@ -238,7 +262,7 @@ class SeedRun:
             retry=POLICY,
             when_failed=each.when_failed,
         )
-        return Channel(spec, source, supply, events=_Report(self._epoch_ended))
+        return Channel(spec, source, supply, events=_Report(self._epoch_ended), shared=shared)
 
     def _open_plan(self, each: ChannelTrial, refs: list[ObjectRef], arrangement: Arrangement) -> Plan:
         """Return a plan of the first object, and list the others as drawn."""
@@ -418,8 +442,12 @@ class SeedRun:
             raise Broken(f"{each.name} failed for no reason that it was given: {error}")
 
     def _right(self, each: ChannelTrial, epoch: int, data: bytes, *, whole: bool) -> bool:
-        """Whether `data` is the objects in order, or the beginning of that."""
-        truth = b"".join(self._streamed(each, ref.key) for ref in self._plans[each.name].refs(epoch))
+        """Whether `data` is the FIFO's part of the objects in order, or the beginning of that."""
+        plan = self._plans[each.name]
+        if self._shared is None:
+            truth = b"".join(self._streamed(each, ref.key) for ref in plan.refs(epoch))
+        else:
+            truth = share(plan, each.objects, epoch)
         return data == truth if whole else truth.startswith(data)
 
     def _streamed(self, each: ChannelTrial, key: str) -> bytes:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import select
 import socket
 from typing import Any, get_args
@@ -44,6 +45,10 @@ def test_seeds_draw_every_fault_and_action() -> None:
     actions = {what for trial in drawn for _, what in trial.actions}
     assert actions == {*get_args(Action)}
     assert {each.when_failed for trial in drawn for each in trial.channels} == {"hold", "close"}
+    shared = [trial.shared for trial in drawn if trial.shared is not None]
+    assert {(each.ranks > 1, each.copies > 1, each.shuffle is None) for each in shared} == {
+        *itertools.product((False, True), repeat=3)
+    }
 
 
 async def wake_order() -> tuple[Any, ...]:

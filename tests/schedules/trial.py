@@ -12,6 +12,9 @@ from streamer.units import KIB, MIB
 
 BUCKET = "b"
 
+RECORD = 512
+"""Bytes of a record of a shared stream."""
+
 FAULTS = (
     *("500", "503", "reset", "reset later", "cut", "stall", "slow", "drip", "range", "closes", "says close"),
     *("trailing", "interim"),
@@ -53,6 +56,18 @@ class ChannelTrial:
 
 
 @dataclass(frozen=True)
+class SharedTrial:
+    """A stream that all channels of a run share: records of `RECORD` bytes, dealt to ranks."""
+
+    ranks: int
+    copies: int
+    """FIFOs of each rank."""
+    batch: int
+    """Records of a rank in a step."""
+    shuffle: int | None
+
+
+@dataclass(frozen=True)
 class SeedTrial:
     """One run."""
 
@@ -78,6 +93,8 @@ class SeedTrial:
     """Bytes of a part that is not parked in its socket."""
     ahead: int
     """Bytes in which a channel inflates ahead of delivery."""
+    shared: SharedTrial | None
+    """None: each channel has a stream of its own."""
 
     @classmethod
     def draw(cls, seed: int) -> SeedTrial:
@@ -87,6 +104,15 @@ class SeedTrial:
         channels = tuple(
             _channel(dice, f"c{number}", splice, seed=seed) for number in range(dice.choice([1, 1, 1, 2, 3]))
         )
+        shared = None
+        # Of dice of their own, so that the other seeds are as they were without shared streams.
+        if (own := random.Random(f"{seed} shared")).random() < 0.3:
+            part_size = own.choice([part_size, 256 * KIB, MIB])
+            shared = SharedTrial(
+                own.choice([1, 2, 3]), own.choice([1, 1, 2]), own.choice([1, 3, 40]),
+                own.choice([None, own.randrange(1000)]),
+            )  # fmt: skip
+            channels = _shared_channels(own, channels[0], shared)
         keys = [key for channel in channels for key in channel.objects]
         rate = dice.choice([0.0, 0.05, 0.2, 0.5])
         kinds = dice.sample(FAULTS, dice.randint(1, 5))
@@ -100,7 +126,8 @@ class SeedTrial:
             (dice.choice([0.0, dice.expovariate(2), dice.expovariate(20)]), dice.choice(get_args(Action)))
             for _ in range(dice.choice([0, 0, 1, 2]))
         ]
-        least = 2 * len(channels) * max(128 * KIB, part_size) * (8 if splice else 1)
+        streams = len(channels) if shared is None else 1
+        least = 2 * streams * max(128 * KIB, part_size) * (8 if splice else 1)
         return cls(
             seed=seed,
             splice=splice,
@@ -118,7 +145,22 @@ class SeedTrial:
             actions=tuple(sorted(actions)),
             small_part=dice.choice([0, 0, MIB]),
             ahead=dice.choice([0, 16 * KIB, 256 * KIB, 256 * KIB]),
+            shared=shared,
         )
+
+
+def _shared_channels(
+    dice: random.Random, channel: ChannelTrial, shared: SharedTrial
+) -> tuple[ChannelTrial, ...]:
+    """The FIFOs of a shared stream, otherwise as `channel`: its small and large objects are theirs."""
+    most = dice.choice([8, 60, 600])
+    sizes = [dice.randrange(most) for _ in range(dice.choice([2, 8, 20]))]
+    sizes.append(max(5 * most, shared.batch * shared.ranks))  # a stream has at least one step
+    objects = {f"shared/{number}": dice.randbytes(RECORD * size) for number, size in enumerate(sizes)}
+    each = replace(
+        channel, objects=objects, wrap=False, inflate=False, shuffle=None, listing=None, listing_fails=False
+    )
+    return tuple(replace(each, name=f"s-{number}") for number in range(shared.ranks * shared.copies))
 
 
 def _content(dice: random.Random, inflate: bool) -> bytes:
