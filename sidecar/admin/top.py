@@ -1,221 +1,133 @@
-"""`penstock top`: the status page in a terminal, from the same events.
+"""`penstock top`: the figures of the status page in a terminal, as a live table with a row for each channel.
 
-A frame is a pure function of one event and the terminal's size, so that tests can compare frames. A thread
-reads the events; the main thread waits for events, keys and changes of the size, and draws the alternate
-screen. A frame is never taller than the terminal: channels become two lines each if their panels do not fit,
-and the last line says how many are not shown.
+A frame is a pure function of one event of the sidecar and the terminal's size. `watch` draws one for each
+event, which comes once a second, so a terminal of a new size has its frame within a second.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
-import os
-import queue
-import select
-import signal
-import sys
-import termios
-import threading
-import tty
-from typing import TYPE_CHECKING, Any, Self
+from datetime import timedelta
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
+from rich import box
 from rich.console import Console, Group
 from rich.live import Live
-from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
 from streamer.units import MIB, counted, decimal_bytes, human_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from rich.console import RenderableType
+    from collections.abc import Iterator
 
 COLOURS = {
     "trainer": "green", "storage": "magenta", "faults": "red", "failed": "red", "limit": "yellow",
     "held_back": "cyan", "even": "blue", "mixed": "yellow", "idle": "bright_black",
 }  # fmt: skip
-STATES = (
-    ("blocked", "waiting for the trainer", "green"),
-    ("starved", "waiting for storage", "magenta"),
-    ("held_back", "waiting for another FIFO", "cyan"),
-    ("limited", "held by a limit", "yellow"),
-    ("moving", "moving bytes", "blue"),
-    ("idle", "no reader", "bright_black"),
-)
-SPARKS = " ▁▂▃▄▅▆▇█"
+STATES = {
+    "blocked": "waiting for the trainer", "starved": "waiting for storage",
+    "held_back": "waiting for another FIFO", "limited": "held by a limit", "moving": "moving bytes",
+    "idle": "no reader",
+}  # fmt: skip
 SHOWN_ERRORS = 2
-LABELS = 10
-"""Columns of the labels in a panel."""
-BORDER = 4
-"""Columns of a panel's border."""
+WIDE = 110
+"""Columns of a terminal from which on a row has the channel's last minute and what it uses of the limits."""
 
 
-def watch(events: Iterable[dict[str, Any]], *, once: bool) -> None:
-    """Show events until they end or the user presses q or Ctrl-C.
+def watch(events: Iterator[dict[str, Any]], *, once: bool) -> None:
+    """Show events until they end; Ctrl-C raises KeyboardInterrupt.
 
     `once`: print the first event whole and return, as is done if standard output is no terminal.
     """
     console = Console()
+    # Before the screen is cleared: that no sidecar responds is an error on the user's own screen.
+    event = first = next(events)
     if once or not console.is_terminal or console.is_dumb_terminal:
-        console.print(frame(next(iter(events)), width=console.width))
+        console.print(frame(first, console, fit=False))
         return
-    event: dict[str, Any] | None = None
-    with _Input(events) as news, Live(console=console, screen=True, auto_refresh=False) as live:
-        for arrived in news:
-            event = arrived or event
-            if event is not None:
-                live.update(frame(event, width=console.width, height=console.height), refresh=True)
-    if event is not None and event.get("phase") == "ended":
+    # Nothing is drawn before the block begins: Ctrl-C in that drawing would leave the screen as it is.
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        for event in chain([first], events):
+            live.update(frame(event, console), refresh=True)
+    if event["phase"] == "ended":
         console.print("The sidecar has ended.")
 
 
-class _Input:
-    """Iterates over events, and None when the size has changed, until the user presses q."""
+def frame(event: dict[str, Any], console: Console, *, fit: bool = True) -> Group:
+    """Return what the console shows of one event.
 
-    def __init__(self, events: Iterable[dict[str, Any]]) -> None:
-        self._events = events
-        self._arrived: queue.SimpleQueue[dict[str, Any] | BaseException | None] = queue.SimpleQueue()
-        """Events, then None at their end, or the error that ended them."""
-        self._read_end, self._write_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._exits = contextlib.ExitStack()
-
-    def __enter__(self) -> Self:
-        if sys.stdin.isatty():
-            settings = termios.tcgetattr(0)
-            self._exits.callback(termios.tcsetattr, 0, termios.TCSADRAIN, settings)
-            tty.setcbreak(0)
-        replaced = signal.signal(signal.SIGWINCH, lambda *_: self._wake())
-        self._exits.callback(signal.signal, signal.SIGWINCH, replaced)
-        # A daemon: it may wait for the next event when the user quits.
-        threading.Thread(target=self._follow, name="events", daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._exits.close()
-
-    def __iter__(self) -> Iterator[dict[str, Any] | None]:
-        sources = [self._read_end, *([0] if sys.stdin.isatty() else [])]
-        while True:
-            ready, _, _ = select.select(sources, [], [])
-            if 0 in ready and os.read(0, 64)[:1] in (b"q", b"Q", b""):
-                return
-            if self._read_end not in ready:
-                continue
-            os.read(self._read_end, 4096)
-            latest: dict[str, Any] | None = None
-            with contextlib.suppress(queue.Empty):
-                while True:
-                    arrived = self._arrived.get_nowait()
-                    if isinstance(arrived, BaseException):
-                        raise arrived
-                    if arrived is None:
-                        yield latest
-                        return
-                    latest = arrived
-            yield latest
-
-    def _follow(self) -> None:
-        try:
-            for event in self._events:
-                self._arrived.put(event)
-                self._wake()
-        except BaseException as error:  # noqa: BLE001 - raised in the main thread
-            self._arrived.put(error)
-        else:
-            self._arrived.put(None)
-        self._wake()
-
-    def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # the pipe is full: the main thread wakes anyway
-            os.write(self._write_end, b".")
-
-
-def frame(event: dict[str, Any], *, width: int, height: int | None = None) -> Group:
-    """Return the screen that shows one event; with `height`, no taller than so many lines."""
-    above, below = [_header(event)], [_footer(event, width, keys=height is not None)]
+    `fit`: in its height. If channels do not fit with all their lines, each has one; those that do not fit
+    even so are counted.
+    """
     channels = event["channels"]
-    whole = Group(*above, *(_panel(each, width) for each in channels), *below)
-    if height is None or _height(whole, width) <= height:
+    whole = _frame(event, channels, console)
+    if not fit or _height(whole, console) <= console.height:
         return whole
-    whole = Group(*above, *(_summary(each, width) for each in channels), *below)
-    if _height(whole, width) <= height:
-        return whole
-    room = height - _height(Group(*above, *below), width) - 1
     # A failed channel is the first to look at.
     channels = sorted(channels, key=lambda each: each["bottleneck"]["kind"] != "failed")
-    shown: list[RenderableType] = []
-    for each in channels:
-        lines = _summary(each, width)
-        room -= _height(lines, width)
-        if room < 0:
-            break
-        shown.append(lines)
-    more = Text(
-        f"{counted(len(channels) - len(shown), 'more channel')}: enlarge the terminal", style="yellow"
-    )
-    return Group(*above, *shown, more, *below)
+    around = _height(_frame(event, [], console, one_line=True), console)
+    return _frame(event, channels[: max(0, console.height - around)], console, one_line=True)
 
 
-def _height(renderable: RenderableType, width: int) -> int:
-    """Return how many lines a renderable has at this width."""
-    console = Console(width=width, file=io.StringIO(), force_terminal=False)
+def _height(renderable: Group, console: Console) -> int:
     return len(console.render_lines(renderable, pad=False))
 
 
-def _header(event: dict[str, Any]) -> Text:
-    return Text.assemble(
+def _frame(
+    event: dict[str, Any], channels: list[dict[str, Any]], console: Console, *, one_line: bool = False
+) -> Group:
+    header = Text.assemble(
         ("Penstock ", "bold"),
         ("ready", "bold green") if event["ready"] else ("not ready: " + event["why"], "bold red"),
         (f"  {event['host']['name']} · {event['transport']}", "bright_black"),
     )
+    wide = ["last minute", "in use"] if console.width >= WIDE and not one_line else []
+    headings = ["channel", "progress", "speed", *wide, "bottleneck"]
+    table = Table(box=box.SIMPLE_HEAD, expand=True, header_style="bright_black")
+    for heading in headings:
+        ratio = 1 if heading == "bottleneck" or (heading == "channel" and not one_line) else None
+        table.add_column(heading, ratio=ratio, min_width=ratio and 16, no_wrap=one_line)
+        table.columns[-1].overflow = "ellipsis" if one_line else "fold"
+    for channel in channels:
+        cells = _cells(channel)
+        table.add_row(*(cells[each].split()[0] if one_line else cells[each] for each in headings))
+    hidden = len(event["channels"]) - len(channels)
+    more = [Text(f"{counted(hidden, 'more channel')}: enlarge the terminal", "yellow")] if hidden else []
+    return Group(header, table, *more, _footer(event))
 
 
-def _footer(event: dict[str, Any], width: int, *, keys: bool) -> Text:
+def _footer(event: dict[str, Any]) -> Text:
     process, requests, limits = event["process"], event["requests"], event["limits"]
-    items = []
-    if limits:  # none while the job starts
-        adapt = (
-            "requests in flight adapt, now" if limits["requests_in_flight_adapt"] else "requests in flight"
-        )
-        items = [
-            f"{adapt} {limits['requests_in_flight']}",
-            f"memory budget {human_bytes(limits['memory_budget'])}",
-            f"at most {_rate(limits['bandwidth'])}" if limits["bandwidth"] else "no bandwidth limit",
-        ]
-    items += [
+    items = [
         f"process {process['rss_bytes'] // MIB} MiB, {process['cpu_seconds']:.1f} CPU-s",
-        f"{counted(requests['parts'] + requests['planning'], 'request')}, {_dollars(requests['dollars'])}",
-        *(["q quits"] if keys else []),
+        f"{counted(requests['parts'] + requests['planning'], 'request')}, "
+        + (f"about ${requests['dollars']:.2f}" if requests["dollars"] >= 0.01 else "less than $0.01"),
     ]
-    return _flow([(item, "bright_black") for item in items], width, separator=" · ")
+    if limits:  # none while the job starts
+        adapt = " adapt, now" if limits["requests_in_flight_adapt"] else ""
+        bandwidth = (
+            f"at most {decimal_bytes(limits['bandwidth'])}/s" if limits["bandwidth"] else "no bandwidth limit"
+        )
+        items += [
+            f"requests in flight{adapt} {limits['requests_in_flight']}",
+            f"memory budget {human_bytes(limits['memory_budget'])}",
+            bandwidth,
+        ]
+    return Text(" · ".join(items), "bright_black")
 
 
-def _panel(channel: dict[str, Any], width: int) -> Panel:
-    bottleneck, rates = channel["bottleneck"], channel["rates"]
-    colour = COLOURS.get(bottleneck["kind"], "blue")
-    inner = width - BORDER - LABELS - 1
-    lines = Table.grid(padding=(0, 1), expand=True)
-    lines.add_column(width=LABELS, style="bright_black")
-    lines.add_column(ratio=1, overflow="fold")
-    objects = f"{channel['objects']} object{'' if channel['objects'] == 1 else 's'}"
-    listing = " · listing" if channel["listing"] else ""
-    lines.add_row("source", f"{channel['source']} · {objects}{listing}")
-    lines.add_row("bottleneck", Text(bottleneck["text"], style=f"bold {colour}"))
-    if bottleneck["remedy"]:
-        lines.add_row("", Text(bottleneck["remedy"], style="bright_black", overflow="fold"))
-    lines.add_row(f"epoch {channel['epoch']}", _progress(channel, colour, inner))
-    recent = f" {_rate(_recent(rates))}"
-    minute = _sparkline(rates)[-max(0, inner - len(recent)) :]
-    lines.add_row("minute", Text.assemble((minute, colour), recent))
-    shares = [
-        (f"{text} {channel['shares'][state]:.0%}", style)
-        for state, text, style in STATES
-        if channel["shares"].get(state, 0) >= 0.005
-    ]
-    lines.add_row("time", _flow(shares, inner))
+def _cells(channel: dict[str, Any]) -> dict[str, Text]:
+    """Return a channel's cell below each heading. The first line of a cell is the one that is shown alone."""
+    bottleneck, total = channel["bottleneck"], channel["bytes"]
+    source = f"{channel['source']}\n{counted(channel['objects'], 'object')}"
+    source += " · listing" * channel["listing"]
+    done = f"{min(1.0, channel['consumed'] / (total or 1)):.0%} of {decimal_bytes(total or 0)}"
+    if channel["listing"]:
+        done = f"{decimal_bytes(channel['consumed'])} of unknown"
+    left = "" if channel["eta"] is None else f", {timedelta(seconds=round(channel['eta']))} left"
+    recent = channel["rates"][-5:] or [0]
+    shares = sorted(((channel["shares"].get(state, 0), text) for state, text in STATES.items()), reverse=True)
     used = [f"FIFO {human_bytes(channel['fifo'])} unread"]
     if channel["requests_in_flight_limit"]:  # else the first FIFO of its stream has those of all
         used = [
@@ -223,81 +135,14 @@ def _panel(channel: dict[str, Any], width: int) -> Panel:
             f"memory {human_bytes(channel['reserved'])} of {human_bytes(channel['quota'])}",
             *used,
         ]
-    lines.add_row("in use", _flow([(text, "") for text in used], inner))
-    for error in channel["errors"][:SHOWN_ERRORS]:
-        lines.add_row("error", Text(error["text"], style="red", overflow="fold"))
-    title = Text(channel["name"], style="bold")
-    return Panel(lines, title=title, title_align="left", border_style="bright_black")
-
-
-def _summary(channel: dict[str, Any], width: int) -> Group:
-    """Return a channel in two lines: its bottleneck, and its progress."""
-    colour = COLOURS.get(channel["bottleneck"]["kind"], "blue")
-    first = Text.assemble(
-        (channel["name"], "bold"), "  ", (channel["bottleneck"]["text"], colour), no_wrap=True
-    )
-    first.truncate(width, overflow="ellipsis")
-    rate = f" · {_rate(_recent(channel['rates']))}"
-    begin = Text(f"  epoch {channel['epoch']} ", style="bright_black")
-    second = begin + _progress(channel, colour, width - len(begin) - len(rate)) + Text(rate)
-    second.truncate(width, overflow="ellipsis")
-    return Group(first, second)
-
-
-def _progress(channel: dict[str, Any], colour: str, width: int) -> Text:
-    """Return percent, size and time left of the epoch, after a bar that takes the rest of the line."""
-    done = min(1.0, channel["consumed"] / channel["bytes"]) if channel["bytes"] else 0.0
-    left = "" if channel["eta"] is None else f" · {_duration(channel['eta'])} left"
-    words = f"{done:.0%} of {decimal_bytes(channel['bytes'])}{left}"
-    if channel["listing"]:
-        words = f"{decimal_bytes(channel['consumed'])} of unknown"
-    cells = max(0, width - len(words) - 1)
-    filled = int(done * cells)
-    bar = Text.assemble(
-        ("━" * filled, colour), ("─" * (cells - filled), "bright_black"), " " if cells else ""
-    )
-    return bar + Text(words)
-
-
-def _flow(items: list[tuple[str, str]], width: int, *, separator: str = "   ") -> Text:
-    """Return items in as many lines as they need; no item is broken if it fits into one."""
-    text, column = Text(overflow="fold"), 0
-    for words, style in items:
-        if column and column + len(separator) + len(words) > width:
-            text.append("\n")
-            column = 0
-        elif column:
-            text.append(separator, style=style)
-            column += len(separator)
-        text.append(words, style=style)
-        column += len(words)
-    return text
-
-
-def _dollars(dollars: float) -> str:
-    return f"about ${dollars:.2f}" if dollars >= 0.01 else "less than $0.01"
-
-
-def _duration(seconds: float) -> str:
-    """Return seconds as the two largest units: `2 h 05 min`."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes:02} min"
-    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
-
-
-def _recent(rates: list[float]) -> float:
-    """Return the mean of the last five rates."""
-    recent = rates[-5:]
-    return sum(recent) / len(recent) if recent else 0.0
-
-
-def _rate(bytes_per_second: float) -> str:
-    return f"{bytes_per_second / 1e6:.1f} MB/s"
-
-
-def _sparkline(rates: list[float]) -> str:
-    """Return a bar chart of the rates, one character for each."""
-    highest = max(rates, default=0.0) or 1.0
-    return "".join(SPARKS[round(rate / highest * (len(SPARKS) - 1))] for rate in rates)
+    words = [(bottleneck["text"], f"bold {COLOURS.get(bottleneck['kind'], 'blue')}")]
+    words += [(bottleneck["remedy"], "bright_black")] if bottleneck["remedy"] else []
+    words += [(error["text"], "red") for error in channel["errors"][:SHOWN_ERRORS]]
+    return {
+        "channel": Text.assemble((channel["name"], "bold"), (f"\n{source}", "bright_black")),
+        "progress": Text(f"{done}\nepoch {channel['epoch']}{left}"),
+        "speed": Text(f"{decimal_bytes(sum(recent) / len(recent))}/s"),
+        "last minute": Text("\n".join(f"{share:.0%} {text}" for share, text in shares if share >= 0.005)),
+        "in use": Text("\n".join(used)),
+        "bottleneck": Text("\n").join(Text(*each) for each in words),
+    }

@@ -43,7 +43,7 @@ def probe(url: str, *, quiet: bool, as_json: bool) -> None:
     "--token-file", metavar="FILE", help="The file that Penstock.Admin.TokenFile names, if Protect is all."
 )
 def top(url: str, *, once: bool, as_json: bool, token_file: str | None) -> None:
-    """Show a running sidecar live: bottleneck, speed and progress of each channel. Press q to quit."""
+    """Show a running sidecar live: bottleneck, speed and progress of each channel. Press Ctrl-C to quit."""
     from sidecar.admin.remote import events
     from sidecar.admin.top import watch
     from sidecar.config.settings import read_token

@@ -71,7 +71,7 @@ def test_page_events_and_top(stub: S3Stub, tmp_path: Path) -> None:
         assert event["requests"]["dollars"] >= (1 * 0.005 + 4 * 0.0004) / 1000
         shown = penstock("top", "--once", "--url", running.url, env={**os.environ, "COLUMNS": "120"})
         assert shown.returncode == 0, shown.stderr
-        for words in ("train", "s3://b/train/", "bottleneck", "epoch 1", "2 objects", "requests", "B unread"):
+        for words in ("train", "s3://b/train/", "bottleneck", "epoch", "2 objects", "requests", "B unread"):
             assert words in shown.stdout
         assert running.end() == 0
 
