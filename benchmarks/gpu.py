@@ -299,7 +299,7 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--loads", default="resnet18", metavar="LIST", help=f"of {', '.join(LOADS)} (resnet18)")
     made.add_argument("--feeds", default=",".join(FEEDS), metavar="LIST", help=f"of {', '.join(FEEDS)} (all)")
     made.add_argument("--workers", default="2,8", metavar="LIST", help="DataLoader workers to try (2,8)")
-    made.add_argument("--server", default="paced", help="of the origin: paced, fast, uneven (paced)")
+    made.add_argument("--server", default="paced", help="of the origin: paced, fast (paced)")
     made.add_argument("--rounds", type=int, default=3, help="counted runs of each (3)")
     made.add_argument("--seconds", type=float, default=8.0, help="of a run (8)")
     made.add_argument("--cores", type=int, default=0, metavar="N", help="for the job (three quarters)")

@@ -1,9 +1,7 @@
-"""The S3 server of `benchmarks.index`: listings, HEADs and ranged GETs over HTTP, in a process of its own.
+"""The S3 server of benchmarks with records: listings, HEADs, ranged GETs, in a process of its own.
 
-    files of a folder     sent by sendfile(2), as `data/NAME`
-    periodic objects      as many as wanted, of any size, made of one record over and over: nothing is stored
-
-A file whose name ends in `.index` is served as `index/NAME`, which is not below the prefix of the data.
+files of a folder     sent by sendfile(2), as `data/NAME`
+periodic objects      as many as wanted, of any size, made of one record over and over: nothing is stored
 """
 
 from __future__ import annotations
@@ -73,10 +71,7 @@ def objects_of(folder: str, periodic: Periodic | None) -> dict[str, Served]:
     """Return the objects of the server, by key, in order."""
     found = {}
     for name in os.listdir(folder):
-        key, fd = (
-            f"{'index' if name.endswith('.index') else 'data'}/{name}",
-            os.open(f"{folder}/{name}", os.O_RDONLY),
-        )
+        key, fd = f"data/{name}", os.open(f"{folder}/{name}", os.O_RDONLY)
         found[key] = Served(os.fstat(fd).st_size, etag(key), fd)
     if periodic is not None:
         size = periodic.size

@@ -3,8 +3,7 @@
     this process ── starts ──▶ server: pages of made-up keys, each after a delay
                  └─ starts ──▶ lister: `list_prefix` once, in a process of its own ──▶ figures, as JSON
 
-The server knows ListObjectsV2: `prefix` is ignored, `start-after` and tokens are positions in the keys. For
-`benchmarks.first_byte` it knows GetObject too: an object has as many bytes as there are keys up to it.
+The server knows ListObjectsV2 alone: `prefix` is ignored, `start-after` and tokens are positions in the keys.
 Shapes: `flat`, image files of one folder; `folders`, a thousand files in each; `hashes`, hexadecimal names.
 A lister's figures are its own: CPU seconds of the listing, peak memory above that before the listing, and the
 CPU seconds that its event loop spent on the listing before another task had its turn, looked at every 2 ms.
@@ -19,13 +18,12 @@ import asyncio
 import contextlib
 import json
 import os
-import re
 import resource
 import subprocess
 import sys
 import time
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -102,18 +100,8 @@ def page(keys: Keys, query: dict[str, list[str]]) -> bytes:
     return (head + OBJECT * (end - begin) % tuple(values) + "</ListBucketResult>").encode()
 
 
-def part(keys: Keys, key: str, header: bytes) -> tuple[bytes, bytes]:
-    """Return status line and fields, and the body, of the response to a GET of a range of an object."""
-    number = bisect_left(keys, key)
-    found = re.search(rb"\r\nrange: bytes=(\d+)-(\d*)\r\n", header, re.IGNORECASE)
-    first = int(found[1]) if found else 0
-    last = min(int(found[2]), number) if found and found[2] else number
-    status = b"206 Partial Content\r\nContent-Range: bytes %d-%d/%d" % (first, last, number + 1)
-    return b'%s\r\nETag: "%032x"' % (status if found else b"200 OK", number), bytes(last - first + 1)
-
-
 async def serve(keys: Keys, delay: float) -> None:
-    """Answer listings after `delay`, and GETs at once, until the process is ended; print the port."""
+    """Answer listings after `delay` until the process is ended; print the port."""
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError), contextlib.closing(writer):
@@ -121,15 +109,12 @@ async def serve(keys: Keys, delay: float) -> None:
                 header = await reader.readuntil(b"\r\n\r\n")
                 until = asyncio.get_running_loop().time() + delay
                 target = urlsplit(header.split(b" ", 2)[1].decode())
-                if "list-type=2" in target.query:
-                    start, body = (
-                        b"200 OK\r\nContent-Type: application/xml",
-                        page(keys, parse_qs(target.query)),
-                    )
-                    await asyncio.sleep(until - asyncio.get_running_loop().time())
-                else:
-                    start, body = part(keys, target.path.split("/", 2)[2], header)
-                writer.write(b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n" % (start, len(body)))
+                body = page(keys, parse_qs(target.query))
+                await asyncio.sleep(until - asyncio.get_running_loop().time())
+                writer.write(
+                    b"HTTP/1.1 200 OK\r\nContent-Type: application/xml\r\nContent-Length: %d\r\n\r\n"
+                    % len(body)
+                )
                 writer.write(body)
 
     server = await asyncio.start_server(connected, "127.0.0.1", 0)

@@ -1,12 +1,11 @@
 """The origin: an nginx that serves a data set as an S3 server does.
 
-It has four servers over the same files, each on a free port:
+It has three servers over the same files, each on a free port:
 
     fast    plain HTTP, sendfile, no limits
     paced   like S3: 25 ms to the first byte (`echo_sleep`, then an internal redirect, so that the static
             handler still supports ranges, ETags and conditions), 90 MiB/s per connection
     tls     as `fast`, over TLS 1.2/1.3
-    uneven  as `fast`, but one request in a hundred gets 256 kB/s
 
 The response to `GET /<bucket>` is the bucket's static listing, whatever the query. nginx does not check
 signatures; clients sign nevertheless. nginx runs in the foreground as a child process, with all its files in
@@ -30,8 +29,7 @@ from benchmarks.dataset import DataSet
 ECHO_MODULE = "/usr/lib/nginx/modules/ngx_http_echo_module.so"
 FIRST_BYTE_SECONDS = 0.025
 CONNECTION_RATE = "90m"
-SLOW_REQUESTS, SLOW_RATE = "1%", "256k"
-SERVERS = ("fast", "paced", "tls", "uneven")
+SERVERS = ("fast", "paced", "tls")
 
 
 class OriginFailed(Exception):
@@ -76,7 +74,7 @@ def config(directory: str, data: str, *, address: str, ports: Sequence[int], wor
     plain = "location / { }"
     paced = f"""location / {{ echo_sleep {FIRST_BYTE_SECONDS}; echo_exec @object; }}
     location @object {{ limit_rate {CONNECTION_RATE}; }}"""
-    fast_port, paced_port, tls_port, uneven_port = ports
+    fast_port, paced_port, tls_port = ports
     temporary = "\n".join(
         f"  {kind}_temp_path {directory}/{kind};"
         for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
@@ -115,11 +113,6 @@ http {{
   server {{
     listen {address}:{tls_port} ssl reuseport;{listing}
     {plain}
-  }}
-  split_clients $request_id $rate {{ {SLOW_REQUESTS} {SLOW_RATE}; * 0; }}
-  server {{
-    listen {address}:{uneven_port} reuseport;{listing}
-    location / {{ limit_rate $rate; }}
   }}
 }}
 """

@@ -8,8 +8,8 @@ Each form streams one epoch of the same objects of records of one size, over HTT
     together     the same ranks, with `Fetch: together`
     copies N     one rank with N FIFOs, by `Copies`
 
-The ranks have a record index with the offset of every record. The server is that of `benchmarks.index`. The
-figures are CPU seconds (user and system) of the sidecar for each GB of the objects, and GB a second, both
+The ranks have a record index with the offset of every record. The server is `benchmarks.index_server`.
+The figures are CPU seconds (user and system) of the sidecar for each GB of the objects, and GB a second, both
 from its event `ready` to the end of the last reader, and its requests. Readers are `cat`. With `--lockstep`
 each reader takes the batch of a step, and then waits for all others, as ranks of DDP do.
 """

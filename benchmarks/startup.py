@@ -98,10 +98,10 @@ def penstock(name: str, checkout: str, directory: str) -> Iterator[Program]:
     yield Program(f"{name} run", [*python, "run", *job], checkout, b'"ready"')
 
 
-def peers(url: str, directory: str, *, bucket: str = BUCKET, key: str = KEY) -> Iterator[Program]:
+def peers(url: str, directory: str) -> Iterator[Program]:
     """Yield the other programs that this machine has; each writes the object to its standard output."""
-    uri = f"s3://{bucket}/{key}"
-    remote = f":s3,env_auth,provider=Other,endpoint='{url}',force_path_style:{bucket}/{key}"
+    uri = f"s3://{BUCKET}/{KEY}"
+    remote = f":s3,env_auth,provider=Other,endpoint='{url}',force_path_style:{BUCKET}/{KEY}"
     for name, arguments in (
         ("rclone", ["cat", remote]),
         ("s5cmd", ["cat", uri]),
@@ -110,7 +110,7 @@ def peers(url: str, directory: str, *, bucket: str = BUCKET, key: str = KEY) -> 
         if (path := shutil.which(name)) is not None:
             yield Program(name, [path, *arguments], directory)
     if (python := _python_with("obstore")) is not None:
-        yield Program("obstore", [python, "-c", OBSTORE, bucket, key], directory)
+        yield Program("obstore", [python, "-c", OBSTORE, BUCKET, KEY], directory)
 
 
 def _python_with(package: str) -> str | None:
@@ -158,11 +158,9 @@ def start(program: Program, variables: Mapping[str, str]) -> Start:
     return Start(first, cpu or used.ru_utime + used.ru_stime)
 
 
-def write_job(
-    path: str, base_directory: str, uri: str = f"s3://{BUCKET}/data/", *, kind: str = "S3Prefix"
-) -> None:
-    """Write a job file with one channel, of the data that `uri` names. `kind`: its S3DataType."""
-    source = {"S3DataSource": {"S3DataType": kind, "S3Uri": uri}}
+def write_job(path: str, base_directory: str) -> None:
+    """Write a job file with one channel of the object."""
+    source = {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": f"s3://{BUCKET}/data/"}}
     job = {
         "InputDataConfig": [
             {"ChannelName": "train", "InputMode": "Pipe", "DataSource": source},

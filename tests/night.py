@@ -38,6 +38,7 @@ MACHINES = {
     "plants": "tests.plants",
     "guest": "tests.guest",
     "servers": "tests.servers",
+    "proof": "benchmarks.proof",
     "fresh": "scripts/fresh-machine",
     "properties": "pytest -q tests/unit --timeout=0 --hypothesis-profile=night --hypothesis-seed={seed}",
 }

@@ -5,7 +5,7 @@ possible label value is exported from the start, as zero, so that the rate of th
 failed epoch is not missing.
 
 This module writes the lines itself. With prometheus_client a scrape took ten times as long, and it blocks the
-loop that moves bytes (benchmarks/scrape.py measures it).
+loop that moves bytes.
 """
 
 from __future__ import annotations

@@ -2,27 +2,79 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import signal
 import ssl
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
 
-from benchmarks import cgroup
-from benchmarks.memory import CHANNELS, HEADINGS, REQUESTS, Outcome, Source, cells, job, run
-from benchmarks.process import ProcessFailed
 from sidecar.process.footprint import Footprint
 from streamer.units import MIB
+from tests.kit import cgroup
 from tests.kit.harness import fill
+from tests.kit.processes import sidecar, write_job
 from tests.kit.stub import S3Stub, StubThread
 
 LIMIT = 256 * MIB
+CHANNELS, ASLEEP, ABSENT = 20, 4, 1
+REQUESTS = 64
+RATE = 10e6
+"""Bytes per second of a reader that reads."""
+PATIENCE = 90.0
+"""Most seconds for one run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a channel streams, and the hash of its stream."""
+
+    bucket: str
+    sha256: str
+    compressed: bool = False
+
+
+@dataclass(slots=True)
+class Reader:
+    """A thread that reads one channel."""
+
+    source: Source
+    path: Path
+    asleep: bool
+    right: bool = False
+    longest_wait: float = 0.0
+    """Seconds for a byte."""
+    over: threading.Event = field(default_factory=threading.Event)
+
+    def read(self, wake: threading.Event) -> None:
+        """Read to the end, at most `RATE`; a sleeping reader pauses after its first bytes until `wake`."""
+        digest, began, size = hashlib.sha256(), time.monotonic(), 0
+        with open(self.path, "rb", buffering=0) as file:
+            while True:
+                asked = time.monotonic()
+                data = file.read(256 * 1024)
+                if not self.asleep:
+                    self.longest_wait = max(self.longest_wait, time.monotonic() - asked)
+                if not data:
+                    break
+                digest.update(data)
+                size += len(data)
+                if self.asleep:
+                    wake.wait()
+                elif (ahead := size / RATE - (time.monotonic() - began)) > 0:
+                    time.sleep(ahead)
+        self.right = digest.hexdigest() == self.source.sha256
+        self.over.set()
 
 
 @pytest.fixture
@@ -45,44 +97,92 @@ def sources(stub: S3Stub, *, zipped: bool) -> list[Source]:
     plain = fill(stub, [1_500_000] * 4, prefix="plain/")
     stub.objects |= {f"zipped/{n}.gz": gzip.compress(bytes([n]) * 8_000_000, 1) for n in range(4)}
     text = b"".join(bytes([n]) * 8_000_000 for n in range(4))
-    found = [Source("plain", hashlib.sha256(plain).hexdigest(), len(plain))] * CHANNELS
+    found = [Source("plain", hashlib.sha256(plain).hexdigest())] * CHANNELS
     if zipped:
-        found[0] = Source("zipped", hashlib.sha256(text).hexdigest(), len(text), compressed=True)
+        found[0] = Source("zipped", hashlib.sha256(text).hexdigest(), compressed=True)
     return found
 
 
-def outcome(
+def job(
+    found: Sequence[Source], stub: S3Stub, base: Path, wish: str, endpoint: dict[str, str]
+) -> dict[str, Any]:
+    """A job with a channel `c00`, `c01` and so on for each source."""
+    return {
+        "InputDataConfig": [
+            {
+                "ChannelName": f"c{index:02d}",
+                "DataSource": {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": f"s3://{source.bucket}/"}},
+                **({"CompressionType": "Gzip"} if source.compressed else {}),
+            }
+            for index, source in enumerate(found)
+        ],
+        "Penstock": {
+            "BaseDirectory": str(base),
+            "Endpoint": {"Region": "us-east-1", "PathStyle": True, "Url": stub.url} | endpoint,
+            "Admin": {"Port": 0},
+            "RequestsInFlight": REQUESTS,
+            "DrainFor": 0,
+            "Transport": wish,
+        },
+    }
+
+
+def run(
     stub: S3Stub, tmp_path: Path, *, wish: str, zipped: bool, limit: int = LIMIT, **endpoint: str
-) -> Outcome:
-    found = sources(stub, zipped=zipped)
-    document = job(found, {"Url": stub.url} | endpoint, str(tmp_path / "ml"), Transport=wish)
+) -> tuple[int, float]:
+    """Most bytes charged, and the longest wait, of twenty channels under the limit; every stream is right.
+
+    The last channel has no reader; those of the four before it sleep until the others have ended.
+    """
+    found, base = sources(stub, zipped=zipped), tmp_path / "ml"
+    awake, there = CHANNELS - ASLEEP - ABSENT, CHANNELS - ABSENT
+    readers = [
+        Reader(source, base / f"input/data/c{index:02d}_0", asleep=index >= awake)
+        for index, source in enumerate(found[:there])
+    ]
+    path, wake = write_job(tmp_path / "job.yaml", job(found, stub, base, wish, endpoint)), threading.Event()
+    with limited(limit) as group, sidecar(path, prefix=group.prefix) as running:
+        running.wait_for("ready")
+        for reader in readers:
+            threading.Thread(target=reader.read, args=(wake,), daemon=True).start()
+        deadline = time.monotonic() + PATIENCE
+        wait(readers[:awake], group, deadline)
+        wake.set()
+        wait(readers[awake:], group, deadline)
+        assert all(reader.right for reader in readers)
+        return group.peak + (group.sockets or 0), max(reader.longest_wait for reader in readers)
+
+
+def check(charged: int, longest_wait: float) -> None:
+    assert charged < LIMIT
+    assert longest_wait < 20
+
+
+def wait(readers: Sequence[Reader], group: cgroup.Cgroup, deadline: float) -> None:
+    """Wait for the readers, as long as the kernel has killed no process."""
+    for reader in readers:
+        while not reader.over.wait(0.2):
+            assert not group.killed, "killed by the kernel"
+            assert time.monotonic() < deadline, f"no end of {reader.path.name}"
+
+
+@contextlib.contextmanager
+def limited(limit: int) -> Iterator[cgroup.Cgroup]:
+    """A cgroup; skips the test where none can be made."""
     try:
-        return run(document, found, limit, str(tmp_path), rate=10e6)
+        with cgroup.limited(limit) as made:
+            yield made
     except cgroup.NoCgroup as error:
         pytest.skip(f"no cgroup with a limit of memory: {error}")
 
 
-def test_a_row_says_what_was_charged() -> None:
-    found = Outcome(100 * MIB, None, 90 * MIB, 0.25)
-    assert cells("tls", 256, found) == ("tls", "256", "100", "in the sum", "90", "0.2", "all right")
-    killed = Outcome(128 * MIB, 30 * MIB, 0, 1.2, "killed by the kernel")
-    assert cells("tls", 128, killed) == ("tls", "128", "128", "30", "0", "1.2", "killed by the kernel")
-    assert len(cells("tls", 256, found)) == len(HEADINGS)
-
-
-def check(found: Outcome) -> None:
-    assert not found.problem
-    assert found.charged + (found.sockets or 0) < LIMIT
-    assert found.longest_wait < 20
-
-
 def test_splice_transport(stub: S3Stub, tmp_path: Path) -> None:
-    check(outcome(stub, tmp_path, wish="splice", zipped=False))
+    check(*run(stub, tmp_path, wish="splice", zipped=False))
 
 
 def test_over_tls_with_a_compressed_channel(secure: S3Stub, authority: trustme.CA, tmp_path: Path) -> None:
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
-    check(outcome(secure, tmp_path, wish="buffered", zipped=True, CaBundle=str(tmp_path / "ca.pem")))
+    check(*run(secure, tmp_path, wish="buffered", zipped=True, CaBundle=str(tmp_path / "ca.pem")))
 
 
 def test_twenty_channels_over_tls_run_in_the_least_that_is_accepted(
@@ -90,26 +190,25 @@ def test_twenty_channels_over_tls_run_in_the_least_that_is_accepted(
 ) -> None:
     """160 MiB hold too; 1 MiB less than the least is refused before any FIFO exists."""
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
-    bundle = str(tmp_path / "ca.pem")
+    endpoint = {"CaBundle": str(tmp_path / "ca.pem")}
     least = Footprint(transport="buffered", fifos=CHANNELS, requests=REQUESTS).needed(2 * CHANNELS * MIB)
     assert least <= 160 * MIB
-    with pytest.raises(ProcessFailed, match=f"memory limit of {least // MIB - 1} MiB is too low") as refused:
-        outcome(secure, tmp_path, wish="buffered", zipped=True, limit=least - MIB, CaBundle=bundle)
-    assert f"raise the memory limit of the container to {least // MIB} MiB" in str(refused.value)
+    document = job(sources(secure, zipped=True), secure, tmp_path / "ml", "buffered", endpoint)
+    path = write_job(tmp_path / "refused.yaml", document)
+    with limited(least - MIB) as group, sidecar(path, prefix=group.prefix) as running:
+        assert running.wait() != 0
+        text = str(running.events)
+    assert f"memory limit of {least // MIB - 1} MiB is too low" in text
+    assert f"raise the memory limit of the container to {least // MIB} MiB" in text
     assert not list(tmp_path.glob("ml/input/data/*"))
-    found = outcome(secure, tmp_path, wish="buffered", zipped=True, limit=least, CaBundle=bundle)
-    assert not found.problem
+    run(secure, tmp_path, wish="buffered", zipped=True, limit=least, **endpoint)
 
 
 def test_a_process_that_takes_more_is_killed_and_seen_to_be() -> None:
     """So that the others mean something."""
     greedy = "import os, sys; os.write(1, b'.'); keep = bytearray(b'1') * (64 << 20)"
-    try:
-        with cgroup.limited(32 * MIB) as limited:
-            inside = ["sh", "-c", f'echo $$ > {limited.path}/cgroup.procs && exec "$0" "$@"']
-            done = subprocess.run([*inside, sys.executable, "-c", greedy], capture_output=True, check=False)
-            assert done.returncode == -signal.SIGKILL, done.stderr
-            assert limited.killed == 1
-            assert limited.peak <= 32 * MIB
-    except cgroup.NoCgroup as error:
-        pytest.skip(f"no cgroup with a limit of memory: {error}")
+    with limited(32 * MIB) as group:
+        done = subprocess.run([*group.prefix, sys.executable, "-c", greedy], capture_output=True, check=False)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        assert group.killed == 1
+        assert group.peak <= 32 * MIB

@@ -30,9 +30,10 @@ class Cgroup:
     path: str
     version: int
 
-    def join(self) -> None:
-        """Move this process into the cgroup. A child calls this before it executes another program."""
-        _write(self.path, "cgroup.procs", os.getpid())
+    @property
+    def prefix(self) -> list[str]:
+        """Words before a command that runs in the cgroup."""
+        return ["sh", "-c", 'echo $$ > "$0" && exec "$@"', os.path.join(self.path, "cgroup.procs")]
 
     @property
     def peak(self) -> int:
