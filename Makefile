@@ -8,7 +8,6 @@
 # make format      let ruff mend what it can
 # make bench       Penstock beside its peers, some 25 minutes (choose: make bench BENCH="--scenarios fast --rounds 1")
 # make dashboards  write the Grafana dashboards and the alerts from their source
-# make pictures    the dashboards with data, into docs/pictures; six minutes of real sidecars and a Prometheus
 # make docs        the documentation as a site in build/site, the generated pages of docs/reference, the diagrams
 # make images      build the images without Docker and run the compose file with them; root, some minutes
 # make clean       remove what was built, the virtual environment too
@@ -40,7 +39,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # TensorFlow's C++ log: errors only, unless somebody wants to hear more.
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: demo test tests check test-versions night lint format bench dashboards pictures docs images system-tools clean
+.PHONY: demo test tests check test-versions night lint format bench dashboards docs images system-tools clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.stamp-demo-$(FRAMEWORK)
@@ -85,9 +84,6 @@ bench: system-tools .venv/.stamp-bench
 
 dashboards: .venv/.stamp-dev
 	.venv/bin/python -m dashboards.build
-
-pictures: system-tools .venv/.stamp-dev
-	.venv/bin/python -m scripts.dashboard_picture
 
 docs: .venv/.stamp-dev
 	.venv/bin/python -m scripts.reference

@@ -8,7 +8,6 @@ dealt over two rank FIFOs, of which both are read.
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import subprocess
@@ -23,13 +22,10 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 import boto3
-import numpy as np
 import pytest
 import yaml
 
 from dashboards.alerts import ALERTS
-from dashboards.build import PAGES
-from dashboards.fleet import FLEET
 from dashboards.queries import PROGRESS_BY, SERIES
 from dashboards.rules import RECORDED
 from examples.demo.server import S3Server, free_ports, running_s3
@@ -245,46 +241,6 @@ def test_what_the_fleet_says_is_true(scraped: Scraped) -> None:
         "memory_budget": "16 MiB", "part_size": "1 MiB", "requests_in_flight": "auto", "bandwidth": "none",
     }  # fmt: skip
     server.wait_for(queries["Settings A"], [(settings, 2)])
-
-
-def test_every_panel_is_drawn_with_its_answers(scraped: Scraped) -> None:
-    """The titles in their order, a line with the values of its query, a table row for each sidecar."""
-    from scripts.dashboard_picture import Data, draw_page
-
-    (moved,) = [
-        panel
-        for page in PAGES
-        for _, row in page.rows
-        for panel in row
-        if page is not FLEET and panel.title == "Delivered by channel"
-    ]
-
-    def settled() -> Any:
-        """Five seconds ago, so that no scrape of that time is under way, every channel that is read moved.
-
-        In whole seconds, so that rounding does not take the range's last step away.
-        """
-        data = Data(scraped.server, int(time.time()) - 5, 10)
-        return data if sum(data.lines(moved).iloc[-1] > 0) == 3 else None
-
-    data = eventually(settled)
-    for page in PAGES:
-        figure = draw_page(page, data)
-        figure.savefig(io.BytesIO())  # A layout that does not fit is a warning, and so an error.
-        wanted = [panel for title, row in page.rows if title not in page.collapsed for panel in row]
-        assert [axes.get_title(loc="left") for axes in figure.axes] == [panel.title for panel in wanted]
-        drawn = {panel.title: (panel, axes) for panel, axes in zip(wanted, figure.axes, strict=True)}
-        if page is FLEET:
-            cells = drawn["Every sidecar"][1].tables[0].get_celld()
-            assert cells[0, 1].get_text().get_text() == "Sidecar"
-            assert sorted(cells[line, 1].get_text().get_text() for line in (1, 2)) == sorted(scraped.targets)
-            continue
-        panel, axes = drawn["Delivered by channel"]
-        ((query, _),) = panel.targets
-        answers = {one["metric"]["channel"]: one["value"][1] for one in data.ask(query)}
-        ends = {line.get_label(): np.asarray(line.get_ydata())[-1] for line in axes.lines}
-        assert ends.keys() >= {"train", "train-0", "train-1"}
-        assert ends == {channel: float(answers[channel]) for channel in ends}
 
 
 CHANNELS = 12
