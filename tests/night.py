@@ -23,8 +23,8 @@ NIGHT = 8.0
 """Hours that the amounts below are for, on two cores.
 
 Minutes on two cores with other programs, measured: hostile 39, crash 65, keeper 25, plants 60, guest 30,
-fresh 25 for each of its four systems; schedules 90, from 0.05 s of CPU for each seed. Soak and fuzz take the
-minutes that they are given.
+fresh 25 for each of its four systems; schedules 90, from 0.05 s of CPU for each seed. Fuzz takes the
+minutes that it is given.
 """
 
 MACHINES = {
@@ -32,7 +32,6 @@ MACHINES = {
     "crash": "tests.crash --points {5000} --seed {seed}",
     "keeper": "tests.keeper_model --seeds {50000} --seed {seed}",
     "schedules": "tests.schedules --seeds {100000} --seed {seed}",
-    "soak": "tests.kit.soak --minutes {120} --seed {seed}",
     "fuzz": "tests.fuzz --minutes {30}",
     "stops": "tests.kit.stops",
     "plants": "tests.plants",

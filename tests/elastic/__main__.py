@@ -24,8 +24,8 @@ def main() -> int:
     seeds = range(options.seed, options.seed + options.seeds)
     outcomes = run_seeds(run, seeds, limit=LIMIT, prepare=prepare)
     again = "--seeds 1 --seed {}"
-    searched = search(outcomes, Found(), again=again, minutes=options.minutes, drawn=Job.draw)
-    return 1 if searched.broken else 0
+    broken = search(outcomes, Found(), again=again, minutes=options.minutes, drawn=Job.draw)
+    return 1 if broken else 0
 
 
 if __name__ == "__main__":

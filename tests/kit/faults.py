@@ -1,8 +1,4 @@
-"""What else an S3 server may do wrong, and a climate that does it by chance, the same chance every time.
-
-`stub` has the faults that single tests script; these are the rarer ones. A `Weather` picks faults at random
-rates. What it does to a GET depends on its seed, the object, the first byte asked for and how often that
-byte has been asked for, not on the order in which requests happen to arrive.
+"""What else an S3 server may do wrong: `stub` has the common faults, these are the rarer ones.
 
 Nothing here, in `stub` or in `proxy` knows Penstock: the kit serves any S3 client.
 """
@@ -14,13 +10,12 @@ import contextlib
 import random
 import socket
 import struct
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from aiohttp import web
 
 from tests.kit.raw import etag
-from tests.kit.stub import Answer, Fault, cut_after, error, fails, with_headers
+from tests.kit.stub import Answer, Fault, error, fails, with_headers
 
 _RESET = struct.pack("ii", 1, 0)
 """SO_LINGER with no time: close(2) sends RST instead of FIN."""
@@ -139,17 +134,6 @@ def newer(body: bytes) -> Fault:
     return fault
 
 
-PASSING: dict[str, Callable[[random.Random, int], Fault]] = {
-    "500": lambda _dice, _size: fails(500, "InternalError"),
-    "503": lambda _dice, _size: fails(503, "SlowDown"),
-    "503 later": lambda _dice, _size: fails(503, "SlowDown", **{"Retry-After": "0.02"}),
-    "short": lambda dice, size: cut_after(dice.randrange(size)),
-    "reset": lambda dice, size: resets_after(dice.randrange(size)),
-    "drip": lambda _dice, size: drips(max(1, size // 50), 0.002),
-    "silence": lambda dice, size: silent_for(dice.uniform(0.01, 0.4), after=dice.randrange(size)),
-}
-"""Faults after which the same request may be answered rightly."""
-
 WRONG: dict[str, Callable[[random.Random, int], Fault]] = {
     "range": lambda _dice, _size: displaced(),
     "no range": lambda _dice, _size: with_headers(Content_Range=""),
@@ -160,45 +144,3 @@ WRONG: dict[str, Callable[[random.Random, int], Fault]] = {
     "newer": lambda dice, size: newer(dice.randbytes(size * 2)),
 }
 """Faults that no client may deliver anything after, unless it asks again and is answered rightly."""
-
-
-SPOILT: dict[str, Callable[[random.Random, int], Fault]] = {
-    "bit flip": lambda dice, _size: flips(dice.random()),
-}
-"""Faults that only a checksum shows."""
-
-
-class Weather:
-    """Chooses a fault for a GET, or none: `stub.weather`."""
-
-    def __init__(
-        self,
-        seed: int,
-        rates: Mapping[str, float],
-        kinds: Mapping[str, Callable[[random.Random, int], Fault]] = PASSING,
-        *,
-        spells: int = 6,
-    ) -> None:
-        """`rates`: of each kind, the share of GETs it meets. A byte is asked for in peace after `spells`."""
-        self._seed = seed
-        self._rates = rates
-        self._kinds = kinds
-        self._spells = spells
-        self._asked: Counter[tuple[str, int]] = Counter()
-        self.struck: Counter[str] = Counter()
-        """Faults by kind."""
-
-    def __call__(self, name: str, start: int, size: int) -> Fault | None:
-        """The fault for a GET of `size` bytes of object `name` from `start` on."""
-        self._asked[name, start] += 1
-        times = self._asked[name, start]
-        if times > self._spells or not size:
-            return None
-        dice = random.Random(f"{self._seed} {name} {start} {times}")
-        at = dice.random()
-        for kind, rate in self._rates.items():
-            at -= rate
-            if at < 0:
-                self.struck[kind] += 1
-                return self._kinds[kind](dice, size)
-        return None

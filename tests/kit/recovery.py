@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import os
 import random
 import statistics
 import sys
@@ -44,9 +45,7 @@ from streamer.s3.client.session import open_clients
 from streamer.units import KIB, MIB
 from tests.kit.faults import displaced, drips, newer, redirects, resets_after, silent_for
 from tests.kit.harness import fill
-from tests.kit.outcomes import CAUSES
 from tests.kit.planning import plan_prefix
-from tests.kit.soak import prepare
 from tests.kit.stub import Answer, Fault, S3Stub, StubThread, cut_after, fails, with_headers
 
 BEGIN = "<!-- {}: begin; written by python -m tests.kit.recovery -->"
@@ -56,6 +55,12 @@ SHARE = 0.05
 """Of the parts, those that meet the fault."""
 TRANSPORTS: tuple[Wish, ...] = ("splice", "buffered", "aiobotocore")
 STEP = 64 * KIB
+CAUSES = {
+    "gone": ("deleted", "no such object"),
+    "denied": ("access denied",),
+    "replaced": ("replaced",),
+}
+"""Words of the error that a fault must end in, one of them, by its cause."""
 
 
 @dataclass(frozen=True)
@@ -102,11 +107,11 @@ KINDS = (
     Kind("404 in mid-epoch", _plain(fails(404, "NoSuchKey")), "gone"),
     Kind("403 AccessDenied", _plain(fails(403, "AccessDenied")), "denied"),
     Kind("412 after an overwrite", _plain(fails(412, "PreconditionFailed")), "replaced"),
-    Kind("another ETag", _plain(with_headers(ETag='"another"')), "etag"),
+    Kind("another ETag", _plain(with_headers(ETag='"another"')), "replaced"),
     Kind(
         "another version, If-Match ignored",
         lambda dice, size, _: (newer(dice.randbytes(2 * size)), 0),
-        "newer",
+        "replaced",
     ),
 )
 
@@ -370,6 +375,20 @@ def _waits(reported: Told, size: int) -> list[float]:
         waits[number] = max(waits.get(number, 0.0), moment - before)
         before = moment
     return list(waits.values())
+
+
+def prepare() -> None:
+    """Set the environment: credentials, and no developer's settings."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        del os.environ[name]
+    os.environ |= {
+        "AWS_ACCESS_KEY_ID": "AKIDTEST",
+        "AWS_SECRET_ACCESS_KEY": "not-a-secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_CONFIG_FILE": "/nonexistent",
+        "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent",
+    }
 
 
 def main() -> int:

@@ -17,7 +17,6 @@ import signal
 import sys
 import time
 import traceback
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -42,8 +41,6 @@ class Outcome:
     """What the run returned, unless it is broken."""
     broken: str | None = None
     """Why the seed is a finding: the error, or how the child ended."""
-    died: str | None = None
-    """The signal that ended the child, by name, if one did."""
 
 
 def seed_parser(prog: str, description: str | None, *, seeds: int) -> argparse.ArgumentParser:
@@ -82,18 +79,6 @@ def run_seeds(
             child.end()
 
 
-@dataclass(frozen=True)
-class Search:
-    """What a search has come to."""
-
-    found: Any
-    """The sum of what the unbroken seeds found."""
-    broken: dict[int, str]
-    """By seed, why."""
-    died: Counter[str]
-    """Children that a signal ended, by its name."""
-
-
 def search(
     outcomes: Iterable[Outcome],
     found: Any,
@@ -103,17 +88,16 @@ def search(
     stop: bool = False,
     drawn: Callable[[int], object] | None = None,
     show: Callable[[Any], str] = str,
-    run_again: Callable[[list[int]], Iterable[Outcome]] | None = None,
-) -> Search:
+) -> dict[int, str]:
     """Add up outcomes, print findings as they come and the state each 20 s, and end with a summary.
+
+    Returns by seed why it is broken.
 
     `found`: a sum of nothing. `again`: the arguments that run a seed again, with `{}` for it. `stop`: end
     with the first finding. `drawn`: what a seed stands for, shown with a finding. `show`: the sum as text.
-    `run_again`: run broken seeds once more at the end, when it is seen which a busy machine may have broken.
     """
     began = reported = time.monotonic()
     broken: dict[int, str] = {}
-    died: Counter[str] = Counter()
     first = last = None
     for outcome in outcomes:
         last = outcome.seed
@@ -122,7 +106,6 @@ def search(
             found += outcome.found
         elif last not in broken:
             broken[last] = outcome.broken
-            died.update([outcome.died] if outcome.died else [])
             what = f"seed {last}: {drawn(last)!s:.2000}\n" if drawn else ""
             print(f"{what}seed {last}: {outcome.broken:.2000}", file=sys.stderr, flush=True)
         now = time.monotonic()
@@ -133,13 +116,9 @@ def search(
             break
     print(f"seeds {first} to {last} in {time.monotonic() - began:.0f} s: {show(found)}")
     print(f"broken: {len(broken)}")
-    repeated = run_again(list(broken)) if run_again and broken and not stop else ()
-    states = {each.seed: each.broken or "kept" for each in repeated}
     for seed, why in broken.items():
         print(f"  {again.format(seed)}: {why:.300}")
-        if seed in states:
-            print(f"    run again: {states[seed]:.300}")
-    return Search(found, broken, died)
+    return broken
 
 
 class _Child:
@@ -168,9 +147,10 @@ class _Child:
         except (EOFError, ConnectionError):
             self._process.join()
             code = self._process.exitcode or 0
-            died = signal.Signals(-code).name if code < 0 else None
-            broken = f"the process died by {died}" if died else f"the process ended with {code}"
-            return Outcome(seed, time.monotonic() - started, broken=broken, died=died)
+            broken = f"the process ended with {code}"
+            if code < 0:
+                broken = f"the process died by {signal.Signals(-code).name}"
+            return Outcome(seed, time.monotonic() - started, broken=broken)
         return Outcome(seed, time.monotonic() - started, found, broken)
 
     def _stop(self) -> None:

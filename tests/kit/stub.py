@@ -2,7 +2,7 @@
 
 It keeps objects in memory and answers ListObjectsV2 and ranged GETs rightly, until a fault is scripted:
 faults are taken in order by the GETs (of one key, or of any), each once. Other faults come by chance, from
-`weather`. More kinds of fault, and that weather, are in `faults`; a proxy for real servers is in `proxy`. The
+`weather`. More kinds of fault are in `faults`; a proxy for real servers is in `proxy`. The
 server runs on a loop of its own in a thread, so that nothing the code under test does to its loop can help or
 hinder it.
 """

@@ -27,14 +27,13 @@ FOLDERS = {
 MACHINES: dict[str, tuple[str, ...]] = {
     "relay tests, all": ("pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/relay"),
     "schedules": ("tests.schedules", "--seed", "1", "--seeds", "500", "--stop"),
-    "soak": ("tests.kit.soak", "--seed", "1", "--runs", "20", "--stop"),
     "keeper model": ("tests.keeper_model", "--seed", "1", "--seeds", "300"),
     "hostile servers": ("tests.hostile", "--cells", "48"),
     "crash points": ("tests.crash", "--seed", "1", "--points", "100"),
     "process tests, all": ("pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/sidecar", "tests/readers"),
 }
 """By name, the arguments of `python -m`."""
-_AMOUNTS = ("--runs", "--seeds", "--cells", "--points")
+_AMOUNTS = ("--seeds", "--cells", "--points")
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?::.*?)(?: - .*)?$", re.MULTILINE)
 
 

@@ -34,7 +34,7 @@ def main() -> int:
     seeds = range(options.seed, options.seed + options.seeds)
     repeated = (each for each in seeds for _ in range(1 + options.twice))
     outcomes = run_seeds(run_seed, repeated, limit=LIMIT, prepare=prepare)
-    searched = search(
+    broken = search(
         _compared(outcomes) if options.twice else outcomes,
         Found(),
         again="--seeds 1 --seed {}",
@@ -42,7 +42,7 @@ def main() -> int:
         stop=options.stop,
         drawn=SeedTrial.draw,
     )
-    return 1 if searched.broken else 0
+    return 1 if broken else 0
 
 
 def _compared(outcomes: Iterable[Outcome]) -> Iterator[Outcome]:

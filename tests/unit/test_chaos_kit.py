@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from tests.kit import faults, proxy, stub
-from tests.kit.faults import PASSING, WRONG, Weather
 from tests.kit.proxy import Line, random_lines, standing_before
 from tests.kit.stub import S3Stub, StubThread
 
@@ -82,25 +81,6 @@ def test_a_port_refuses_and_accepts_again(line: Any) -> None:
         line(Line())
     line.proxy.accept()
     assert line(Line()) == BODY
-
-
-def test_the_weather_is_that_of_its_seed_whatever_the_order() -> None:
-    kinds = PASSING | WRONG
-    rates = dict.fromkeys(kinds, 0.05)
-    asked = [(f"b/{number}", start, 1000) for number in range(20) for start in (0, 1000, 2000)]
-
-    def struck(order: list[tuple[str, int, int]] | Iterator[tuple[str, int, int]], seed: int = 3) -> set[Any]:
-        weather = Weather(seed, rates, kinds)
-        return {each for each in order if weather(*each) is not None}
-
-    assert struck(asked) == struck(reversed(asked))
-    assert 10 < len(struck(asked)) < 60
-    assert struck(asked) != struck(asked, seed=4)
-
-
-def test_a_byte_is_left_in_peace_in_the_end() -> None:
-    weather = Weather(1, {"500": 1.0}, spells=4)
-    assert [weather("b/x", 0, 10) is None for _ in range(6)] == [False] * 4 + [True] * 2
 
 
 def test_lines_are_those_of_their_seed() -> None:
