@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -21,6 +20,8 @@ import sys
 import tempfile
 
 from benchmarks.index_server import Periodic, running_server
+from benchmarks.jobs import environment, write_job
+from benchmarks.process import await_ready
 
 OBJECTS = 10_000
 PAYLOAD = 100_000 - 16
@@ -57,16 +58,14 @@ def calls_an_object(command: str, objects: int = OBJECTS) -> float:
         running_server(_made(directory, "files"), periodic) as url,
         open(counts) as lines,
     ):
-        environment = os.environ | {
-            "AWS_ACCESS_KEY_ID": "key",
-            "AWS_SECRET_ACCESS_KEY": "secret",
-            "AWS_ENDPOINT_URL": url,
-            "AWS_REGION": "us-east-1",
-        }
-        arguments = ["run", "-c", _job(directory)] if command == "run" else ["cat", "s3://bucket/data/"]
+        arguments = (
+            ["run", "-c", write_job(os.path.join(directory, "ml"))]
+            if command == "run"
+            else ["cat", "s3://bucket/data/"]
+        )
         process = subprocess.Popen(
             [sys.executable, "-c", _COUNTED, str(child_counts), *arguments],
-            env=environment,
+            env=environment(url, directory),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -80,8 +79,7 @@ def calls_an_object(command: str, objects: int = OBJECTS) -> float:
                 raise RuntimeError("no pipe")
             stream = process.stdout.fileno()
             if command == "run":
-                if not any('"ready"' in line for line in process.stderr):
-                    raise RuntimeError("penstock run was not ready")
+                await_ready(process)
                 stream = os.open(os.path.join(directory, "ml", "input", "data", "train_0"), os.O_RDONLY)
                 stack.callback(os.close, stream)
             taken = []
@@ -96,21 +94,6 @@ def _made(directory: str, name: str) -> str:
     """Make a directory and return its path."""
     path = os.path.join(directory, name)
     os.mkdir(path)
-    return path
-
-
-def _job(directory: str) -> str:
-    """Write a job file with one channel and return its path."""
-    path = os.path.join(directory, "job.json")
-    source = {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": "s3://bucket/data/"}}
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump(
-            {
-                "InputDataConfig": [{"ChannelName": "train", "DataSource": source}],
-                "Penstock": {"BaseDirectory": os.path.join(directory, "ml"), "Admin": {"Port": 0}},
-            },
-            file,
-        )
     return path
 
 

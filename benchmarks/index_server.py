@@ -51,6 +51,10 @@ class Periodic:
     def size(self) -> int:
         return self.records * len(self.record)
 
+    @property
+    def keys(self) -> list[str]:
+        return [f"data/{number:08}" for number in range(self.objects)]
+
 
 @dataclass(frozen=True)
 class Served:
@@ -75,9 +79,7 @@ def objects_of(folder: str, periodic: Periodic | None) -> dict[str, Served]:
         found[key] = Served(os.fstat(fd).st_size, etag(key), fd)
     if periodic is not None:
         size = periodic.size
-        found |= {
-            key: Served(size, etag(key), None) for key in map("data/{:08}".format, range(periodic.objects))
-        }
+        found |= {key: Served(size, etag(key), None) for key in periodic.keys}
     return dict(sorted(found.items()))
 
 

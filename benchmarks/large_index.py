@@ -17,17 +17,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from array import array
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from benchmarks.index_server import Periodic, etag, running_server
+from benchmarks.index_server import Periodic, running_server
+from benchmarks.jobs import environment, write_index, write_job
 from benchmarks.process import await_ready, cpu_seconds
-from benchmarks.startup import environment
 from benchmarks.stats import in_turns, spread
-from sidecar.job.index_file import open_index
-from streamer.formats.record_format import RecordFormat
-from streamer.formats.record_index import IndexedObject, object_name, object_version
 from streamer.units import MIB
 
 RECORDS_EACH = 100_000
@@ -44,43 +40,15 @@ class Start(NamedTuple):
     """Most bytes of the sidecar's memory."""
 
 
-def write_index(path: str, periodic: Periodic) -> None:
-    """Write the index of every record of the periodic objects."""
-    step, size = len(periodic.record), periodic.size
-    offsets = array("Q", range(0, size, step))
-    with open_index(path, RecordFormat.parse("TFRecord"), 1) as file:
-        for number in range(periodic.objects):
-            key = f"data/{number:08}"
-            version = object_version("bucket", key, size=size, etag=etag(key), version=None)
-            row = IndexedObject(object_name("bucket", key), version, size, len(offsets), size, offsets)
-            file.append([row])
-
-
-def write_job(folder: str, index: str, ranks: int) -> str:
-    """Write the job file of so many ranks; return its path."""
-    path = os.path.join(folder, "job.json")
-    source = {"S3DataType": "S3Prefix", "S3Uri": "s3://bucket/data/"}
-    divided = {"Count": ranks, "GlobalBatch": GLOBAL_BATCH, "Index": index}
-    channel = {"ChannelName": "train", "DataSource": {"S3DataSource": source}, "Penstock": {"Ranks": divided}}
-    channel["ShuffleConfig"] = {"Seed": 1}
-    penstock = {
-        "BaseDirectory": os.path.join(folder, "ml"),
-        "MemoryBudget": "512MiB",
-        "Admin": {"Port": 0},
-        "Endpoint": {"PathStyle": True},
-    }
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump({"InputDataConfig": [channel], "Penstock": penstock}, file)
-    return path
-
-
-def start(folder: str, url: str, job: str, ranks: int, state: str) -> tuple[Start, dict[str, Any]]:
+def start(folder: str, url: str, index: str, ranks: int, state: str) -> tuple[Start, dict[str, Any]]:
     """Start the sidecar; return its figures and the trailer of rank 0. `state`: to resume from, or empty.
 
     Raises RuntimeError if a rank gets fewer bytes than its records have.
     """
-    options = ["--resume", state] if state else []
-    data = os.path.join(folder, "ml/input/data")
+    base = os.path.join(folder, "ml")
+    divided = {"Count": ranks, "GlobalBatch": GLOBAL_BATCH, "Index": index}
+    job = write_job(base, divided, shuffled=True, MemoryBudget="512MiB")
+    options, data = ["--resume", state] if state else [], os.path.join(base, "input/data")
     due = GLOBAL_BATCH // ranks * len(Periodic(1, 1, PAYLOAD).record)
     began = time.monotonic()
 
@@ -118,22 +86,19 @@ def measure(periodic: Periodic, counts: list[int], rounds: int) -> None:
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         served, index = os.path.join(folder, "served"), os.path.join(folder, "index")
         os.mkdir(served)
-        os.mkdir(index)
-        path = os.path.join(index, "train.index")
-        write_index(path, periodic)
-        size, total = os.path.getsize(path), periodic.objects * periodic.records
+        keys, total = periodic.keys, periodic.objects * periodic.records
+        size = write_index(index, keys, "TFRecord", record=len(periodic.record), records=periodic.records)
         print(
             f"{total:,} records in {periodic.objects:,} objects: the index has {size / 1e6:.0f} MB",
             flush=True,
         )
         found: dict[tuple[int, bool], list[Start]] = {}
         with running_server(served, periodic) as url:
-            _, trailer = start(folder, url, write_job(folder, index, counts[0]), counts[0], "")
+            _, trailer = start(folder, url, index, counts[0], "")
             state = {"format": 1, "channel": "train", "epoch": 0, "step": trailer["steps"] // 2}
             states = ["", json.dumps(state | {"order": trailer["order"]})]
             for _, (count, each) in in_turns(rounds, [(count, each) for count in counts for each in states]):
-                job = write_job(folder, index, count)
-                found.setdefault((count, bool(each)), []).append(start(folder, url, job, count, each)[0])
+                found.setdefault((count, bool(each)), []).append(start(folder, url, index, count, each)[0])
     for (count, resumed), starts in found.items():
         seconds, cpu, memory = (spread(figures) for figures in zip(*starts, strict=True))
         print(

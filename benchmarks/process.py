@@ -8,6 +8,7 @@ the parent's memory at the fork.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import signal
@@ -16,7 +17,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -131,12 +132,13 @@ def family(pid: int) -> list[int]:
     return found
 
 
-def await_ready(sidecar: subprocess.Popen[str]) -> None:
-    """Read the sidecar's log until it is ready. Raises RuntimeError if it ends before."""
+def await_ready(sidecar: subprocess.Popen[str]) -> dict[str, Any]:
+    """Read the sidecar's log until it is ready; return that event. Raises RuntimeError if it ends before."""
     line = ""
     for line in sidecar.stderr or ():
         if '"ready"' in line:
-            return
+            event: dict[str, Any] = json.loads(line)
+            return event
     raise RuntimeError(f"the sidecar did not start: {line}")
 
 

@@ -25,19 +25,16 @@ import sys
 import tempfile
 import time
 import urllib.request
-from array import array
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from benchmarks.index_server import etag, running_server
+from benchmarks.index_server import running_server
+from benchmarks.jobs import environment, write_index, write_job
+from benchmarks.process import await_ready, cpu_seconds
 from benchmarks.stats import in_turns, spread
-from sidecar.job.index_file import open_index
-from streamer.formats.record_format import RecordFormat
-from streamer.formats.record_index import IndexedObject, object_name, object_version
 
 if TYPE_CHECKING:
     from multiprocessing.synchronize import Barrier
 
-TICKS = os.sysconf("SC_CLK_TCK")
 PIECE = 1 << 18
 """Bytes that a reader in lockstep reads at once."""
 
@@ -49,13 +46,6 @@ class Epoch(NamedTuple):
     """CPU seconds of the sidecar."""
     seconds: float
     requests: int
-
-
-def cpu_seconds(pid: int) -> float:
-    """Return the CPU seconds of a process."""
-    with open(f"/proc/{pid}/stat", encoding="ascii") as file:
-        fields = file.read().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
 
 
 def read_all(paths: list[str]) -> None:
@@ -107,36 +97,15 @@ def measure(
     `shuffled`: the ranks' blocks of 1 MiB come in another order. `step`: bytes that a reader takes before it
     waits for all others; 0: readers do not wait. `rate`: bytes a second that such a reader decodes.
     """
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as base:
-        source = {"S3DataType": "S3Prefix", "S3Uri": "s3://bucket/data/"}
-        channel: dict[str, Any] = {"ChannelName": "train", "DataSource": {"S3DataSource": source}}
-        if ranks is not None:
-            channel["Penstock"] = {"Ranks": ranks}
-            if shuffled:
-                channel["ShuffleConfig"] = {"Seed": 1}
-        penstock = {
-            "BaseDirectory": base,
-            "MemoryBudget": "512MiB",
-            "Admin": {"Port": 0},
-            "Endpoint": {"Url": url, "PathStyle": True},
-        }
-        path = os.path.join(base, "job.json")
-        with open(path, "w", encoding="utf-8") as file:
-            json.dump({"InputDataConfig": [channel], "Penstock": penstock}, file)
-        keys = {"AWS_ACCESS_KEY_ID": "AKIDBENCHMARK", "AWS_SECRET_ACCESS_KEY": "not-a-secret"}
-        command = [sys.executable, "-m", "sidecar", "run", "-c", path]
-        variables = {**os.environ, **keys, "AWS_DEFAULT_REGION": "us-east-1"}
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+        path = write_job(os.path.join(folder, "ml"), ranks, shuffled=shuffled, MemoryBudget="512MiB")
+        command, variables = [sys.executable, "-m", "sidecar", "run", "-c", path], environment(url, folder)
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=variables) as sidecar:
             try:
-                admin = ""
-                for line in sidecar.stderr or ():
-                    event = json.loads(line)
-                    if event["event"] == "ready":
-                        admin = event["admin"]
-                        break
+                admin = await_ready(sidecar)["admin"]
                 began, started = cpu_seconds(sidecar.pid), time.monotonic()
                 names = ["train"] if ranks is None else [f"train-{number}" for number in range(fifos)]
-                paths = [f"{base}/input/data/{name}_0" for name in names]
+                paths = [f"{folder}/ml/input/data/{name}_0" for name in names]
                 if step:
                     read_in_lockstep(paths, step, rate)
                 else:
@@ -148,18 +117,6 @@ def measure(
                 return Epoch(spent, seconds, requests)
             finally:
                 sidecar.terminate()
-
-
-def write_index(folder: str, names: list[str], size: int, records: int) -> None:
-    """Write the index of objects that have equal numbers of records of one size."""
-    total = size * records
-    offsets = array("Q", range(0, total, size))
-    with open_index(os.path.join(folder, "train.index"), RecordFormat.parse(f"fixed:{size}"), 1) as file:
-        for name in names:
-            key = f"data/{name}"
-            version = object_version("bucket", key, size=total, etag=etag(key), version=None)
-            row = IndexedObject(object_name("bucket", key), version, total, records, total, offsets)
-            file.append([row])
 
 
 def main() -> None:
@@ -199,9 +156,9 @@ def compare(arguments: argparse.Namespace, folder: str) -> None:
             forms[f"copies {count}"] = one | {"Copies": count}, count, 0
     served, names = os.path.join(folder, "served"), [f"{number:04}" for number in range(arguments.objects)]
     os.mkdir(served)
-    os.mkdir(index)
     records = max(1, 64_000_000 // arguments.size)
-    write_index(index, names, arguments.size, records)
+    keys = [f"data/{name}" for name in names]
+    write_index(index, keys, f"fixed:{arguments.size}", record=arguments.size, records=records)
     data = os.urandom(arguments.size) * records
     for name in names:
         with open(os.path.join(served, name), "wb") as file:

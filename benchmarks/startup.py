@@ -11,7 +11,6 @@ the printed figures are medians. `--beside DIR` measures another checkout of Pen
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import signal
@@ -23,6 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 
+from benchmarks.jobs import environment, write_job
 from benchmarks.process import cpu_seconds
 from benchmarks.stats import in_turns, spread
 from streamer.units import KIB
@@ -63,22 +63,6 @@ class Start:
     """From exec to the first byte, or to the line."""
     cpu: float
     """User and system time: of the whole process, or up to the line."""
-
-
-def environment(url: str, directory: str) -> dict[str, str]:
-    """Return the environment of every program: keys and an endpoint, and no AWS file."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "PYTHON"))}
-    return kept | {
-        "AWS_ACCESS_KEY_ID": "AKIDBENCHMARK",
-        "AWS_SECRET_ACCESS_KEY": "not-a-secret",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL": url,
-        "S3_ENDPOINT_URL": url,  # s5cmd's
-        "AWS_CONFIG_FILE": os.path.join(directory, "none"),
-        "AWS_SHARED_CREDENTIALS_FILE": os.path.join(directory, "none"),
-        "AWS_EC2_METADATA_DISABLED": "true",
-        "RCLONE_CONFIG": "",
-    }
 
 
 def penstock(name: str, checkout: str, directory: str) -> Iterator[Program]:
@@ -158,23 +142,6 @@ def start(program: Program, variables: Mapping[str, str]) -> Start:
     return Start(first, cpu or used.ru_utime + used.ru_stime)
 
 
-def write_job(path: str, base_directory: str) -> None:
-    """Write a job file with one channel of the object."""
-    source = {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": f"s3://{BUCKET}/data/"}}
-    job = {
-        "InputDataConfig": [
-            {"ChannelName": "train", "InputMode": "Pipe", "DataSource": source},
-        ],
-        "Penstock": {
-            "BaseDirectory": base_directory,
-            "Endpoint": {"PathStyle": True},
-            "Admin": {"Port": 0},
-        },
-    }
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump(job, file)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.startup", description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=11, help="starts of each program, in turns (11)")
@@ -194,7 +161,7 @@ def main() -> None:
                 file.write("[profile some]\naws_access_key_id = AKID\naws_secret_access_key = not-a-secret\n")
             programs = list(peers(stub.url, directory))
             for name, checkout in checkouts.items():
-                write_job(os.path.join(directory, f"{name}.json"), os.path.join(directory, name))
+                write_job(os.path.join(directory, name))
                 programs += penstock(name, checkout, directory)
             for _, program in in_turns(options.rounds, programs):
                 starts.setdefault(program.name, []).append(start(program, variables))

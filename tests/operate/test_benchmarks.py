@@ -42,6 +42,7 @@ from benchmarks import (
 )
 from benchmarks import listing as lists
 from benchmarks.dataset import MIB, DataSet, Shape, directory_in_memory, listing, nginx_etag
+from benchmarks.index_server import Periodic
 from benchmarks.peers.agent import in_order
 from benchmarks.process import Child, ProcessFailed, cpu_seconds, memory
 from benchmarks.task import Stream, Task
@@ -667,7 +668,7 @@ def test_the_table_of_listings_is_written_into_a_page(tmp_path: Path) -> None:
 
 
 def test_starts_of_ranks_are_measured_with_and_without_a_state(capsys: pytest.CaptureFixture[str]) -> None:
-    large_index.measure(large_index.Periodic(2, 2000, large_index.PAYLOAD), [1, 4], rounds=1)
+    large_index.measure(Periodic(2, 2000, large_index.PAYLOAD), [1, 4], rounds=1)
     first, *lines = capsys.readouterr().out.splitlines()
     assert first.startswith("4,000 records in 2 objects: the index has ")
     starts = [line.partition(": first global batch after ")[0].strip() for line in lines]
