@@ -27,7 +27,6 @@ from benchmarks.measure import Run, WrongBytes, run_once
 from benchmarks.origin import Origin, OriginFailed, missing, running_origin
 from benchmarks.ours import Penstock, Sidecar
 from benchmarks.process import ProcessFailed, on_cores
-from benchmarks.report import circumstances, keep, kept
 from benchmarks.scenarios import Scenario
 from benchmarks.stats import spread
 from benchmarks.task import Task
@@ -39,7 +38,6 @@ LIMIT = 30.0
 """Seconds after which a reader leaves."""
 ASK_EVERY = 0.2
 """Seconds between two questions to the admin port, each of which costs it 0.7 ms of CPU."""
-Document = dict[str, Any]
 
 
 class _Watched(Sidecar):
@@ -85,7 +83,7 @@ class Watched(Penstock):
 
 def watched() -> Watched:
     """Return Penstock with its defaults."""
-    setting: Document = {"default": {}}
+    setting: dict[str, Any] = {"default": {}}
     return Watched("penstock", setting, setting, {})
 
 
@@ -113,78 +111,32 @@ def apart(data: DataSet, directory: str) -> Iterator[Origin]:
         yield origin
 
 
-def measure(load: str, fifos: int, *, rounds: int, total: float) -> Document:
-    """Measure one load on one number of FIFOs; return the runs. Raises OriginFailed."""
+def measure(load: str, fifos: int, *, rounds: int, total: float) -> list[tuple[Run, list[float]]]:
+    """Measure one load on one number of FIFOs; return each run with the admin port's answers, in seconds.
+
+    Raises OriginFailed, ProcessFailed, WrongBytes.
+    """
     shape = shape_of(load, fifos, total)
     scenario = Scenario(name=load, text=load, server=LOADS[load][0], shape=shape, limit=LIMIT)
-    client, entry = watched(), Document(runs=[], problem=None)
+    client = watched()
     with directory_in_memory("penstock-scale-") as made:
         data = DataSet(shape, os.path.join(made, "data"))
         data.create()
         with apart(data, os.path.join(made, "origin")) as origin:
-            for number in range(rounds):
-                try:
-                    run = run_once(client, "default", scenario, origin, data, hashed=False)
-                except (ProcessFailed, WrongBytes) as error:
-                    entry["problem"] = str(error)
-                    print(f"bench: {load}, {fifos} FIFOs: {error}", file=sys.stderr)
-                    break
-                entry["runs"].append(figures(run, client.answers[-1]))
-                print(
-                    f"bench: {load}, {fifos} FIFOs, round {number + 1}: "
-                    f"{run.gb_per_second:.2f} GB/s at {run.cpu_per_gb:.3f} CPU-s/GB",
-                    flush=True,
-                )
-    return entry
+            runs = [run_once(client, "default", scenario, origin, data, hashed=False) for _ in range(rounds)]
+    return list(zip(runs, client.answers, strict=True))
 
 
-def figures(run: Run, seconds: list[float]) -> Document:
-    """Return the figures of one run. `seconds`: that the admin port took to answer."""
-    answers = sorted(seconds) or [0.0]
-    return {
-        "gb_per_second": run.gb_per_second,
-        "cpu_per_gb": run.cpu_per_gb,
-        "answer": statistics.median(answers),
-        "slowest_answer": answers[-1],
-        "peak_rss": run.peak_rss,
-    }
-
-
-def row(fifos: str, entry: Document) -> str:
+def row(load: str, fifos: int, measured: Sequence[tuple[Run, list[float]]]) -> str:
     """Return the table's row of one load and number of FIFOs."""
-    if not entry["runs"]:
-        problem = " ".join((entry["problem"] or "no run").replace("|", "/").split())[:160]
-        return f"| {fifos} | {problem} | - | - | - |"
-    rate, cpu, answer, slowest, rss = (
-        spread([run[name] for run in entry["runs"]])
-        for name in ("gb_per_second", "cpu_per_gb", "answer", "slowest_answer", "peak_rss")
-    )
+    runs = [run for run, _ in measured]
+    answers = [each for _, seconds in measured for each in seconds] or [0.0]
     return (
-        f"| {fifos} | {rate.text()} | {cpu.text()} | {1000 * answer.median:.1f}, {1000 * slowest.high:.0f} | "
-        f"{rss.median / 1e6:.0f} |"
+        f"| {load} | {fifos} | {spread([run.gb_per_second for run in runs]).text()} "
+        f"| {spread([run.cpu_per_gb for run in runs]).text()} "
+        f"| {1000 * statistics.median(answers):.1f}, {1000 * max(answers):.0f} "
+        f"| {spread([run.peak_rss for run in runs]).median / 1e6:.0f} |"
     )
-
-
-def markdown(results: Document) -> str:
-    """Return date, machine and a table per load, as Markdown."""
-    machine = results["machine"]
-    origin = f"{machine['origin']} of them for the origin" if machine["origin"] else "shared with the origin"
-    reported = (
-        f"Measured on {results['date']}: median of {results['rounds']} runs, and in parentheses minimum and "
-        f"maximum. {machine['cores']} cores, {origin}, Linux {machine['kernel']}, Python "
-        f"{machine['python']}, Penstock {results['version']}; load when it began: {machine['load']:.1f}."
-    )
-    lines = [reported]
-    for load, by_fifos in results["loads"].items():
-        lines += [
-            "",
-            f"**`{load}`**, {results['gigabytes']:g} GB",
-            "",
-            "| FIFOs | GB/s | CPU-s/GB | answer, ms | RSS, MB |",
-            "|---|---|---|---|---|",
-            *(row(fifos, entry) for fifos, entry in by_fifos.items()),
-        ]
-    return "\n".join(lines) + "\n"
 
 
 def _numbers(text: str) -> list[int]:
@@ -194,30 +146,17 @@ def _numbers(text: str) -> list[int]:
     return found
 
 
-def _parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__.splitlines()[0])
-    made.add_argument("--loads", default=",".join(LOADS), metavar="LIST", help=f"of {', '.join(LOADS)} (all)")
-    made.add_argument("--fifos", type=_numbers, default=list(FIFOS), metavar="LIST", help="numbers (1,8,64)")
-    made.add_argument("--rounds", type=int, default=3, help="counted runs of each (3)")
-    made.add_argument("--gigabytes", type=float, default=2.0, help="of a run (2)")
-    made.add_argument(
-        "--out",
-        default="build/benchmarks/scale.json",
-        metavar="FILE",
-        help="results; loads of an earlier run with the same rounds and size stay",
-    )
-    return made
-
-
-def _earlier(path: str, rounds: int, gigabytes: float) -> Document:
-    """Return the results at `path` if they have as many runs of the same size; else an empty document."""
-    results = kept(path)
-    return results if results and (results["rounds"], results["gigabytes"]) == (rounds, gigabytes) else {}
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; return 0, 1 if a run failed, 2 if nothing can be measured."""
-    parser = _parser()
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--loads", default=",".join(LOADS), metavar="LIST", help=f"of {', '.join(LOADS)} (all)"
+    )
+    parser.add_argument(
+        "--fifos", type=_numbers, default=list(FIFOS), metavar="LIST", help="numbers (1,8,64)"
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each (3)")
+    parser.add_argument("--gigabytes", type=float, default=2.0, help="of a run (2)")
     chosen = parser.parse_args(arguments)
     loads = [name for name in chosen.loads.split(",") if name]
     if unknown := set(loads) - set(LOADS):
@@ -227,26 +166,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if reason := missing():
         print(f"bench: {reason}", file=sys.stderr)
         return 2
-    now = circumstances() | {
-        "version": watched().version(),
-        "rounds": chosen.rounds,
-        "gigabytes": chosen.gigabytes,
-    }
-    now["machine"] |= {"origin": len(cores_of_origin()), "load": os.getloadavg()[0]}
-    results = _earlier(chosen.out, chosen.rounds, chosen.gigabytes) or now | {"loads": {}}
+    cores = len(cores_of_origin())
+    print(f"{cores or 'no'} cores of the origin alone; load when it began: {os.getloadavg()[0]:.1f}\n")
+    print("| load | FIFOs | GB/s | CPU-s/GB | answer, ms | RSS, MB |\n|---|---|---|---|---|---|")
     try:
         for load in loads:
-            results["loads"][load] = {
-                str(fifos): measure(load, fifos, rounds=chosen.rounds, total=chosen.gigabytes * 1e9)
-                for fifos in chosen.fifos
-            }
-            results |= now
-            keep(results, chosen.out)
-    except OriginFailed as error:
+            for fifos in chosen.fifos:
+                measured = measure(load, fifos, rounds=chosen.rounds, total=chosen.gigabytes * 1e9)
+                print(row(load, fifos, measured), flush=True)
+    except (OriginFailed, ProcessFailed, WrongBytes) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
-    print(markdown(results))
-    return int(any(entry["problem"] for each in results["loads"].values() for entry in each.values()))
+    return 0
 
 
 if __name__ == "__main__":
