@@ -3,9 +3,9 @@
     core        config (directories, channels), state and rank_claim (the state file), state_file (of
                 `--resume`), epochs (which epoch is next), arrival, stream, read_end and proof (one FIFO as a
                 file with a proven end), plain (records), position (saved and resumed), start (brings a stream
-                to it), follow (moves it with the records), joint_states (of several FIFOs), record_count
-                (compares it with the trailer's), endless (epoch after epoch), record_keys and record_names
-                (the object of each record), shuffle (of records in windows), skipping (corrupt records)
+                to it), read_loop (the records of one FIFO, numbered), joint_states (of several FIFOs),
+                endless (epoch after epoch), record_keys and record_names (the object of each record), shuffle
+                (of records in windows), skipping (corrupt records)
     tensorflow  a `tf.data.Dataset`: `PipeModeDataset`; with steps (Python stepped by TensorFlow), bulk and
                 checksums (small TFRecords by the block), failures (statuses of errors), interrupts (Ctrl-C),
                 positions, memory (glibc's thresholds) and meter (speed, printed)

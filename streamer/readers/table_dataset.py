@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from streamer.formats.window import RecordReader, Source
     from streamer.readers.core.config import Directories
+    from streamer.readers.core.read_loop import ReadLoop
     from streamer.readers.core.skipping import SkipPolicy
     from streamer.readers.torch.record_ranges import RecordRange, Unit
 
@@ -68,6 +69,7 @@ class TableIterableDataset(PipeIterableDataset):
             decode=decode or _copied_in_worker,
             key=key,
             skip=skip,
+            placed=True,
             max_object_bytes=max_object_bytes,
         )
         paths = directories(pipe_dir, config_dir, state_dir)
@@ -90,8 +92,6 @@ class _TableSpec(ElementSpec):
 class _TableSource(ElementSource):
     """Reads the batches of the objects of channels."""
 
-    placed = True
-
     def __init__(
         self, spec: ElementSpec, paths: Directories, decoder: TableDecoder, *, timeout: float
     ) -> None:
@@ -101,19 +101,16 @@ class _TableSource(ElementSource):
         """By channel, the last objects without a batch, and their epoch; received with the next object."""
 
     def _elements(
-        self,
-        channel: str,
-        epoch: int,
-        units: list[Unit],
-        rows: Mapping[int, int],
+        self, loop: ReadLoop, units: list[Unit], rows: Mapping[int, int]
     ) -> Iterator[tuple[Any, RecordRange, int]]:
         """Yield the batches of objects; corrupt ones before an object are received with it."""
         for records, numbers in units:
-            yield from self._of_object(channel, epoch, records, numbers, rows)
+            yield from self._of_object(loop, records, numbers, rows)
 
     def _of_object(
-        self, channel: str, epoch: int, records: list[Any], numbers: RecordRange, rows: Mapping[int, int]
+        self, loop: ReadLoop, records: list[Any], numbers: RecordRange, rows: Mapping[int, int]
     ) -> Iterator[tuple[Any, RecordRange, int]]:
+        channel, epoch = loop.position.channel, loop.stream.epoch
         entry, number = records[-1], numbers.end - 1
         before = self._empty.pop(channel, None)
         if before is not None and before[0] == epoch and before[1].end == numbers.first:
@@ -123,7 +120,7 @@ class _TableSource(ElementSource):
             entry,
             f"object {number} of epoch {epoch} of channel {channel}",
             key=self.spec.key,
-            skips=self.skips.get(channel),
+            skips=loop.skips,
             rows=rows.get(number, 0),
         )
         empty = True

@@ -17,16 +17,13 @@ returned. So a resumed reader decodes that object again and returns the rest of 
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 from streamer.formats.recordio import MAX_PAYLOAD, RecordIOReader
 from streamer.readers.core.channel_reader import ChannelReader
 from streamer.readers.core.config import directories
 from streamer.readers.core.epochs import TIMEOUT
-from streamer.readers.core.follow import follow
-from streamer.readers.core.keys_and_skips import KeysAndSkips
-from streamer.readers.core.start import reach_start
+from streamer.readers.core.read_loop import ReadLoop, RecordSpec
 from streamer.readers.table_decoder import BATCH_ROWS, TableDecoder
 from streamer.readers.table_objects import check_table_skip, table_batches
 from streamer.step_state import is_step_state
@@ -36,7 +33,9 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from streamer.readers.core.position import ReaderPosition
     from streamer.readers.core.skipping import SkipPolicy
+    from streamer.readers.core.stream import PipeStream
 
 FORMAT = 1
 _KEYS = {"format", "channels", "ahead", "rows"}
@@ -74,12 +73,11 @@ class TableReader(ChannelReader):
         if max_object_bytes < 1:
             raise ValueError(f"max_object_bytes is {max_object_bytes}: it must be 1 or more")
         check_table_skip(skip)
-        self._objects = KeysAndSkips("RecordIO", key=key, skip=skip, placed=True)
-        self.skipped = self._objects.skipped
-        """What `skip` has left out so far."""
+        spec = RecordSpec(key=key, skip=skip, placed=True)
         self._decoder = TableDecoder(columns=columns, batch_rows=batch_rows)
         self._max_object_bytes = max_object_bytes
-        super().__init__(channel, directories(pipe_dir, config_dir, state_dir), epoch=epoch, timeout=timeout)
+        paths = directories(pipe_dir, config_dir, state_dir)
+        super().__init__(channel, spec, paths, epoch=epoch, timeout=timeout)
         self._rows = 0
         """Rows that have been returned of the object at the position, which is not returned whole."""
 
@@ -89,26 +87,25 @@ class TableReader(ChannelReader):
         return self._decoder.schema
 
     def __iter__(self) -> Iterator[Any]:
-        with contextlib.ExitStack() as stack:
-            stream = stack.enter_context(self.next_stream())
-            position = reach_start(stream, self.channel, self._start)
-            self._rows = rows = self._rows if self._is_start(position) else 0
-            keys, skips = stack.enter_context(
-                self._objects.epoch(stream, self.channel, offset=position.offset, number=position.number)
-            )
-            self._begin_epoch(position)
-            objects = RecordIOReader(stream, max_payload=self._max_object_bytes)
-            for block in follow(position, objects, stream, keys, skips):
+        with self._next_epoch() as loop:
+            rows = self._rows
+            for block in loop.lists():
                 for left, entry in zip(range(len(block), 0, -1), block, strict=True):
-                    number = position.records - left
-                    name = f"object {number} of epoch {stream.epoch} of channel {self.channel}"
+                    number = loop.position.records - left
+                    name = f"object {number} of epoch {loop.stream.epoch} of channel {self.channel}"
                     self.left, self._rows = left, rows
                     for batch, after in table_batches(
-                        self._decoder, entry, name, key=self._objects.key, skips=skips, rows=rows
+                        self._decoder, entry, name, key=self._spec.key, skips=loop.skips, rows=rows
                     ):
                         self.left, self._rows = (left, after) if after else (left - 1, 0)
                         yield batch
                     self.left, self._rows, rows = left - 1, 0, 0
+
+    def _loop(self, stream: PipeStream, position: ReaderPosition) -> ReadLoop:
+        if self._start is None or self._start.epoch != stream.epoch:  # another reader may have taken that
+            self._rows = 0
+        objects = RecordIOReader(stream, max_payload=self._max_object_bytes)
+        return ReadLoop(stream, objects, self._spec, position)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last batch that was returned, for JSON and checkpoints.

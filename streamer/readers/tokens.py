@@ -15,7 +15,6 @@ the state is that of `PipeReader`.
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,10 +23,9 @@ from streamer.errors import ChannelError
 from streamer.readers.core.channel_reader import ChannelReader
 from streamer.readers.core.config import directories
 from streamer.readers.core.epochs import TIMEOUT
-from streamer.readers.core.follow import follow
-from streamer.readers.core.keys_and_skips import KeysAndSkips
+from streamer.readers.core.read_loop import ReadLoop, RecordSpec
 from streamer.readers.core.record_names import KeyedRecord
-from streamer.readers.core.start import drop_bytes, reach_start
+from streamer.readers.core.start import drop_bytes
 from streamer.readers.token_blocks import BlockLayout, TokenBlocks
 from streamer.step_state import is_step_state
 
@@ -36,6 +34,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from streamer.readers.core.position import ReaderPosition
     from streamer.readers.core.record_names import RecordKey
     from streamer.readers.core.skipping import SkipPolicy
     from streamer.readers.core.stream import PipeStream
@@ -84,10 +83,11 @@ class TokenReader(ChannelReader):
                 "and a SkipPolicy with records only"
             )
         self._layout = BlockLayout(dtype, length, batch_size, overlap, drop_remainder, vocabulary)
-        self._blocks = KeysAndSkips(self.record_format, key=key, skip=skip)
-        self.skipped = self._blocks.skipped
-        """The blocks that `skip` has replaced so far."""
-        super().__init__(channel, directories(pipe_dir, config_dir, state_dir), epoch=epoch, timeout=timeout)
+        spec = RecordSpec(self.record_format, key, skip)
+        paths = directories(pipe_dir, config_dir, state_dir)
+        super().__init__(channel, spec, paths, epoch=epoch, timeout=timeout)
+        self._blocks: TokenBlocks
+        """The blocks of the present epoch."""
 
     @property
     def record_format(self) -> str:
@@ -103,39 +103,39 @@ class TokenReader(ChannelReader):
         return blocks // size if self._layout.drop_remainder else -(-blocks // size)
 
     def __iter__(self) -> Iterator[Any]:
-        with contextlib.ExitStack() as stack:
-            stream = stack.enter_context(self.next_stream())
-            position = reach_start(stream, self.channel, self._start)
-            self._check(stream)
-            left = position.skip * self._layout.block_bytes
-            for _ in drop_bytes(stream, left):
-                pass
-            position.offset, position.skip = position.offset + left, 0
-            self._begin_epoch(position)
-            keys, skips = stack.enter_context(
-                self._blocks.epoch(stream, self.channel, offset=position.offset)
-            )
-            blocks = TokenBlocks(
-                stream,
-                self._layout,
-                origin=position.offset,
-                skips=skips,
-                keys=keys,
-                keyed=self._blocks.key,
-            )
-            # `follow` takes an array of blocks as a list of records.
-            arrays: Iterator[Any] = follow(position, blocks, stream)  # type: ignore[arg-type]
-            for array in arrays:
-                size = self._layout.batch_size or 1
+        with self._next_epoch() as loop:
+            size = self._layout.batch_size or 1
+            for array in loop.lists():
                 for first in range(0, len(array), size):
                     self.left = max(0, len(array) - first - size)
-                    yield self._element(array[first : first + size], blocks.row_keys[first : first + size])
+                    keys = self._blocks.row_keys[first : first + size]
+                    yield self._element(array[first : first + size], keys)
+
+    def _loop(self, stream: PipeStream, position: ReaderPosition) -> ReadLoop:
+        self._check(stream)
+        left = position.skip * self._layout.block_bytes
+        for _ in drop_bytes(stream, left):
+            pass
+        position.offset, position.skip = position.offset + left, 0
+        keys, skips = self._spec.keys(stream, position), self._spec.skips(stream, self.channel)
+        self._blocks = TokenBlocks(
+            stream,
+            self._layout,
+            origin=position.offset,
+            skips=skips,
+            keys=keys,
+            keyed=self._spec.key,
+        )
+        arrays = ((array, None) for array in self._blocks.batches())
+        # The loop takes an array of blocks as a list of records.
+        reader: Any = self._blocks
+        return ReadLoop(stream, reader, self._spec, position, lists=arrays, keys=keys)
 
     def _element(self, blocks: NDArray[Any], keys: list[RecordKey]) -> Any:
         """Return the array of successive blocks, or of the only one, with their keys."""
         if self._layout.batch_size is None:
-            return KeyedRecord(blocks[0], *keys[0]) if self._blocks.key else blocks[0]
-        if not self._blocks.key:
+            return KeyedRecord(blocks[0], *keys[0]) if self._spec.key else blocks[0]
+        if not self._spec.key:
             return blocks
         names, numbers, buckets = map(list, zip(*keys, strict=True))
         return KeyedRecord._make((blocks, names, np.array(numbers, np.int64), buckets))

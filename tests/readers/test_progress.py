@@ -10,28 +10,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.readers.core.position import ReaderPosition, StartPosition
+from streamer.readers.core.position import ReaderPosition
+from streamer.readers.core.read_loop import missing
+from streamer.readers.core.shuffle import NumberedRecords
 from tests.kit.late import LATE
 
 if LATE:
-    from streamer.readers.torch.progress import ElementOrigin, Progress, parse_state
-    from streamer.readers.torch.record_ranges import RecordGrouper, RecordRange, RemainingRecords
+    from streamer.readers.torch.progress import ChannelProgress, ElementOrigin, Progress, parse_state
+    from streamer.readers.torch.record_ranges import RecordGrouper, RecordRange
 
 
-def whole_epoch(epoch: int) -> RemainingRecords:
-    return RemainingRecords(StartPosition(ReaderPosition("train", epoch)))
+def whole_epoch(epoch: int) -> ChannelProgress:
+    return ChannelProgress(ReaderPosition("train", epoch))
 
 
 def read(
-    remaining: RemainingRecords, batches: list[list[bytes]], unit: int
+    progress: ChannelProgress, batches: list[list[bytes]], unit: int
 ) -> list[tuple[list[bytes], RecordRange]]:
-    """Elements of a stream of `batches` and their record ranges, as a reader of `remaining` makes them."""
+    """Elements of a stream of `batches` and their record ranges, as a reader of `progress` makes them."""
     units, number, offset = RecordGrouper(unit), 0, 0
     elements: list[tuple[list[bytes], RecordRange]] = []
+    received = [(0, progress.position.records), *(each[:2] for each in progress.ahead)]
     for batch in batches:
-        if offset >= remaining.start.position.offset:
-            for block in remaining.select(batch, number, offset):
-                elements += units.add(block)
+        if offset >= progress.position.offset:
+            block = NumberedRecords(batch, number, offset, 0)
+            for begin, end in missing(number, len(batch), received):
+                elements += units.add(block.part(begin, end))
         number += len(batch)
         offset += sum(map(len, batch))
     last = units.finish()
@@ -76,7 +80,7 @@ def test_gaps_need_the_unit_that_they_were_cut_with() -> None:
     with pytest.raises(ValueError, match="gaps of 2 records, and an element has 3 now"):
         parse_state(progress.state(), 3, ["train"], anyway=False)
     progress.add(ElementOrigin("train", 0, "", first))
-    assert parse_state(progress.state(), 3, ["train"], anyway=False)["train"].start.position.records == 4
+    assert parse_state(progress.state(), 3, ["train"], anyway=False)["train"].position.records == 4
 
 
 def test_ranges_that_touch_are_one() -> None:

@@ -17,9 +17,9 @@ from streamer.errors import ChannelError
 from streamer.formats import tfrecord
 from streamer.formats.tfrecord import TFRecordReader
 from streamer.readers import PipeReader, SkipPolicy, load_state, open_channel, rank_channels, save_state
-from streamer.readers.core.follow import follow
-from streamer.readers.core.position import ReaderPosition, StartPosition
+from streamer.readers.core.position import ReaderPosition
 from streamer.readers.core.rank_steps import RankSteps
+from streamer.readers.core.read_loop import ReadLoop, RecordSpec
 from streamer.readers.core.start import reach_start
 from streamer.step_state import StepState
 from tests.kit.late import LATE
@@ -36,8 +36,8 @@ if LATE:
     from streamer.readers.loader import ResumableLoader
     from streamer.readers.tensorflow import PipeModeDataset
     from streamer.readers.torch import PipeIterableDataset
-    from streamer.readers.torch.progress import ElementOrigin, Progress
-    from streamer.readers.torch.record_ranges import RecordRange, RemainingRecords
+    from streamer.readers.torch.progress import ChannelProgress, ElementOrigin, Progress
+    from streamer.readers.torch.record_ranges import RecordRange
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("workers_of_torch")]
 
@@ -138,7 +138,7 @@ RANK = RankSteps("train", 5, 4, 0, {"digest": "d"})
 def received(*records: int) -> Progress:
     """Two rank FIFOs in one process, of which the trainer has had so many records."""
     names = [f"train-{number}" for number in range(len(records))]
-    progress = Progress([RemainingRecords(StartPosition(ReaderPosition(name, 0))) for name in names], 2)
+    progress = Progress([ChannelProgress(ReaderPosition(name, 0)) for name in names], 2)
     for name, count in zip(names, records, strict=True):
         if count:
             progress.add(ElementOrigin(name, 0, "r", RecordRange(0, count, 0, count), RANK))
@@ -183,7 +183,7 @@ def test_a_reader_that_left_out_corrupt_records_has_no_steps(elastic: Elastic, s
         position = reach_start(stream, "train-0")
         reader = TFRecordReader(stream, max_corrupted_records_to_skip=1)
         refused = 0
-        for _ in follow(position, reader, stream):
+        for _ in ReadLoop(stream, reader, RecordSpec("TFRecord"), position).lists():
             if position.skipped:
                 refused += 1
                 with pytest.raises(ChannelError, match="1 corrupt record was left out and its steps"):
@@ -216,10 +216,9 @@ def test_a_corrupt_record_before_the_step_of_a_state_moves_no_step(feeder: Feede
     feeder.feed(0, data, channel="train-0", bytes_skipped=len(before), total=total, **order)
     state = StepState("train", 0, 1, RANK.order).document()
     with open_channel("train-0") as stream:
-        start = StartPosition(ReaderPosition.of(state, "train-0"))
-        position = reach_start(stream, "train-0", start)
+        position = reach_start(stream, "train-0", ReaderPosition.of(state, "train-0"))
         reader = TFRecordReader(stream, max_corrupted_records_to_skip=1)
-        batches = follow(position, reader, stream)
+        batches = ReadLoop(stream, reader, RecordSpec("TFRecord"), position).lists()
         if resumed:
             assert list(itertools.chain.from_iterable(batches)) == [b"4", b"5", b"6", b"7"]
         else:

@@ -22,7 +22,6 @@ from streamer.plan.record_order import Deal
 from streamer.plan.record_places import offset_of
 from streamer.plan.record_plan import RecordPlan
 from streamer.readers.core.position import ReaderPosition
-from streamer.readers.core.position import StartPosition as ReaderStart
 from streamer.relay.channel_spec import StartPosition
 from streamer.s3.client.endpoint import Endpoint
 from streamer.s3.client.session import open_clients
@@ -31,8 +30,7 @@ from tests.kit.late import LATE
 from tests.unit.test_record_order import plan_of
 
 if LATE:
-    from streamer.readers.torch.progress import Progress
-    from streamer.readers.torch.record_ranges import RemainingRecords
+    from streamer.readers.torch.progress import ChannelProgress, Progress
 
 CONTENTS = {"": b"", "a": bytes(range(200)), "b": b"", "c": b"xyz" * 40, "d": b"q"}
 
@@ -149,7 +147,7 @@ def test_a_state_of_another_kind_of_uri_is_an_error_and_not_the_beginning(value:
 
 def test_a_state_of_several_channels_is_one_of_each() -> None:
     places = [ReaderPosition.of(STATE, "train"), ReaderPosition("eval", 1, offset=5)]
-    starts = [RemainingRecords(ReaderStart(position)) for position in places]
+    starts = [ChannelProgress(position) for position in places]
     state = json.dumps(Progress(starts, 7).state())
     other = json.dumps(ReaderPosition("test", 0).state())
     assert parse_saved(state) == parse_saved(json.dumps([STATE, ReaderPosition("eval", 1, offset=5).state()]))

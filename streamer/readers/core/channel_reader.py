@@ -8,29 +8,33 @@ fails before the start, leaves the state as it was loaded, and the next iteratio
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from streamer.readers.core.config import check_if_configured
 from streamer.readers.core.epochs import ChannelEpochs
-from streamer.readers.core.position import ReaderPosition, StartPosition
+from streamer.readers.core.position import ReaderPosition
+from streamer.readers.core.start import reach_start
 from streamer.readers.core.wrappers import check_wrappers
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from streamer.readers.core.config import Directories
-    from streamer.readers.core.shuffle import Shuffle
+    from streamer.readers.core.read_loop import ReadLoop, RecordSpec
     from streamer.readers.core.stream import PipeStream
 
 
 class ChannelReader:
-    """A channel with a position. Arguments are those of `PipeReader`."""
+    """A channel with a position. Other arguments are those of `PipeReader`."""
 
-    shuffle: Shuffle | None = None
-    """How records are shuffled; None if they are not."""
-
-    def __init__(self, channel: str, paths: Directories, *, epoch: int | None, timeout: float) -> None:
+    def __init__(
+        self, channel: str, spec: RecordSpec, paths: Directories, *, epoch: int | None, timeout: float
+    ) -> None:
         self.channel = channel
+        self._spec = spec
+        self.skipped = spec.skipped
+        """What `skip` has left out so far."""
         check_if_configured(channel, paths.config)
         self._config_dir = paths.config
         self._epochs = ChannelEpochs(channel, paths, epoch=epoch, timeout=timeout)
@@ -38,7 +42,7 @@ class ChannelReader:
         """Position in the epoch that was begun last."""
         self.left = 0
         """Records of the present batch that have not been returned yet."""
-        self._start: StartPosition | None = None
+        self._start: ReaderPosition | None = None
         """Start of the next iteration, if that resumes inside an epoch; None once it is reached."""
         self._tried = False
         """Whether an iteration has taken an epoch for the start."""
@@ -59,7 +63,7 @@ class ChannelReader:
         that a shuffle has moved.
         """
         padding = self._epochs.counts().padding
-        if padding and self.shuffle is not None:
+        if padding and self._spec.shuffle is not None:
             raise TypeError(
                 "a reader with shuffle returns the padding of Remainder: pad among other records; read an "
                 "evaluation without shuffle"
@@ -74,7 +78,7 @@ class ChannelReader:
     def reached(self) -> ReaderPosition:
         """The position after the last record that was returned."""
         if self._start is not None:
-            return self._start.position
+            return self._start
         if self._position is None:
             return self._epochs.position()
         return self._position.before(self.left)
@@ -86,25 +90,26 @@ class ChannelReader:
         before the position. Raises ValueError if `state` is no state of this channel, or inside a window of
         another shuffle. Iterating raises ChannelError if the plan has changed since, unless `anyway`.
         """
-        position = ReaderPosition.of(state, self.channel, self.shuffle)
+        position = ReaderPosition.of(state, self.channel, self._spec.shuffle, anyway=anyway)
         self._epochs.seek(position.epoch)
-        self._start, self._tried = StartPosition(position, anyway), False
+        self._start, self._tried = position, False
 
-    def next_stream(self) -> PipeStream:
-        """Take the next epoch, or that of the start, and return its stream, not yet open.
+    @contextlib.contextmanager
+    def _next_epoch(self) -> Iterator[ReadLoop]:
+        """Take the next epoch, or that of the start, and yield the loop over its records from the start on.
 
         Raises ChannelError as `check_wrappers`.
         """
         check_wrappers([self.channel], self._config_dir)
         if self._start is not None and self._tried:  # that iteration failed before the start
-            self._epochs.seek(self._start.position.epoch)
+            self._epochs.seek(self._start.epoch)
         self._tried = True
-        return self._epochs.next_stream()
+        with self._epochs.next_stream() as stream:
+            position = reach_start(stream, self.channel, self._start)
+            with contextlib.closing(self._loop(stream, position)) as loop:
+                self._position, self.left, self._start = position, 0, None
+                yield loop
 
-    def _is_start(self, position: ReaderPosition) -> bool:
-        """Return whether the epoch of `position` is that of the start; another reader may have taken that."""
-        return self._start is not None and self._start.position.epoch == position.epoch
-
-    def _begin_epoch(self, position: ReaderPosition) -> None:
-        """Make `position`, which the open stream has reached, that of this reader."""
-        self._position, self.left, self._start = position, 0, None
+    def _loop(self, stream: PipeStream, position: ReaderPosition) -> ReadLoop:
+        """Return the loop over the records of `stream`, which has reached `position`. Raises ChannelError."""
+        raise NotImplementedError

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from streamer.errors import CorruptRecord, CutRecord, RecordTooLarge, StreamError
 from streamer.readers.core.record_names import keyed_records, named, record_name
-from streamer.readers.core.skipping import PlacedRecord, Replacements, SkipCounts, SkippedRecord, append_line
+from streamer.readers.core.skipping import PlacedRecord, SkipCounts, SkippedRecord, append_line
 from streamer.units import counted
 
 if TYPE_CHECKING:
@@ -63,7 +63,6 @@ class EpochSkips:
         self._keyed = keyed
         self._places = placed
         self._refused: SkippedRecord | None = None
-        self.replacements = Replacements(channel)
 
     def lists(
         self, reader: RecordReader, keys: RecordKeys | None, base: int, *, proven: bool

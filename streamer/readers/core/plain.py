@@ -20,7 +20,6 @@ workers share a channel.
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 from streamer.formats.fixed import FixedReader
@@ -31,18 +30,17 @@ from streamer.formats.tfrecord import TFRecordReader
 from streamer.readers.core.channel_reader import ChannelReader
 from streamer.readers.core.config import PipeModeDatasetException, check_if_configured, directories
 from streamer.readers.core.epochs import TIMEOUT, ChannelEpochs
-from streamer.readers.core.follow import follow
-from streamer.readers.core.keys_and_skips import KeysAndSkips
 from streamer.readers.core.memory import keep_memory
+from streamer.readers.core.read_loop import ReadLoop, RecordSpec
 from streamer.readers.core.shuffle import Shuffle
 from streamer.readers.core.skipping import SkippedRecord, without_skipped
-from streamer.readers.core.start import reach_start
 from streamer.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from streamer.formats.window import RecordReader, Source
+    from streamer.readers.core.position import ReaderPosition
     from streamer.readers.core.skipping import SkipPolicy
     from streamer.readers.core.stream import PipeStream
 
@@ -113,18 +111,18 @@ class PipeReader(ChannelReader):
         seed: int | None = None,
     ) -> None:
         check_format(record_format)
-        self.shuffle = Shuffle.of(shuffle, seed)
-        self._records = KeysAndSkips(record_format, key=key, skip=skip)
-        self.skipped = self._records.skipped
-        """What `skip` has left out so far."""
-        super().__init__(channel, directories(pipe_dir, config_dir, state_dir), epoch=epoch, timeout=timeout)
+        spec = RecordSpec(record_format, key, skip, Shuffle.of(shuffle, seed))
+        paths = directories(pipe_dir, config_dir, state_dir)
+        super().__init__(channel, spec, paths, epoch=epoch, timeout=timeout)
+        self.shuffle = spec.shuffle
+        """How records are shuffled; None if they are not."""
         self.record_format = record_format
 
     def __repr__(self) -> str:
         skipped = (
             f": skipped {counted(self.skipped.records, 'record')}, {counted(self.skipped.objects, 'object')}"
         )
-        shown = self.record_format + (skipped if self._records.skip else "")
+        shown = self.record_format + (skipped if self._spec.skip else "")
         return f"<{type(self).__name__} {self.channel} [{shown}]>"
 
     def __iter__(self) -> Iterator[Any]:
@@ -147,7 +145,7 @@ class PipeReader(ChannelReader):
 
         With `shuffle` a list is a part of a window.
         """
-        if self._records.skip is None:
+        if self._spec.skip is None:
             yield from self._lists()
         else:
             for batch in self._lists():
@@ -155,15 +153,11 @@ class PipeReader(ChannelReader):
 
     def _lists(self) -> Iterator[list[Any]]:
         """Yield the lists of the next epoch; a corrupt record has its place in them."""
-        with contextlib.ExitStack() as stack:
-            stream = stack.enter_context(self.next_stream())
-            position = reach_start(stream, self.channel, self._start)
-            keys, skips = stack.enter_context(
-                self._records.epoch(stream, self.channel, offset=position.offset, number=position.number)
-            )
-            self._begin_epoch(position)
-            reader = record_reader(stream, self.record_format)
-            yield from follow(position, reader, stream, keys, skips, shuffle=self.shuffle)
+        with self._next_epoch() as loop:
+            yield from loop.lists()
+
+    def _loop(self, stream: PipeStream, position: ReaderPosition) -> ReadLoop:
+        return ReadLoop(stream, record_reader(stream, self.record_format), self._spec, position)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last record, or list of records, that was returned.

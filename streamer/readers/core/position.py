@@ -27,7 +27,7 @@ records came in the FIFO's order, but the byte is at or before the window's firs
 A reader that names the object of each record (`streamer.readers.core.record_keys`) adds `number`, the number
 in its object of the record at `offset`.
 
-`streamer.readers.core.start` brings a stream to a position, and `streamer.readers.core.follow` moves it.
+`streamer.readers.core.start` brings a stream to a position, and `streamer.readers.core.read_loop` moves it.
 """
 
 from __future__ import annotations
@@ -80,6 +80,8 @@ class ReaderPosition:
     """How records are shuffled; None if they are not."""
     window: int | None = None
     """Number in the epoch of the first record of the present window, if records are shuffled; else None."""
+    anyway: bool = field(default=False, compare=False, repr=False)
+    """Whether a reader may begin here under another plan too."""
 
     def state(self) -> dict[str, Any]:
         """Return the position as a dict for JSON or pickle.
@@ -123,8 +125,10 @@ class ReaderPosition:
         return state.epoch, state.step
 
     @classmethod
-    def of(cls, state: Mapping[str, Any], channel: str, shuffle: Shuffle | None = None) -> ReaderPosition:
-        """Parse a saved `state`. `shuffle`: that of the reader.
+    def of(
+        cls, state: Mapping[str, Any], channel: str, shuffle: Shuffle | None = None, *, anyway: bool = False
+    ) -> ReaderPosition:
+        """Parse a saved `state`. `shuffle`: that of the reader. `anyway`: use it under another plan too.
 
         Raises ValueError if it is no position in `channel`, or inside a window of another shuffle.
         """
@@ -133,10 +137,11 @@ class ReaderPosition:
             if channel_of_rank(channel) != start.channel:
                 raise ValueError(f"the state is of channel {start.channel}, and this reader is of {channel}")
             _check_shuffle(start.shuffle, shuffle)
-            return cls(channel, start.epoch, start=start, shuffle=shuffle)
+            return cls(channel, start.epoch, start=start, shuffle=shuffle, anyway=anyway)
         if state.get("format") != FORMAT or state.keys() - {"format", _NUMBER, _SHUFFLE} != set(_KEYS):
             raise ValueError(f"the state is not what PipeReader.state_dict() returns: {dict(state)!r}")
-        position = cls(**{name: state[name] for name in _KEYS}, number=state.get(_NUMBER), shuffle=shuffle)
+        saved: dict[str, Any] = {name: state[name] for name in _KEYS}
+        position = cls(**saved, number=state.get(_NUMBER), shuffle=shuffle, anyway=anyway)
         if position.channel != channel:
             raise ValueError(f"the state is of channel {position.channel}, and this reader is of {channel}")
         numbers: tuple[object, ...] = position.epoch, position.offset, position.skip, position.records
@@ -157,11 +162,10 @@ class ReaderPosition:
                 raise ValueError(f"the position is invalid: {position}")
         return position
 
-    def reach(self, piece: NumberedRecords, *, last: bool) -> None:
-        """Move to the end of a piece of a window. `last`: no record of the epoch follows."""
-        count = len(piece.records)
-        self.offset, self.skip, self.number = piece.offset, piece.skip + count, piece.number
-        self.records, self.window, self.last = piece.end, piece.window, last
+    def reach(self, block: NumberedRecords) -> None:
+        """Move to the end of a block."""
+        self.offset, self.number, self.window = block.offset, block.number, block.window
+        self.skip, self.records, self.last = block.skip + len(block.records), block.end, block.last
 
     def end_epoch(self, digest: str) -> None:
         """Move to the first record of the next epoch. `digest`: that of this epoch."""
@@ -189,15 +193,6 @@ class ReaderPosition:
             else (template % (self.skip - left, self.records - left)).encode()
             for left in lefts
         ]
-
-
-@dataclass(frozen=True, slots=True)
-class StartPosition:
-    """A saved position at which a reader resumes."""
-
-    position: ReaderPosition
-    anyway: bool = False
-    """Whether to use the position under another plan too."""
 
 
 def _check_shuffle(saved: Mapping[str, Any] | None, shuffle: Shuffle | None) -> None:

@@ -62,26 +62,6 @@ class RecordKeys:
         self._headed = False
         self._fd = -1
 
-    @classmethod
-    def wanted(
-        cls,
-        stream: PipeStream,
-        *,
-        offset: int,
-        number: int | None = None,
-        size: int = 0,
-        key: bool,
-        skip: bool,
-    ) -> RecordKeys | None:
-        """Return the keys of a stream whose first byte, or end, has come; None if its reader needs none.
-
-        `key`: the reader returns them. `skip`: it skips records, and uses a key list if the FIFO has one.
-        """
-        path = stream.key_list_path
-        if key or (skip and path is not None and os.path.lexists(path)):
-            return cls(stream, offset=offset, number=number, size=size)
-        return None
-
     def go_on(self, offset: int, number: int | None) -> None:
         """Continue at a later record of the stream; the arguments are as in the constructor."""
         self._given, self._number = (offset, number), number
@@ -293,10 +273,6 @@ def _cut_at_objects(lines: list[bytes], starts: list[int], keys: RecordKeys, bas
             cut = border - base - start
             whole[index - 1 : index] = [(start, line[:cut]), (border - base, line[cut:])]
     starts[:], lines[:] = zip(*whole, strict=True)
-
-
-NO_BATCH = None, None
-"""What `next(with_keys(…), NO_BATCH)` returns at the end."""
 
 
 def with_keys(

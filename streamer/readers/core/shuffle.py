@@ -94,6 +94,8 @@ class NumberedRecords(NamedTuple):
     """Number in its object of the record at `offset`, if records are read with their keys; else None."""
     window: int | None = None
     """Number in the epoch of the first record of the window, if records are shuffled; else None."""
+    last: bool = False
+    """Whether the epoch is known to have no further record."""
 
     @property
     def end(self) -> int:
@@ -103,7 +105,10 @@ class NumberedRecords(NamedTuple):
     def part(self, begin: int, end: int) -> NumberedRecords:
         """Return the records from index `begin` up to `end`."""
         return self._replace(
-            records=self.records[begin:end], first=self.first + begin, skip=self.skip + begin
+            records=self.records[begin:end],
+            first=self.first + begin,
+            skip=self.skip + begin,
+            last=self.last and end == len(self.records),
         )
 
 
@@ -128,14 +133,14 @@ class Windows:
             held += block.records[at : at + count]
             at += count
             if len(held) == size:
-                yield from self._pieces()
+                yield from self._pieces(last=block.last and at == len(block.records))
 
     def finish(self) -> Iterator[NumberedRecords]:
         """Yield pieces of the last window, at the end of the epoch. Raises ChannelError."""
-        if self._window is not None:
-            yield from self._pieces()
+        yield from self._pieces(last=True)
 
-    def _pieces(self) -> Iterator[NumberedRecords]:
+    def _pieces(self, *, last: bool) -> Iterator[NumberedRecords]:
+        """Permute the present window, if any, and yield it. `last`: no record of the epoch follows."""
         window, self._window = self._window, None
         if window is None:
             return
@@ -152,7 +157,8 @@ class Windows:
         while records:
             piece = records[: -_PIECE - 1 : -1]
             del records[-_PIECE:]
-            yield window._replace(records=piece, first=window.first + at, skip=window.skip + at)
+            first, skip = window.first + at, window.skip + at
+            yield window._replace(records=piece, first=first, skip=skip, last=last and not records)
             at += len(piece)
 
 

@@ -14,16 +14,16 @@ import errno
 import os
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from streamer.errors import ChannelError, CorruptRecord
 from streamer.formats.window import BadRecord
 from streamer.readers.core.record_names import record_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
-Place = TypeVar("Place")
+    from streamer.readers.core.shuffle import NumberedRecords
 
 REMEMBERED = 100
 """Number of skipped records that `SkipCounts.last` has."""
@@ -104,69 +104,63 @@ def check_skip(policy: SkipPolicy | None, record_format: str) -> None:
 
 
 class Replacements:
-    """Good records in the places of corrupt ones, for a rank that shares its channel by record."""
+    """Good records in the places of corrupt ones, for a rank that shares its channel by record.
+
+    The record before a corrupt one takes its place; at the begin of reading, the record after it.
+    """
 
     def __init__(self, channel: str) -> None:
         self._channel = channel
         self._good: Any = None
         """Last record that may take the place of a corrupt one."""
-        self._vacant = 0
-        """Places of corrupt records before the first good one."""
-        self._ready: list[Any] = []
-        self._waiting: deque[tuple[int, Any]] = deque()
-        """Number of records, and place, of the units that `_ready` does not complete yet."""
+        self._vacant: list[NumberedRecords] = []
+        """Blocks of corrupt records only, before the first good one."""
 
-    def filled(self, batch: Sequence[Any]) -> list[Any]:
-        """Return a list of a rank that shares the channel by record, with good records in all places.
+    def filled(self, block: NumberedRecords) -> list[NumberedRecords]:
+        """Return the block with good records in all places, after the blocks that waited for one.
 
-        The record before a corrupt one takes its place; at the begin of reading, the record after it. Raises
-        CorruptRecord for the rest of an object.
+        A block waits if there is no good record yet. Raises CorruptRecord for the rest of an object.
         """
-        filled: list[Any] = []
-        for record in batch:
-            if not isinstance(record, SkippedRecord):
-                filled += [record] * (self._vacant + 1)
-                self._good, self._vacant = record, 0
-            elif record.kind == "object":
+        good, filled = self._good_of(block.records), list[Any]()
+        if self._good is None and not good:
+            self._vacant.append(block)
+            return []
+        record = good[0] if self._good is None else self._good
+        ready = [each._replace(records=[record] * len(each.records)) for each in self._vacant]
+        self._vacant.clear()
+        for each in block.records:
+            record = record if isinstance(each, SkippedRecord) else each
+            filled.append(record)
+        self._good = record
+        return [*ready, block._replace(records=filled)]
+
+    def pass_over(self, records: Sequence[Any]) -> None:
+        """Drop records before the position of a state; a good one may take a later place."""
+        if good := self._good_of(records):
+            self._good = good[-1]
+
+    def _good_of(self, records: Sequence[Any]) -> list[Any]:
+        """Return the good ones of these records. Raises CorruptRecord for the rest of an object."""
+        for record in records:
+            if isinstance(record, SkippedRecord) and record.kind == "object":
                 raise CorruptRecord(
                     f"{record}; the ranks of {self._channel} share records, and the rest of an object has an "
                     "unknown number of them, so the ranks would have unequal steps: mend the object, or "
                     "leave it out of the channel"
                 )
-            elif self._good is None:
-                self._vacant += 1
-            else:
-                filled.append(self._good)
-        return filled
-
-    def pass_over(self, batch: Sequence[Any]) -> None:
-        """Drop entries before the position of a state; a good record may take a later place."""
-        good = self.filled(batch)
-        self._good, self._vacant = (good[-1] if good else None), 0
-
-    def units(self, units: Iterable[tuple[list[Any], Place]]) -> Iterator[tuple[list[Any], Place]]:
-        """Yield units of records with good records in all places; one without any waits for a later one.
-
-        Raises CorruptRecord as `filled`.
-        """
-        for records, place in units:
-            self._waiting.append((len(records), place))
-            self._ready += self.filled(records)
-            while self._waiting and len(self._ready) >= self._waiting[0][0]:
-                count, whose = self._waiting.popleft()
-                yield self._ready[:count], whose
-                del self._ready[:count]
+        return without_skipped(records)
 
     def check_filled(self) -> None:
         """Raise CorruptRecord at the end of an epoch that had no good record for a corrupt one's place."""
         if self._vacant:
+            count = sum(len(block.records) for block in self._vacant)
             raise CorruptRecord(
-                f"all {self._vacant} records of {self._channel} are corrupt since reading began, so no "
+                f"all {count} records of {self._channel} are corrupt since reading began, so no "
                 "record can take their places: mend the objects, or leave them out of the channel"
             )
 
 
-def without_skipped(batch: list[Any]) -> list[Any]:
+def without_skipped(batch: Iterable[Any]) -> list[Any]:
     """Return a list without its corrupt records."""
     return [record for record in batch if not isinstance(record, SkippedRecord)]
 

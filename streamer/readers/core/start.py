@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from streamer.errors import ChannelError
-from streamer.readers.core.position import ReaderPosition, StartPosition
+from streamer.readers.core.position import ReaderPosition
 from streamer.readers.core.rank_steps import RankSteps
 from streamer.step_state import StepState, why_not_begin
 from streamer.units import counted
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 _BLOCK = 1 << 20
 
 
-def start_in(stream: PipeStream, channel: str, start: StartPosition) -> StartPosition:
+def start_in(stream: PipeStream, channel: str, start: ReaderPosition) -> ReaderPosition:
     """Return a start with its record, by the trailer of an open stream of its epoch. Raises ChannelError."""
-    if start.position.start is None:
+    if start.start is None:
         return start
-    return StartPosition(_at_step(stream, channel, start.position.start, anyway=start.anyway), start.anyway)
+    return _at_step(stream, channel, start.start, anyway=start.anyway)
 
 
 def approach_start(
-    stream: PipeStream, channel: str, start: StartPosition | None
+    stream: PipeStream, channel: str, start: ReaderPosition | None
 ) -> Generator[list[bytes], None, ReaderPosition]:
     """Open `stream`, drop the bytes before the start, and return the start as a new position.
 
@@ -45,36 +45,35 @@ def approach_start(
     while not stream.begin(stream.patience):
         yield []
     offset = stream.start_offset
-    if start is None or start.position.epoch != stream.epoch:
+    if start is None or start.epoch != stream.epoch:
         first = stream.trailer.records_skipped if stream.trailer else 0
         return ReaderPosition(channel, stream.epoch, offset=offset, records=first, digest=stream.digest)
-    position = start.position
-    if position.start is not None:
-        return _at_step(stream, channel, position.start, anyway=start.anyway)
-    begun = bool(position.digest or position.offset or position.records)
+    if start.start is not None:
+        return _at_step(stream, channel, start.start, anyway=start.anyway)
+    begun = bool(start.digest or start.offset or start.records)
     while begun and not start.anyway and not stream.wait_for_plan(stream.patience):
         yield []
     digest = stream.digest
     resumed = stream.trailer.resumed if stream.trailer else ""
-    if ":" in position.digest and position.digest != resumed and not start.anyway:
+    if ":" in start.digest and start.digest != resumed and not start.anyway:
         raise ChannelError(
             f"the state of {channel} was saved while the sidecar was listing, and only the sidecar "
             "can compare those with its plan: start it with --resume and this state, begin without the "
             "state, or call load_state_dict with anyway=True"
         )
-    if begun and position.digest not in (digest, resumed or digest) and not start.anyway:
+    if begun and start.digest not in (digest, resumed or digest) and not start.anyway:
         raise ChannelError(
-            f"the state of {channel} was saved under plan {position.digest[:16] or 'unknown'}, and "
+            f"the state of {channel} was saved under plan {start.digest[:16] or 'unknown'}, and "
             f"{stream.name} is of plan {digest[:16] or 'unknown'}: the objects or their order have "
             "changed; restore them, begin without the state, or call load_state_dict with anyway=True"
         )
-    if offset > position.offset:
+    if offset > start.offset:
         raise ChannelError(
-            f"{stream.name} begins at byte {offset}, and the reader is at byte {position.offset}: "
+            f"{stream.name} begins at byte {offset}, and the reader is at byte {start.offset}: "
             "give this reader's own state to load_state_dict, or start the sidecar with it (--resume)"
         )
-    yield from drop_bytes(stream, position.offset - offset)
-    return replace(position, digest=digest)
+    yield from drop_bytes(stream, start.offset - offset)
+    return replace(start, digest=digest)
 
 
 def drop_bytes(stream: PipeStream, left: int) -> Iterator[list[bytes]]:
@@ -123,7 +122,7 @@ def _at_step(stream: PipeStream, channel: str, start: StepState, *, anyway: bool
 def reach_start(
     stream: PipeStream,
     channel: str,
-    start: StartPosition | None = None,
+    start: ReaderPosition | None = None,
     *,
     check: Callable[[], None] = lambda: None,
 ) -> ReaderPosition:

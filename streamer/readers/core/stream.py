@@ -111,6 +111,11 @@ class PipeStream(io.RawIOBase):
         return self._proof.key_list_path
 
     @property
+    def ended(self) -> bool:
+        """Whether a read has reached the end, which is proven."""
+        return self._ended
+
+    @property
     def start_offset(self) -> int:
         """Offset in the epoch of the FIFO's first byte; not 0 if the sidecar resumed. See `begin`."""
         return 0 if self.trailer is None else self.trailer.bytes_skipped

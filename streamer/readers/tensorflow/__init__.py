@@ -44,7 +44,6 @@ from streamer.formats.tfrecord import Skipped
 from streamer.readers.core.config import PipeModeDatasetException, check_channel, directories
 from streamer.readers.core.epochs import TIMEOUT, ChannelEpochs, path_streams
 from streamer.readers.core.memory import keep_memory_of_threads
-from streamer.readers.core.position import StartPosition
 from streamer.readers.core.rank_channels import rank_channel
 from streamer.readers.core.shuffle import Shuffle
 from streamer.readers.core.state import EpochState
@@ -145,7 +144,7 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
             channel = rank_channel(channel, rank)
         if epoch is not None and epoch < 0:
             raise PipeModeDatasetException(f"epoch is {epoch}; it cannot be negative")
-        saved = parse_start(start, channel, window)
+        saved = parse_start(start, channel, window, anyway=anyway)
         if saved is not None and epoch is not None:
             raise PipeModeDatasetException("start names the first epoch, so leave epoch out")
         if cardinality and (saved is not None or max_corrupted_records_to_skip):
@@ -172,7 +171,7 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
         )
         epochs = ChannelEpochs(channel, paths, epoch=epoch, timeout=timeout, patience=PATIENCE_S)
         self._epochs: ChannelEpochs | None = epochs
-        self._starts = [] if saved is None else [StartPosition(saved, anyway)]
+        self._starts = [] if saved is None else [saved]
         records: list[int] = []  # filled once the channel is checked
         steps = EpochSteps(spec, epochs.next_stream, channel=channel, starts=self._starts, records=records)
         dataset = self._become(spec, steps)
@@ -270,7 +269,7 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
             )
         _counts(self._epochs)
         if self._first_state is None:
-            position = self._starts[0].position if self._starts else self._epochs.position()
+            position = self._starts[0] if self._starts else self._epochs.position()
             state = position.state()
             if not is_step_state(state):
                 raise ChannelError(

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from streamer.errors import ChannelError
 from streamer.formats.tfrecord import Skipped
-from streamer.readers.core.keys_and_skips import KeysAndSkips
 from streamer.readers.core.plain import record_reader
 from streamer.readers.tensorflow.batches import (
     batch_steps,
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from streamer.formats.window import RecordReader
-    from streamer.readers.core.position import StartPosition
+    from streamer.readers.core.position import ReaderPosition
     from streamer.readers.core.stream import PipeStream
     from streamer.readers.tensorflow.spec import DatasetSpec
     from streamer.readers.tensorflow.steps import Steps
@@ -52,7 +51,7 @@ class EpochSteps:
         streams: Callable[[], PipeStream],
         *,
         channel: str | None = None,
-        starts: list[StartPosition] | None = None,
+        starts: list[ReaderPosition] | None = None,
         records: Sequence[int] = (),
     ) -> None:
         self._spec = spec
@@ -60,15 +59,8 @@ class EpochSteps:
         self._channel = channel
         self._starts = [] if starts is None else starts
         self._records = records
-        self._skipping = (
-            None if spec.skip is None else KeysAndSkips(spec.record_format, key=spec.key, skip=spec.skip)
-        )
-        self._skipped = Skipped()
-
-    @property
-    def skipped(self) -> Any:
+        self.skipped: Any = Skipped() if spec.skip is None else spec.skipped
         """What all iterators have left out: `Skipped`, or `SkipCounts` with `skip`."""
-        return self._skipped if self._skipping is None else self._skipping.skipped
 
     def dataset(self) -> tf.data.Dataset:
         """Return the dataset of elements; each of its iterators reads the next epoch."""
@@ -107,23 +99,17 @@ class EpochSteps:
     def _cursor(self) -> EpochCursor:
         """Return the position of an iterator in its epoch."""
         columns = KeyColumns() if self._spec.key else None
-        return EpochCursor(
-            self._channel or "",  # a path has no positions
-            self._starts,
-            columns,
-            skipping=self._skipping,
-            shuffle=self._spec.shuffle,
-        )
+        return EpochCursor(self._channel or "", self._starts, self._spec, columns)  # a path has no positions
 
     def _reader(self, stream: PipeStream, drop: int = 0) -> RecordReader:
         """Return the reader of a stream. `drop`: number of the first records, which no step will have."""
         spec = self._spec
-        if spec.record_format != "TFRecord" or self._skipping is not None:
+        if spec.record_format != "TFRecord" or spec.skip is not None:
             return record_reader(stream, spec.record_format)
         size = spec.batch_size or 1
         options: dict[str, Any] = {
             "max_corrupted_records_to_skip": spec.max_corrupted_records_to_skip,
-            "skipped": self._skipped,
+            "skipped": self.skipped,
         }
         measured = spec.benchmark or spec.benchmark_records_interval
         large = has_layouts(size) and not (measured or spec.shuffle or drop % size)

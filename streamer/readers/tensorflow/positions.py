@@ -16,12 +16,11 @@ position up; if an iterator is dropped before, the next one uses it.
 
 from __future__ import annotations
 
-import contextlib
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from streamer.readers.core.follow import follow
 from streamer.readers.core.position import ReaderPosition
+from streamer.readers.core.read_loop import ReadLoop
 from streamer.readers.core.record_keys import RecordKeys
 from streamer.readers.core.skipping import SkippedRecord, without_skipped
 from streamer.readers.core.start import approach_start
@@ -30,18 +29,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
 
     from streamer.formats.window import RecordReader
-    from streamer.readers.core.keys_and_skips import KeysAndSkips
-    from streamer.readers.core.position import StartPosition
+    from streamer.readers.core.read_loop import RecordSpec
     from streamer.readers.core.shuffle import Shuffle
     from streamer.readers.core.stream import PipeStream
     from streamer.readers.tensorflow.keys import KeyColumns
 
 
-def parse_start(start: object, channel: str, shuffle: Shuffle | None = None) -> ReaderPosition | None:
+def parse_start(
+    start: object, channel: str, shuffle: Shuffle | None = None, *, anyway: bool = False
+) -> ReaderPosition | None:
     """Parse a saved position: a dict, its JSON as text or bytes, or a string tensor or variable.
 
-    `shuffle`: that of the dataset. Returns None for None and for an empty text, which a variable holds before
-    the first step. Raises ValueError.
+    `shuffle`, `anyway`: those of the dataset. Returns None for None and for an empty text, which a variable
+    holds before the first step. Raises ValueError.
     """
     if hasattr(start, "numpy"):
         start = start.numpy()
@@ -51,32 +51,28 @@ def parse_start(start: object, channel: str, shuffle: Shuffle | None = None) -> 
         return None
     if not isinstance(start, dict):
         raise ValueError(f"start is {start!r}: give a position, as a dict or as JSON")  # noqa: TRY004 - as a bad dict is
-    return ReaderPosition.of(start, channel, shuffle)
+    return ReaderPosition.of(start, channel, shuffle, anyway=anyway)
 
 
 class EpochCursor:
     """The position of one iterator in its epoch.
 
     `starts` holds the saved position until an iterator of the dataset has opened that epoch's FIFO. `columns`
-    get the keys of the records, if the sidecar keeps key lists. `skipping`: leaves out corrupt records.
-    `shuffle`: how records are permuted in windows.
+    get the keys of the records, if `spec` has keys.
     """
 
     def __init__(
         self,
         channel: str,
-        starts: list[StartPosition],
+        starts: list[ReaderPosition],
+        spec: RecordSpec,
         columns: KeyColumns | None = None,
-        *,
-        skipping: KeysAndSkips | None = None,
-        shuffle: Shuffle | None = None,
     ) -> None:
         self._channel = channel
         self._starts = starts
+        self._spec = spec
         self.columns = columns
         """Where the steps take the keys from; None without keys."""
-        self._skipping = skipping
-        self._shuffle = shuffle
         self._position: ReaderPosition | None = None
         self._lefts: list[int] | None = None
         """Of the last list, by the number of records that are left: the number of places, which corrupt
@@ -92,39 +88,28 @@ class EpochCursor:
         """
         start = self._starts[0] if self._starts else None
         position = yield from approach_start(stream, self._channel, start)
-        if start is not None and start.position.epoch == stream.epoch:
+        if start is not None and start.epoch == stream.epoch:
             self._starts.clear()
         self._position = position
-        records, columns, base = reader(stream, position.skip), self.columns, position.offset
-        if self._skipping is not None:
-            yield from self._good(stream, position, records, self._skipping)
+        spec, columns, records = self._spec, self.columns, reader(stream, position.skip)
+        if columns is not None and spec.skip is None and spec.shuffle is None:  # no object for each record
+            keys = RecordKeys(stream, offset=position.offset, number=position.number)
+            lists = columns.batches(records, keys, position.offset, drop=position.skip)
+            yield from ReadLoop(stream, records, spec, position, lists=lists, keys=keys).lists()
             return
-        if columns is None:
-            yield from follow(position, records, stream, shuffle=self._shuffle)
-            return
-        with contextlib.closing(RecordKeys(stream, offset=base, number=position.number)) as keys:
-            if self._shuffle is not None:
-                for batch in follow(position, records, stream, keys, shuffle=self._shuffle):
-                    yield batch and columns.noted(batch)
-                return
-            batches = columns.batches(records, keys, base, drop=position.skip)
-            yield from follow(position, records, stream, batches=batches)
+        for batch in ReadLoop(stream, records, spec, position).lists():
+            good: list[Any] = batch if spec.skip is None else self._good(batch)
+            yield columns.noted(good) if columns is not None and good else good
 
-    def _good(
-        self, stream: PipeStream, position: ReaderPosition, reader: RecordReader, skipping: KeysAndSkips
-    ) -> Generator[list[bytes], None, None]:
-        """Yield the lists of good records."""
-        columns, offset = self.columns, position.offset
-        opened = skipping.epoch(stream, self._channel, offset=offset, number=position.number)
-        with opened as (keys, skips):
-            for batch in follow(position, reader, stream, keys, skips, shuffle=self._shuffle):
-                good = without_skipped(batch)
-                self._lefts = None
-                if len(good) < len(batch):
-                    ends = [n for n, each in enumerate(batch) if not isinstance(each, SkippedRecord)]
-                    self._lefts = [0, *(len(batch) - ends[-left - 1] - 1 for left in range(1, len(good)))]
-                    self._lefts.append(len(batch))
-                yield good if columns is None else columns.noted(good)
+    def _good(self, batch: list[Any]) -> list[Any]:
+        """Return the good records of a list, and note how many places each has after it."""
+        good = without_skipped(batch)
+        self._lefts = None
+        if len(good) < len(batch):
+            ends = [n for n, each in enumerate(batch) if not isinstance(each, SkippedRecord)]
+            self._lefts = [0, *(len(batch) - ends[-left - 1] - 1 for left in range(1, len(good)))]
+            self._lefts.append(len(batch))
+        return good
 
     def positions(self, lefts: Iterable[int]) -> list[bytes]:
         """Return, for each of `lefts`, the position before the last so many records of the last list."""

@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
 from streamer.readers.core.config import PipeModeDatasetException
 from streamer.readers.core.plain import check_format
-
-if TYPE_CHECKING:
-    from streamer.readers.core.shuffle import Shuffle
-    from streamer.readers.core.skipping import SkipPolicy
+from streamer.readers.core.read_loop import RecordSpec
 
 
 @dataclass(frozen=True)
-class DatasetSpec:
+class DatasetSpec(RecordSpec):
     """Options of a dataset, which never change; they are those of `PipeModeDataset`.
 
     Raises PipeModeDatasetException, and `tf.errors.InvalidArgumentError` for an unknown format.
     """
 
-    record_format: str
     benchmark: bool = False
     benchmark_records_interval: int = 0
     max_corrupted_records_to_skip: int = 0
     batch_size: int | None = None
     drop_remainder: bool = False
     positions: bool = False
-    key: bool = False
-    skip: SkipPolicy | None = None
-    shuffle: Shuffle | None = None
 
     def __post_init__(self) -> None:
         try:
@@ -48,6 +40,7 @@ class DatasetSpec:
             raise PipeModeDatasetException("drop_remainder has no meaning without batch_size")
         if self.skip is not None and self.max_corrupted_records_to_skip:
             raise PipeModeDatasetException("skip and max_corrupted_records_to_skip exclude each other")
+        super().__post_init__()
 
     def elements(self, records: int) -> int:
         """Return the number of elements of an epoch with so many records."""

@@ -37,12 +37,10 @@ from torch.utils.data import IterableDataset, default_collate, get_worker_info
 from streamer.errors import ChannelError
 from streamer.readers.core.config import PipeModeDatasetException, check_if_configured, directories
 from streamer.readers.core.epochs import TIMEOUT, ChannelEpochs
-from streamer.readers.core.position import StartPosition
 from streamer.readers.core.shuffle import Shuffle
 from streamer.readers.core.wrappers import check_wrappers, divided, wrapper
 from streamer.readers.torch.elements import WEBDATASET, ElementSource, ElementSpec
-from streamer.readers.torch.progress import ElementOrigin, Progress, parse_state
-from streamer.readers.torch.record_ranges import RemainingRecords
+from streamer.readers.torch.progress import ChannelProgress, ElementOrigin, Progress, parse_state
 from streamer.readers.torch.workers import WorkerGroup
 from streamer.units import counted
 
@@ -150,10 +148,10 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
         """Channels of all processes of this host."""
         for name in self.channels:
             check_if_configured(name, self._paths.config)
-        self.skipped = source.skipped
+        self.skipped = source.spec.skipped
         """What `skip` has left out in this process so far."""
-        self.starts: dict[str, RemainingRecords] = {}
-        """By channel, the records of the next pass, if that is not a whole epoch."""
+        self.starts: dict[str, ChannelProgress] = {}
+        """By channel, what was received of the next pass, if that is not a whole epoch."""
         self._counted: dict[str, ChannelEpochs] = {}
         """By channel, where the length of its epochs is known from."""
         self._progress: Progress | None = None
@@ -225,23 +223,20 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
         return self._spec.unit
 
     def progress(
-        self, starts: Mapping[str, RemainingRecords], channels: Sequence[str], *, shared: bool = False
+        self, starts: Mapping[str, ChannelProgress], channels: Sequence[str], *, shared: bool = False
     ) -> Progress:
         """Return the progress at the start of a pass. Raises ChannelError as `ChannelEpochs`.
 
         `shared`: several workers read one channel.
         """
         return Progress(
-            [
-                starts.get(name) or RemainingRecords(StartPosition(self._source.epochs(name).position()))
-                for name in channels
-            ],
+            [starts.get(name) or ChannelProgress(self._source.epochs(name).position()) for name in channels],
             self.unit,
             shared=shared,
             shuffle=self._spec.shuffle,
         )
 
-    def take_starts(self) -> dict[str, RemainingRecords]:
+    def take_starts(self) -> dict[str, ChannelProgress]:
         """Return `starts` and empty it, because it is for one pass."""
         starts, self.starts = self.starts, {}
         return starts
@@ -277,12 +272,12 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
         if not (starts.keys() <= channels if get_worker_info() else starts.keys() == channels):
             saved = ", ".join(starts) or "others"
             raise ValueError(f"the state is of channels {saved}, not {', '.join(self.channels)}")
-        if not self._source.placed and any(start.rows for start in starts.values()):
+        if not self._spec.placed and any(start.rows for start in starts.values()):
             raise ValueError("the state is inside a table; load it into a TableIterableDataset")
         if get_worker_info() is None:
             self.channels = list(starts)  # the next worker's channel first
         for name, start in starts.items():
-            self._counting(name).seek(start.start.position.epoch)
+            self._counting(name).seek(start.position.epoch)
         self.starts, self._progress = starts, None
 
     def _counting(self, channel: str) -> ChannelEpochs:

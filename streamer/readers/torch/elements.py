@@ -15,27 +15,16 @@ from torch.utils.data import get_worker_info
 
 from streamer.formats.tar import TarReader, sample
 from streamer.readers.core.epochs import ChannelEpochs
-from streamer.readers.core.keys_and_skips import KeysAndSkips, placed_lists
 from streamer.readers.core.memory import keep_memory
 from streamer.readers.core.plain import check_format, record_reader
-from streamer.readers.core.position import StartPosition
 from streamer.readers.core.rank_channels import check_one_host
-from streamer.readers.core.rank_steps import RankSteps, step_records
-from streamer.readers.core.record_count import RecordCount
-from streamer.readers.core.record_keys import NO_BATCH
-from streamer.readers.core.shuffle import NumberedRecords, Windows
-from streamer.readers.core.skipping import Replacements, without_skipped
+from streamer.readers.core.rank_steps import RankSteps
+from streamer.readers.core.read_loop import ReadLoop, RecordSpec
+from streamer.readers.core.skipping import without_skipped
 from streamer.readers.core.start import reach_start
 from streamer.readers.samples import check_attributes, cut_sample
-from streamer.readers.torch.progress import ElementOrigin
-from streamer.readers.torch.record_ranges import (
-    RecordGrouper,
-    RecordRange,
-    RemainingRecords,
-    Unit,
-    admitted_blocks,
-    remaining_records,
-)
+from streamer.readers.torch.progress import ChannelProgress, ElementOrigin, progress_in
+from streamer.readers.torch.record_ranges import RecordGrouper, RecordRange, Unit
 from streamer.readers.torch.workers import (
     PATIENCE_S,
     ParentExited,
@@ -49,30 +38,23 @@ if TYPE_CHECKING:
 
     from streamer.formats.window import RecordReader, Source
     from streamer.readers.core.config import Directories
-    from streamer.readers.core.epoch_skips import EpochSkips
-    from streamer.readers.core.shuffle import Shuffle
-    from streamer.readers.core.skipping import SkipPolicy
-    from streamer.readers.core.stream import PipeStream
+    from streamer.readers.core.shuffle import NumberedRecords
 
-    Blocks = Iterator[tuple[PipeStream, list[NumberedRecords]]]
+    Blocks = Iterator[tuple[ReadLoop, list[NumberedRecords]]]
 
 WEBDATASET = "WebDataset"
 """The record format of tar streams, whose records are dicts (`streamer.formats.tar`)."""
 
 
 @dataclass(frozen=True)
-class ElementSpec:
-    """What an element is; the options are those of `PipeIterableDataset`. Raises ValueError."""
+class ElementSpec(RecordSpec):
+    """What an element is; the options are those of `PipeIterableDataset`. Raises ValueError, ChannelError."""
 
-    record_format: str
     attributes: int = 1
     batch_size: int | None = None
     drop_remainder: bool = False
     decode: Callable[[Any], Any] | None = None
-    key: bool = False
-    skip: SkipPolicy | None = None
     padding: bool = False
-    shuffle: Shuffle | None = None
 
     def __post_init__(self) -> None:
         if self.record_format != WEBDATASET:
@@ -93,6 +75,7 @@ class ElementSpec:
             raise ValueError(f"batch_size is {self.batch_size}; it must be 1 or more")
         if self.drop_remainder and self.batch_size is None:
             raise ValueError("drop_remainder has no meaning without batch_size")
+        super().__post_init__()
 
     @property
     def unit(self) -> int:
@@ -128,19 +111,9 @@ class ElementSpec:
 class ElementSource:
     """Reads the elements of channels in this process."""
 
-    placed = False
-    """As for `KeysAndSkips`."""
-
     def __init__(self, spec: ElementSpec, paths: Directories, *, timeout: float) -> None:
         """`timeout`: seconds to wait for a FIFO, and then for its writer."""
         self.spec = spec
-        self._keys_and_skips = KeysAndSkips(
-            spec.record_format, key=spec.key, skip=spec.skip, placed=self.placed
-        )
-        self.skips: dict[str, EpochSkips] = {}
-        """By channel, what is left out of the present epoch, if there is a policy."""
-        self.skipped = self._keys_and_skips.skipped
-        """What `skip` has left out in this process so far."""
         self.paths = paths
         self.channels: Sequence[str] = ()
         """Channels of this process."""
@@ -151,7 +124,7 @@ class ElementSource:
         return ChannelEpochs(channel, self.paths, timeout=self._timeout, patience=PATIENCE_S)
 
     def elements(
-        self, channels: list[tuple[str, WorkerGroup | None]], starts: dict[str, RemainingRecords]
+        self, channels: list[tuple[str, WorkerGroup | None]], starts: dict[str, ChannelProgress]
     ) -> Iterator[tuple[Any, ElementOrigin]]:
         """Yield each element of the next pass with its origin, a block of each channel in rotation."""
         decode = self.spec.decode
@@ -165,10 +138,10 @@ class ElementSource:
                 if block is None:
                     turns.remove(turn)
                     continue
-                stream, whole = block
-                epoch, digest, rank = stream.epoch, stream.digest, RankSteps.of(stream.trailer)
-                saved = remaining_records(starts.get(name), name, epoch)
-                for element, received, rows in self._elements(name, epoch, whole, saved.rows):
+                loop, whole = block
+                epoch, digest, rank = loop.stream.epoch, loop.stream.digest, loop.rank
+                saved = progress_in(starts.get(name), name, epoch)
+                for element, received, rows in self._elements(loop, whole, saved.rows):
                     if decode is not None:
                         element = decode(element)  # noqa: PLW2901 - the same element
                     if self.spec.padding:
@@ -178,20 +151,19 @@ class ElementSource:
 
     def _elements(
         self,
-        channel: str,  # noqa: ARG002 - for a source of tables
-        epoch: int,  # noqa: ARG002
+        loop: ReadLoop,  # noqa: ARG002 - for a source of tables
         units: list[Unit],
         rows: Mapping[int, int],  # noqa: ARG002
     ) -> Iterator[tuple[Any, RecordRange, int]]:
         """Yield the elements of units, without `decode`, with the fields of their origins.
 
-        `rows`: as in `RemainingRecords`.
+        `rows`: as in `ChannelProgress`.
         """
         element = self.spec.element
         for records, numbers in units:
             yield element(records), numbers, 0
 
-    def _records(self, channel: str, group: WorkerGroup | None, saved: RemainingRecords | None) -> Blocks:
+    def _records(self, channel: str, group: WorkerGroup | None, saved: ChannelProgress | None) -> Blocks:
         if group is None:
             return self._own_records(channel, saved)
         return iter(
@@ -207,91 +179,34 @@ class ElementSource:
             )
         )
 
-    def _own_records(self, channel: str, saved: RemainingRecords | None) -> Blocks:
+    def _own_records(self, channel: str, saved: ChannelProgress | None) -> Blocks:
         """Yield the records of a FIFO that this worker reads alone."""
-        spec = self.spec
-        check = parent_check() if get_worker_info() else lambda: None
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(contextlib.suppress(ParentExited))
-            stream = stack.enter_context(self.epochs(channel).next_stream())
-            position = reach_start(stream, channel, saved.start if saved else None, check=check)
-            info = get_worker_info()
+        info = get_worker_info()
+        check = parent_check() if info else lambda: None
+        with contextlib.suppress(ParentExited), self.epochs(channel).next_stream() as stream:
+            position = reach_start(stream, channel, saved.position if saved else None, check=check)
             if info is not None and info.num_workers > 1:
                 check_one_host(RankSteps.of(stream.trailer), self.channels, self.paths.config)
-            base, number = position.offset, position.records - position.skip
-            keys, skips = stack.enter_context(
-                self._keys_and_skips.epoch(stream, channel, offset=base, number=position.number)
-            )
-            if skips is not None:
-                self.skips[channel] = skips
-            windows = None
-            if spec.shuffle is not None:
-                returned = 0 if position.window is None else position.records - position.window
-                windows = Windows(spec.shuffle, stream.epoch, returned=returned)
-                position.records -= returned  # the window is read again
-            ahead = remaining_records(saved, channel, stream.epoch).ahead
-            remaining = RemainingRecords(StartPosition(position), ahead)
-            reader = spec.reader(stream)
-            lists = placed_lists(reader, stream, keys, skips, base)
-            batches = RecordCount(stream, number).checked(lists, reader)
-            while True:
-                offset = base + reader.offset
-                batch, in_object = next(batches, NO_BATCH)
-                if batch is None:
-                    break
-                blocks = list(remaining.select(batch, number, offset, in_object))
-                bad = skips if skips is not None and skips.bad else None
-                if bad is not None:
-                    blocks = admitted_blocks(blocks, bad)
-                for ready in _shuffled(blocks, windows, stream):
-                    yield stream, ready
-                if bad is not None:
-                    bad.check_refused()
-                number += len(batch)
-                if not batch:
+            ahead = progress_in(saved, channel, stream.epoch).ahead
+            loop = ReadLoop(stream, self.spec.reader(stream), self.spec, position, gaps=ahead)
+            for block in loop:
+                if block.records:
+                    yield loop, [block]
+                else:
                     check()
-            for piece in windows.finish() if windows is not None else ():
-                yield stream, [piece]
 
-    def _units(self, source: Blocks) -> Iterator[tuple[PipeStream, list[Unit]]]:
+    def _units(self, source: Blocks) -> Iterator[tuple[ReadLoop, list[Unit]]]:
         """Yield, for each block that arrives, the records of each element that the block completes."""
-        spec = self.spec
+        spec, loop, skips = self.spec, None, False
         units = RecordGrouper(spec.unit, short=not spec.drop_remainder)
-        stream, places = None, None
-        for stream, blocks in source:
-            skips = spec.skip is not None
-            if skips and RankSteps.of(stream.trailer) is not None:  # every rank returns all its places
-                skips, places = False, places or Replacements(stream.name)
-            whole = [unit for block in blocks for unit in units.add(block, skips=skips)]
-            if places is not None:
-                whole = list(places.units(whole))
-            if whole:
-                yield stream, whole
-        last = units.finish(skips=spec.skip is not None and places is None)
-        if places is not None and stream is not None:
-            rest = list(places.units([] if last is None else [last]))
-            places.check_filled()
-            last = None
-            if rest and len(rest[-1][0]) < spec.unit:
-                last = rest.pop()
-            if rest:
-                yield stream, rest
-        if stream is None or last is None:
+        for loop, blocks in source:
+            skips = spec.skip is not None and loop.rank is None  # a rank has good records in all places
+            if whole := [unit for block in blocks for unit in units.add(block, skips=skips)]:
+                yield loop, whole
+        last = units.finish(skips=skips)
+        if loop is None or last is None:
             return
         if cut := len(last[0]) % spec.attributes:
             raise cut_sample(cut, spec.attributes)
         if not spec.drop_remainder:
-            yield stream, [last]
-
-
-def _shuffled(
-    blocks: list[NumberedRecords], windows: Windows | None, stream: PipeStream
-) -> Iterator[list[NumberedRecords]]:
-    """Yield the blocks, or the pieces of the windows that they complete."""
-    if windows is None:
-        yield blocks
-        return
-    step = step_records(RankSteps.of(stream.trailer))
-    for block in blocks:
-        for piece in windows.add(block, step):
-            yield [piece]
+            yield loop, [last]

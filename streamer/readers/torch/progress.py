@@ -29,8 +29,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streamer.readers.core.joint_states import joint_states
-from streamer.readers.core.position import ReaderPosition, StartPosition
-from streamer.readers.torch.record_ranges import RecordRange, RemainingRecords
+from streamer.readers.core.position import ReaderPosition
+from streamer.readers.torch.record_ranges import RecordRange
 from streamer.step_state import is_step_state
 from streamer.trailer import channel_of_rank
 
@@ -58,12 +58,13 @@ class ElementOrigin(NamedTuple):
 
 
 @dataclass(slots=True)
-class _ChannelProgress:
+class ChannelProgress:
     """The records of one channel that the trainer has received: all before the position, and some ranges."""
 
     position: ReaderPosition
     ahead: list[RecordRange] = field(default_factory=list)
     rows: dict[int, int] = field(default_factory=dict)
+    """Of tables that were returned in part, by record number: how many of their rows."""
 
     def add(self, origin: ElementOrigin) -> None:
         if origin.epoch != self.position.epoch:
@@ -110,7 +111,7 @@ class Progress:
 
     def __init__(
         self,
-        starts: Iterable[RemainingRecords],
+        starts: Iterable[ChannelProgress],
         unit: int,
         *,
         shared: bool = False,
@@ -119,14 +120,12 @@ class Progress:
         """`shared`: several workers read one channel."""
         self._unit = unit
         self._shared = shared
-        self._channels: dict[str, _ChannelProgress] = {}
+        self._channels: dict[str, ChannelProgress] = {}
         self._last: str | None = None
         """Channel of the element that was received last, in this epoch."""
-        for remaining in starts:
-            saved = remaining.start.position
-            position = replace(saved, shuffle=shuffle)
-            ahead = [RecordRange(*records) for records in remaining.ahead]
-            self._channels[saved.channel] = _ChannelProgress(position, ahead, dict(remaining.rows))
+        for start in starts:
+            position = replace(start.position, shuffle=shuffle)
+            self._channels[position.channel] = ChannelProgress(position, [*start.ahead], dict(start.rows))
 
     def add(self, origin: ElementOrigin) -> None:
         """Add an element that the trainer has received."""
@@ -184,8 +183,8 @@ def parse_state(
     *,
     anyway: bool,
     shuffle: Shuffle | None = None,
-) -> dict[str, RemainingRecords]:
-    """Return the remaining records of each channel of a saved state. Raises ValueError.
+) -> dict[str, ChannelProgress]:
+    """Return the progress of each channel by a saved state. Raises ValueError.
 
     `channels`, `shuffle`: those of the reader. A state of steps is of all rank FIFOs of its channel.
     """
@@ -213,11 +212,17 @@ def parse_state(
         if is_step_state(saved):
             for name in channels:
                 if channel_of_rank(name) == saved["channel"]:
-                    start = StartPosition(ReaderPosition.of(saved, name, shuffle), anyway)
-                    starts[name] = RemainingRecords(start)
+                    starts[name] = ChannelProgress(ReaderPosition.of(saved, name, shuffle, anyway=anyway))
             continue
-        position = ReaderPosition.of(saved, saved["channel"], shuffle)
+        position = ReaderPosition.of(saved, saved["channel"], shuffle, anyway=anyway)
         ahead = [RecordRange(*records) for records in state["ahead"].get(position.channel, ())]
         of_tables = dict(rows.get(position.channel, ()))
-        starts[position.channel] = RemainingRecords(StartPosition(position, anyway), ahead, of_tables)
+        starts[position.channel] = ChannelProgress(position, ahead, of_tables)
     return starts
+
+
+def progress_in(saved: ChannelProgress | None, channel: str, epoch: int) -> ChannelProgress:
+    """Return `saved` if it is of this epoch, else that of an epoch of which nothing was received."""
+    if saved is not None and saved.position.epoch == epoch:
+        return saved
+    return ChannelProgress(ReaderPosition(channel, epoch))

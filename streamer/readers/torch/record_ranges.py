@@ -1,23 +1,18 @@
-"""The records that one worker reads: which ones are left of an epoch, and which ones make an element. Pure.
+"""Which records make an element. Pure.
 
-    block of a reader ─▶ RemainingRecords: without those received before ─▶ RecordGrouper: whole units
-
-A unit is the records of one element.
+blocks of `ReadLoop` ─▶ RecordGrouper ─▶ units: the records of one element, and their range
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from streamer.readers.core.position import ReaderPosition, StartPosition
-from streamer.readers.core.shuffle import NumberedRecords
 from streamer.readers.core.skipping import SkippedRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from streamer.readers.core.epoch_skips import EpochSkips
+    from streamer.readers.core.shuffle import NumberedRecords
 
 
 class RecordRange(NamedTuple):
@@ -35,52 +30,8 @@ class RecordRange(NamedTuple):
     """Number in the epoch of the first record of the window of the last one, if records are shuffled."""
 
 
-@dataclass(slots=True)
-class RemainingRecords:
-    """The records of an epoch that are left to deliver: all from `start` on except the ranges `ahead`."""
-
-    start: StartPosition
-    ahead: Sequence[RecordRange] = ()
-    rows: Mapping[int, int] = field(default_factory=dict)
-    """Of tables that were returned in part, by record number: how many of their rows."""
-
-    def select(
-        self, batch: list[Any], first: int, offset: int, number: int | None = None
-    ) -> Iterator[NumberedRecords]:
-        """Yield the remaining records of a batch that begins with record number `first`, at byte `offset`.
-
-        `number`: as in `NumberedRecords`.
-        """
-        whole = NumberedRecords(batch, first, offset, 0, number)
-        begin, count = max(0, self.start.position.records - first), len(batch)
-        for records in self.ahead:
-            stop = min(count, records.first - first)
-            if stop > begin:
-                yield whole.part(begin, stop)
-            begin = max(begin, records.end - first)
-        if begin < count:
-            yield whole.part(begin, count) if begin else whole
-
-
 Unit = tuple[list[Any], RecordRange]
 """The records of one element, and their range."""
-
-
-def admitted_blocks(blocks: list[NumberedRecords], skips: EpochSkips) -> list[NumberedRecords]:
-    """Return the blocks up to the first record over the budget, which `skips.check_refused` then raises."""
-    admitted: list[NumberedRecords] = []
-    for block in blocks:
-        if (stop := skips.admit(block.records)) < len(block.records):
-            return [*admitted, block.part(0, stop)] if stop else admitted
-        admitted.append(block)
-    return admitted
-
-
-def remaining_records(saved: RemainingRecords | None, channel: str, epoch: int) -> RemainingRecords:
-    """Return `saved` if it is of this epoch, else all records of the epoch."""
-    if saved is not None and saved.start.position.epoch == epoch:
-        return saved
-    return RemainingRecords(StartPosition(ReaderPosition(channel, epoch)))
 
 
 class RecordGrouper:

@@ -31,7 +31,7 @@ import contextlib
 import fcntl
 import glob
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from streamer.errors import (
@@ -43,11 +43,12 @@ from streamer.errors import (
     TruncatedStream,
 )
 from streamer.readers.core.epochs import ChannelEpochs
+from streamer.readers.core.read_loop import ReadLoop, RecordSpec
 from streamer.readers.core.start import reach_start, start_in
 from streamer.readers.core.stream import PipeStream
-from streamer.readers.torch.record_ranges import RemainingRecords, remaining_records
+from streamer.readers.torch.progress import ChannelProgress, progress_in
 from streamer.readers.torch.shared_cursor import ENDED, FAILED, OPEN, READING, SharedCursorFile
-from streamer.readers.torch.turn import TurnReader
+from streamer.readers.torch.turn import read_turn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -107,7 +108,7 @@ class WorkerGroupReader:
         *,
         unit: int = 1,
         timeout: float,
-        saved: RemainingRecords | None = None,
+        saved: ChannelProgress | None = None,
         key: bool = False,
     ) -> None:
         self._channel = channel
@@ -118,12 +119,12 @@ class WorkerGroupReader:
         self._unit = unit
         self._timeout = timeout
         self._saved = saved
-        self._key = key
+        self._spec = RecordSpec(key=key)
         self._check_parent = parent_check()
         self._prefix = os.path.join(paths.state, f".{channel}-pipe_mode-pass-")
         self._path = self._prefix + group.name
 
-    def __iter__(self) -> Iterator[tuple[PipeStream, list[NumberedRecords]]]:
+    def __iter__(self) -> Iterator[tuple[ReadLoop, list[NumberedRecords]]]:
         with contextlib.suppress(ParentExited), contextlib.ExitStack() as stack:
             try:
                 os.makedirs(self._state_dir, exist_ok=True)
@@ -138,8 +139,9 @@ class WorkerGroupReader:
                 return
             stack.enter_context(stream)
             try:
-                for blocks in self._turns(fd, stream):
-                    yield stream, blocks
+                with contextlib.closing(self._loop(stream)) as loop:
+                    for blocks in self._turns(fd, loop):
+                        yield loop, blocks
             except OSError as error:
                 raise ChannelError(f"cannot use {self._path}: {error}") from error
 
@@ -167,7 +169,7 @@ class WorkerGroupReader:
             self._sweep()
             stream = self._epochs.next_stream()
             try:
-                start = None if self._saved is None else self._saved.start
+                start = None if self._saved is None else self._saved.position
                 position = reach_start(stream, self._channel, start, check=self._check_parent)
             except BaseException as error:
                 stream.close()
@@ -198,43 +200,37 @@ class WorkerGroupReader:
     def _myself(self) -> dict[str, int]:
         return {str(self._group.member): os.getpid()}
 
-    def _turns(self, fd: int, stream: PipeStream) -> Iterator[list[NumberedRecords]]:
-        with contextlib.closing(self._turn_reader(stream)) as reader:
-            while True:
-                fcntl.flock(fd, fcntl.LOCK_EX)
+    def _turns(self, fd: int, loop: ReadLoop) -> Iterator[list[NumberedRecords]]:
+        while True:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            try:
+                cursor = SharedCursorFile.read(fd)
+                assert cursor is not None  # noqa: S101 - no process empties it
+                self._raise_if_broken(fd, cursor)
+                if cursor.state == ENDED:
+                    self._tidy(cursor)
+                    return
+                os.pwrite(fd, READING, 0)
                 try:
-                    cursor = SharedCursorFile.read(fd)
-                    assert cursor is not None  # noqa: S101 - no process empties it
-                    self._raise_if_broken(fd, cursor)
-                    if cursor.state == ENDED:
-                        self._tidy(cursor)
-                        return
-                    os.pwrite(fd, READING, 0)
-                    try:
-                        blocks = reader.turn(cursor)
-                    except PenstockError as error:
-                        cursor.state, cursor.failure = FAILED, _described(error)
-                        cursor.write(fd)
-                        raise
-                    except ParentExited:
-                        os.pwrite(fd, OPEN, 0)
-                        raise
+                    blocks = read_turn(loop, cursor, self._unit, self._check_parent)
+                except PenstockError as error:
+                    cursor.state, cursor.failure = FAILED, _described(error)
                     cursor.write(fd)
-                finally:
-                    fcntl.flock(fd, fcntl.LOCK_UN)
-                if blocks:
-                    yield blocks
+                    raise
+                except ParentExited:
+                    os.pwrite(fd, OPEN, 0)
+                    raise
+                cursor.write(fd)
+            finally:
+                fcntl.flock(fd, fcntl.LOCK_UN)
+            if blocks:
+                yield blocks
 
-    def _turn_reader(self, stream: PipeStream) -> TurnReader:
-        saved = remaining_records(self._saved, self._channel, stream.epoch)
-        return TurnReader(
-            stream,
-            self._make_reader,
-            RemainingRecords(start_in(stream, self._channel, saved.start), saved.ahead),
-            unit=self._unit,
-            key=self._key,
-            check=self._check_parent,
-        )
+    def _loop(self, stream: PipeStream) -> ReadLoop:
+        """Return the loop over the records of the group's FIFO, for this worker's turns."""
+        saved = progress_in(self._saved, self._channel, stream.epoch)
+        start = replace(start_in(stream, self._channel, saved.position), offset=0)
+        return ReadLoop(stream, self._make_reader(stream), self._spec, start, gaps=saved.ahead)
 
     def _raise_if_broken(self, fd: int, cursor: SharedCursorFile) -> None:
         if cursor.state == READING:
