@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from streamer.formats.crc import MASK_DELTA, crc32c, mask, masked_crc32c
-from streamer.formats.window import BLOCK_BYTES, BadRecord, RecordReader
+from streamer.formats.window import BLOCK_BYTES, CorruptPlace, RecordReader
 from streamer.units import counted
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class TFRecordReader(RecordReader):
         if not self.keeps_places:
             return self._may_skip(start, length)
         self.bad_places.append(len(batch))
-        batch.append(BadRecord(self._base + start, DATA_FAULT))  # type: ignore[arg-type]
+        batch.append(CorruptPlace(self._base + start, DATA_FAULT))  # type: ignore[arg-type]
         return True
 
     def _may_skip(self, start: int, length: int) -> bool:

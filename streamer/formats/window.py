@@ -17,7 +17,7 @@ that ends inside a record raises `CutRecord`. Whole records before a bad one are
 raised.
 
 A caller that skips corrupt records (`streamer.readers.core.skipping`) sets `keeps_places`: a corrupt record
-whose end is known is then returned as a `BadRecord`, in its place. After any other error the caller may
+whose end is known is then returned as a `CorruptPlace`, in its place. After any other error the caller may
 `drop_arrived` bytes up to a border that it knows, `move_to` it, and call `batches` again.
 """
 
@@ -59,7 +59,7 @@ class FailedRecord(list[Any]):
 
 
 @dataclass(frozen=True, slots=True)
-class BadRecord:
+class CorruptPlace:
     """The place of a corrupt record in a list of records."""
 
     offset: int
@@ -111,11 +111,11 @@ class RecordReader(ABC):
         self.left_out: list[tuple[int, str]] = []
         """Offset and fault of the corrupt records left out of the last list, if `starts` are noted."""
         self.keeps_places = False
-        """Whether a corrupt record whose end is known is returned as a `BadRecord`. Set it before the first
-        record.
+        """Whether a corrupt record whose end is known is returned as a `CorruptPlace`. Set it before the
+        first record.
         """
         self.bad_places: list[int] = []
-        """Indices of the last list's entries that are `BadRecord`s."""
+        """Indices of the last list's entries that are `CorruptPlace`s."""
 
     @property
     def offset(self) -> int:
@@ -320,7 +320,7 @@ class RecordReader(ABC):
         return True
 
     def _admit(self, record: bytes, batch: list[bytes]) -> bool:
-        """Add the record that is ahead and begins at `_start`, or a `BadRecord`; return False for a fault."""
+        """Add the record ahead that begins at `_start`, or a `CorruptPlace`; return False for a fault."""
         batch.append(record)
         if self.starts is not None:
             self.starts.append(self._base + self._start)

@@ -1,11 +1,11 @@
 """`EpochSkips`: the records of one epoch with the corrupt ones found, counted and listed.
 
-    RecordReader ─▶ lists of records, a corrupt one as `BadRecord` ─▶ budget, quarantine ─▶ lists
+    RecordReader ─▶ lists of records, a corrupt one as `CorruptPlace` ─▶ budget, quarantine ─▶ lists
          ▲ a border of the key list, after bytes that are no record
 
 The end of a TFRecord whose data is corrupt is known. After a corrupt length, or a RecordIO header, nothing in
 the bytes shows where the next record begins; only the key list (`streamer.readers.core.record_keys`) does.
-The rest of that object is one `BadRecord`, and reading goes on at the next object. A record that goes on
+The rest of that object is one `CorruptPlace`, and reading goes on at the next object. A record that goes on
 after the end of its object is treated in the same way: the object is cut off, and the bytes after its end are
 good.
 """

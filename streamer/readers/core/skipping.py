@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from streamer.errors import ChannelError, CorruptRecord
-from streamer.formats.window import BadRecord
+from streamer.formats.window import CorruptPlace
 from streamer.readers.core.record_names import record_name
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class SkipPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class SkippedRecord(BadRecord):
+class SkippedRecord(CorruptPlace):
     """A corrupt record, or the rest of a corrupt object. `offset` is that in the epoch's stream."""
 
     kind: Literal["record", "object"] = "record"
