@@ -50,6 +50,7 @@ from streamer.readers import (
     open_channel,
     rank_channels,
 )
+from streamer.readers.core.options import DEFAULTS, ReadOptions, ShuffledReadOptions
 from streamer.relay.statistics import CAUSES, RESUMED, STATES, ChannelStatistics
 from streamer.s3.checksums import OUTCOMES as CHECKED
 from streamer.units import GIB, KIB, MIB
@@ -340,13 +341,16 @@ def test_an_error_that_is_explained_can_occur() -> None:
 
 def test_the_arguments_of_the_plain_reader() -> None:
     rows = table(DOCS / "how-to/python.md", "Argument", "Default", "Meaning")
-    due = inspect.signature(PipeReader).parameters.values()
-    assert [bare(name) for name, _, _ in rows] == [parameter.name for parameter in due]
-    for parameter, (_, default, _) in zip(due, rows, strict=True):
-        if isinstance(parameter.default, (str, bool)):
-            assert bare(default) == str(parameter.default)
-        elif parameter.default is not None and parameter.default is not inspect.Parameter.empty:
-            assert float(default.removesuffix(" s")) == parameter.default
+    explicit = [
+        each for each in inspect.signature(PipeReader).parameters.values() if each.kind != each.VAR_KEYWORD
+    ]
+    due: dict[str, Any] = {parameter.name: parameter.default for parameter in explicit} | DEFAULTS
+    assert [bare(name) for name, _, _ in rows] == list(due)
+    for found, (_, default, _) in zip(due.values(), rows, strict=True):
+        if isinstance(found, (str, bool)):
+            assert bare(default) == str(found)
+        elif found is not None and found is not inspect.Parameter.empty:
+            assert float(default.removesuffix(" s")) == found
 
 
 # Examples
@@ -457,11 +461,23 @@ def parameters(name: str) -> set[str]:
     """Of a callable of the readers; the frameworks' from their source, so as not to load them."""
     call = CALLS[name]
     if not isinstance(call, str):
-        return set(inspect.signature(call).parameters)
+        found = inspect.signature(call).parameters
+        options = {str(each.annotation) for each in found.values() if each.kind == each.VAR_KEYWORD}
+        return {name for name, each in found.items() if each.kind != each.VAR_KEYWORD} | of_options(options)
     tree = ast.parse((ROOT / call).read_text())
     (made,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
     (init,) = (node for node in made.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
-    return {argument.arg for argument in [*init.args.args, *init.args.kwonlyargs]} - {"self"}
+    options = {ast.unparse(each.annotation) for each in [init.args.kwarg] if each and each.annotation}
+    explicit = {argument.arg for argument in [*init.args.args, *init.args.kwonlyargs]} - {"self"}
+    return explicit | of_options(options)
+
+
+def of_options(annotations: set[str]) -> set[str]:
+    """The names in `**options: Unpack[…]`."""
+    kinds = {
+        f"Unpack[{kind.__name__}]": kind.__optional_keys__ for kind in (ReadOptions, ShuffledReadOptions)
+    }
+    return set().union(*(kinds[annotation] for annotation in annotations))
 
 
 def python_examples() -> list[Any]:

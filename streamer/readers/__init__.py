@@ -1,11 +1,12 @@
 """Readers of Pipe channels for PyTorch, TensorFlow and plain Python: the part that runs in the trainer.
 
-    core        config (directories, channels), state and rank_claim (the state file), state_file (of
-                `--resume`), epochs (which epoch is next), arrival, stream, read_end and proof (one FIFO as a
-                file with a proven end), plain (records), position (saved and resumed), start (brings a stream
-                to it), read_loop (the records of one FIFO, numbered), joint_states (of several FIFOs),
-                endless (epoch after epoch), record_keys and record_names (the object of each record), shuffle
-                (of records in windows), skipping (corrupt records)
+    core        config (directories, channels), options (arguments of readers), state and rank_claim (the
+                state file), state_file (of `--resume`), epochs (which epoch is next), arrival, stream,
+                read_end and proof (one FIFO as a file with a proven end), record_spec and read_loop (the
+                records of one FIFO), plain (a reader in plain Python), position (saved and resumed), start
+                (brings a stream to it), joint_states (of several FIFOs), endless (epoch after epoch),
+                record_keys and record_names (the object of each record), shuffle (of records in windows),
+                skipping (corrupt records)
     tensorflow  a `tf.data.Dataset`: `PipeModeDataset`; with steps (Python stepped by TensorFlow), bulk and
                 checksums (small TFRecords by the block), failures (statuses of errors), interrupts (Ctrl-C),
                 positions, memory (glibc's thresholds) and meter (speed, printed)

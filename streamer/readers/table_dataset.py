@@ -9,14 +9,12 @@ copied first: pickle would send the whole object with each slice of it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import get_worker_info
 
-from streamer.formats.recordio import MAX_PAYLOAD, RecordIOReader
-from streamer.readers.core.config import directories
-from streamer.readers.core.epochs import TIMEOUT
+from streamer.formats.recordio import MAX_PAYLOAD
+from streamer.readers.core.options import paths_of, with_defaults
 from streamer.readers.table_decoder import BATCH_ROWS, KeyedBatch, TableDecoder
 from streamer.readers.table_objects import check_table_skip, table_batches
 from streamer.readers.torch import PipeIterableDataset
@@ -26,11 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
+    from typing_extensions import Unpack
 
-    from streamer.formats.window import RecordReader, Source
     from streamer.readers.core.config import Directories
+    from streamer.readers.core.options import ReadOptions
     from streamer.readers.core.read_loop import ReadLoop
-    from streamer.readers.core.skipping import SkipPolicy
     from streamer.readers.torch.record_ranges import RecordRange, Unit
 
 __all__ = ["TableIterableDataset"]
@@ -45,7 +43,7 @@ class TableIterableDataset(PipeIterableDataset):
     the workers. Other arguments, states and errors are those of `PipeIterableDataset`; `len` is unknown.
     """
 
-    def __init__(  # noqa: PLR0913 - public; options with defaults
+    def __init__(
         self,
         channel: str | Sequence[str],
         *,
@@ -54,39 +52,26 @@ class TableIterableDataset(PipeIterableDataset):
         max_object_bytes: int = MAX_PAYLOAD,
         decode: Callable[[Any], Any] | None = None,
         share: tuple[int, int] | None = None,
-        pipe_dir: str | None = None,
-        state_dir: str | None = None,
-        config_dir: str | None = None,
-        timeout: float = TIMEOUT,
-        key: bool = False,
-        skip: SkipPolicy | None = None,
+        **options: Unpack[ReadOptions],
     ) -> None:
+        chosen = with_defaults(options)
         if max_object_bytes < 1:
             raise ValueError(f"max_object_bytes is {max_object_bytes}: it must be 1 or more")
-        check_table_skip(skip)
-        spec = _TableSpec(
-            "RecordIO",
+        check_table_skip(chosen["skip"])
+        spec = ElementSpec(
             decode=decode or _copied_in_worker,
-            key=key,
-            skip=skip,
+            key=chosen["key"],
+            skip=chosen["skip"],
             placed=True,
             max_object_bytes=max_object_bytes,
         )
-        paths = directories(pipe_dir, config_dir, state_dir)
         decoder = TableDecoder(columns=columns, batch_rows=batch_rows)
-        self._read(channel, share, _TableSource(spec, paths, decoder, timeout=timeout))
+        source = _TableSource(spec, paths_of(chosen), decoder, timeout=chosen["timeout"])
+        self._read(channel, share, source)
 
     def __len__(self) -> int:
         """Raise TypeError, because the rows of the objects are unknown."""
         raise TypeError("the number of batches of tables is unknown, because their rows are")
-
-
-@dataclass(frozen=True)
-class _TableSpec(ElementSpec):
-    max_object_bytes: int = field(default=MAX_PAYLOAD, kw_only=True)
-
-    def reader(self, source: Source) -> RecordReader:
-        return RecordIOReader(source, max_payload=self.max_object_bytes)
 
 
 class _TableSource(ElementSource):

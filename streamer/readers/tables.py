@@ -19,11 +19,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from streamer.formats.recordio import MAX_PAYLOAD, RecordIOReader
+from streamer.formats.recordio import MAX_PAYLOAD
 from streamer.readers.core.channel_reader import ChannelReader
-from streamer.readers.core.config import directories
-from streamer.readers.core.epochs import TIMEOUT
-from streamer.readers.core.read_loop import ReadLoop, RecordSpec
+from streamer.readers.core.options import with_defaults
+from streamer.readers.core.record_spec import RecordSpec
 from streamer.readers.table_decoder import BATCH_ROWS, TableDecoder
 from streamer.readers.table_objects import check_table_skip, table_batches
 from streamer.step_state import is_step_state
@@ -32,9 +31,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     import pyarrow as pa
+    from typing_extensions import Unpack
 
+    from streamer.readers.core.options import ReadOptions
     from streamer.readers.core.position import ReaderPosition
-    from streamer.readers.core.skipping import SkipPolicy
+    from streamer.readers.core.read_loop import ReadLoop
     from streamer.readers.core.stream import PipeStream
 
 FORMAT = 1
@@ -55,7 +56,7 @@ class TableReader(ChannelReader):
     raises ChannelError, TruncatedStream, CorruptRecord and RecordTooLarge.
     """
 
-    def __init__(  # noqa: PLR0913 - public; options with defaults
+    def __init__(
         self,
         channel: str,
         *,
@@ -63,21 +64,17 @@ class TableReader(ChannelReader):
         batch_rows: int = BATCH_ROWS,
         max_object_bytes: int = MAX_PAYLOAD,
         epoch: int | None = None,
-        pipe_dir: str | None = None,
-        state_dir: str | None = None,
-        config_dir: str | None = None,
-        timeout: float = TIMEOUT,
-        skip: SkipPolicy | None = None,
-        key: bool = False,
+        **options: Unpack[ReadOptions],
     ) -> None:
+        chosen = with_defaults(options)
         if max_object_bytes < 1:
             raise ValueError(f"max_object_bytes is {max_object_bytes}: it must be 1 or more")
-        check_table_skip(skip)
-        spec = RecordSpec(key=key, skip=skip, placed=True)
+        check_table_skip(chosen["skip"])
+        spec = RecordSpec(
+            key=chosen["key"], skip=chosen["skip"], placed=True, max_object_bytes=max_object_bytes
+        )
         self._decoder = TableDecoder(columns=columns, batch_rows=batch_rows)
-        self._max_object_bytes = max_object_bytes
-        paths = directories(pipe_dir, config_dir, state_dir)
-        super().__init__(channel, spec, paths, epoch=epoch, timeout=timeout)
+        super().__init__(channel, spec, chosen, epoch=epoch)
         self._rows = 0
         """Rows that have been returned of the object at the position, which is not returned whole."""
 
@@ -104,8 +101,7 @@ class TableReader(ChannelReader):
     def _loop(self, stream: PipeStream, position: ReaderPosition) -> ReadLoop:
         if self._start is None or self._start.epoch != stream.epoch:  # another reader may have taken that
             self._rows = 0
-        objects = RecordIOReader(stream, max_payload=self._max_object_bytes)
-        return ReadLoop(stream, objects, self._spec, position)
+        return super()._loop(stream, position)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last batch that was returned, for JSON and checkpoints.

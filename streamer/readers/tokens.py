@@ -21,10 +21,10 @@ import numpy as np
 
 from streamer.errors import ChannelError
 from streamer.readers.core.channel_reader import ChannelReader
-from streamer.readers.core.config import directories
-from streamer.readers.core.epochs import TIMEOUT
-from streamer.readers.core.read_loop import ReadLoop, RecordSpec
+from streamer.readers.core.options import with_defaults
+from streamer.readers.core.read_loop import ReadLoop
 from streamer.readers.core.record_names import KeyedRecord
+from streamer.readers.core.record_spec import RecordSpec
 from streamer.readers.core.start import drop_bytes
 from streamer.readers.token_blocks import BlockLayout, TokenBlocks
 from streamer.step_state import is_step_state
@@ -33,10 +33,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
+    from typing_extensions import Unpack
 
+    from streamer.readers.core.options import ReadOptions
     from streamer.readers.core.position import ReaderPosition
     from streamer.readers.core.record_names import RecordKey
-    from streamer.readers.core.skipping import SkipPolicy
     from streamer.readers.core.stream import PipeStream
 
 
@@ -59,7 +60,7 @@ class TokenReader(ChannelReader):
     TruncatedStream and CorruptRecord, and CutRecord if the tokens of an epoch are no whole number of blocks.
     """
 
-    def __init__(  # noqa: PLR0913 - public; options with defaults
+    def __init__(
         self,
         channel: str,
         dtype: str,
@@ -70,22 +71,18 @@ class TokenReader(ChannelReader):
         drop_remainder: bool = False,
         vocabulary: int | None = None,
         epoch: int | None = None,
-        pipe_dir: str | None = None,
-        state_dir: str | None = None,
-        config_dir: str | None = None,
-        timeout: float = TIMEOUT,
-        skip: SkipPolicy | None = None,
-        key: bool = False,
+        **options: Unpack[ReadOptions],
     ) -> None:
+        chosen = with_defaults(options)
+        skip = chosen["skip"]
         if skip is not None and (skip.objects or vocabulary is None):
             raise ValueError(
                 "skip of TokenReader replaces blocks with a token beyond the vocabulary: give vocabulary, "
                 "and a SkipPolicy with records only"
             )
         self._layout = BlockLayout(dtype, length, batch_size, overlap, drop_remainder, vocabulary)
-        spec = RecordSpec(self.record_format, key, skip)
-        paths = directories(pipe_dir, config_dir, state_dir)
-        super().__init__(channel, spec, paths, epoch=epoch, timeout=timeout)
+        spec = RecordSpec(self.record_format, chosen["key"], skip)
+        super().__init__(channel, spec, chosen, epoch=epoch)
         self._blocks: TokenBlocks
         """The blocks of the present epoch."""
 

@@ -68,3 +68,12 @@ def test_a_loaded_state_survives_failures_before_the_first_record(
     found = before + [str(each) for each in other]
     feeder.feed(1, data)
     assert sorted(found) == sorted(map(str, made("train", epoch=1, **options)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong"), [("records", "shufle"), ("tokens", "shuffle"), ("tables", "seed")]
+)
+def test_an_argument_that_a_reader_does_not_take_is_refused(feeder: Feeder, kind: str, wrong: str) -> None:
+    make, _, options = READERS[kind]
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{wrong}'"):
+        make("train", **options, **{wrong: 3}, **feeder.directories)

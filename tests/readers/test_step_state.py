@@ -19,7 +19,8 @@ from streamer.formats.tfrecord import TFRecordReader
 from streamer.readers import PipeReader, SkipPolicy, load_state, open_channel, rank_channels, save_state
 from streamer.readers.core.position import ReaderPosition
 from streamer.readers.core.rank_steps import RankSteps
-from streamer.readers.core.read_loop import ReadLoop, RecordSpec
+from streamer.readers.core.read_loop import ReadLoop
+from streamer.readers.core.record_spec import RecordSpec
 from streamer.readers.core.start import reach_start
 from streamer.step_state import StepState
 from tests.kit.late import LATE

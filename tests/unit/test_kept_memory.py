@@ -93,7 +93,7 @@ def test_a_reader_reuses_the_memory_of_its_records() -> None:
     script = (
         "import io, resource\n"
         "from streamer.formats import tfrecord\n"
-        "from streamer.readers.core.plain import record_reader\n"
+        "from streamer.readers.core.record_spec import record_reader\n"
         "reader = record_reader(io.BytesIO(tfrecord.encode(bytes(100_000)) * 600), 'TFRecord')\n"
         "faults = resource.getrusage(0).ru_minflt\n"
         "print(sum(map(len, reader)), resource.getrusage(0).ru_minflt - faults)\n"

@@ -13,31 +13,33 @@ from typing import TYPE_CHECKING, Any
 
 from streamer.readers.core.config import check_if_configured
 from streamer.readers.core.epochs import ChannelEpochs
+from streamer.readers.core.options import paths_of
 from streamer.readers.core.position import ReaderPosition
+from streamer.readers.core.read_loop import ReadLoop
 from streamer.readers.core.start import reach_start
 from streamer.readers.core.wrappers import check_wrappers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from streamer.readers.core.config import Directories
-    from streamer.readers.core.read_loop import ReadLoop, RecordSpec
+    from streamer.readers.core.options import ReadOptions
+    from streamer.readers.core.record_spec import RecordSpec
     from streamer.readers.core.stream import PipeStream
 
 
 class ChannelReader:
     """A channel with a position. Other arguments are those of `PipeReader`."""
 
-    def __init__(
-        self, channel: str, spec: RecordSpec, paths: Directories, *, epoch: int | None, timeout: float
-    ) -> None:
+    def __init__(self, channel: str, spec: RecordSpec, options: ReadOptions, *, epoch: int | None) -> None:
+        """`options`: with all defaults."""
+        paths = paths_of(options)
         self.channel = channel
         self._spec = spec
         self.skipped = spec.skipped
         """What `skip` has left out so far."""
         check_if_configured(channel, paths.config)
         self._config_dir = paths.config
-        self._epochs = ChannelEpochs(channel, paths, epoch=epoch, timeout=timeout)
+        self._epochs = ChannelEpochs(channel, paths, epoch=epoch, timeout=options["timeout"])
         self._position: ReaderPosition | None = None
         """Position in the epoch that was begun last."""
         self.left = 0
@@ -112,4 +114,4 @@ class ChannelReader:
 
     def _loop(self, stream: PipeStream, position: ReaderPosition) -> ReadLoop:
         """Return the loop over the records of `stream`, which has reached `position`. Raises ChannelError."""
-        raise NotImplementedError
+        return ReadLoop(stream, self._spec.reader(stream), self._spec, position)

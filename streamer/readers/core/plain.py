@@ -22,16 +22,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from streamer.formats.fixed import FixedReader
-from streamer.formats.lines import LineReader
-from streamer.formats.record_format import RecordFormat
-from streamer.formats.recordio import RecordIOReader
-from streamer.formats.tfrecord import TFRecordReader
 from streamer.readers.core.channel_reader import ChannelReader
-from streamer.readers.core.config import PipeModeDatasetException, check_if_configured, directories
+from streamer.readers.core.config import check_if_configured, directories
 from streamer.readers.core.epochs import TIMEOUT, ChannelEpochs
-from streamer.readers.core.memory import keep_memory
-from streamer.readers.core.read_loop import ReadLoop, RecordSpec
+from streamer.readers.core.options import ShuffledReadOptions, with_defaults
+from streamer.readers.core.record_spec import RecordSpec, check_format
 from streamer.readers.core.shuffle import Shuffle
 from streamer.readers.core.skipping import SkippedRecord, without_skipped
 from streamer.units import counted
@@ -39,16 +34,9 @@ from streamer.units import counted
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from streamer.formats.window import RecordReader, Source
-    from streamer.readers.core.position import ReaderPosition
-    from streamer.readers.core.skipping import SkipPolicy
-    from streamer.readers.core.stream import PipeStream
+    from typing_extensions import Unpack
 
-MXRECORDIO = "MXRecordIO"
-"""RecordIO whose writer, MXNet's or dmlc's, drops the magic number where it cuts a record at it."""
-RECORD_FORMATS = ("RecordIO", MXRECORDIO, "TFRecord", "TextLine")
-FIXED = "fixed:"
-"""Begin of the format of records without a frame; the number of bytes of each follows."""
+    from streamer.readers.core.stream import PipeStream
 
 
 def open_channel(
@@ -95,25 +83,19 @@ class PipeReader(ChannelReader):
     raises ChannelError, TruncatedStream and CorruptRecord.
     """
 
-    def __init__(  # noqa: PLR0913 - public; options with defaults
+    def __init__(
         self,
         channel: str,
         record_format: str = "RecordIO",
         *,
         epoch: int | None = None,
-        pipe_dir: str | None = None,
-        state_dir: str | None = None,
-        config_dir: str | None = None,
-        timeout: float = TIMEOUT,
-        skip: SkipPolicy | None = None,
-        key: bool = False,
-        shuffle: int | None = None,
-        seed: int | None = None,
+        **options: Unpack[ShuffledReadOptions],
     ) -> None:
         check_format(record_format)
-        spec = RecordSpec(record_format, key, skip, Shuffle.of(shuffle, seed))
-        paths = directories(pipe_dir, config_dir, state_dir)
-        super().__init__(channel, spec, paths, epoch=epoch, timeout=timeout)
+        chosen = with_defaults(options, ShuffledReadOptions)
+        shuffle = Shuffle.of(chosen["shuffle"], chosen["seed"])
+        spec = RecordSpec(record_format, chosen["key"], chosen["skip"], shuffle)
+        super().__init__(channel, spec, chosen, epoch=epoch)
         self.shuffle = spec.shuffle
         """How records are shuffled; None if they are not."""
         self.record_format = record_format
@@ -156,9 +138,6 @@ class PipeReader(ChannelReader):
         with self._next_epoch() as loop:
             yield from loop.lists()
 
-    def _loop(self, stream: PipeStream, position: ReaderPosition) -> ReadLoop:
-        return ReadLoop(stream, record_reader(stream, self.record_format), self._spec, position)
-
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last record, or list of records, that was returned.
 
@@ -167,29 +146,3 @@ class PipeReader(ChannelReader):
         (`streamer.readers.core.position`). A record that was skipped counts.
         """
         return super().state_dict()
-
-
-def check_format(record_format: str, skip: int = 0) -> None:
-    """Raise ValueError for an unknown format, PipeModeDatasetException for a skip that it does not allow."""
-    if record_format.startswith(FIXED):
-        RecordFormat.parse(record_format)
-    elif record_format not in RECORD_FORMATS:
-        raise ValueError(f"Invalid record format: {record_format}")
-    if skip < 0:
-        raise PipeModeDatasetException(f"max_corrupted_records_to_skip is {skip}; it cannot be negative")
-    if skip > 0 and record_format != "TFRecord":
-        raise PipeModeDatasetException(
-            "max_corrupted_records_to_skip can only be set for record_format='TFRecord'"
-        )
-
-
-def record_reader(source: Source, record_format: str) -> RecordReader:
-    """Return the reader of a format that `check_format` accepts; let glibc keep the memory of its records."""
-    keep_memory()
-    if record_format == "TFRecord":
-        return TFRecordReader(source)
-    if record_format in {"RecordIO", MXRECORDIO}:
-        return RecordIOReader(source, rejoin_magic=record_format == MXRECORDIO)
-    if record_format.startswith(FIXED):
-        return FixedReader(source, RecordFormat.parse(record_format).size)
-    return LineReader(source)

@@ -13,66 +13,27 @@ then wait for it for ever. So the loop raises an error: before the first surplus
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from streamer.errors import ChannelError, StreamError
-from streamer.readers.core.epoch_skips import EpochSkips
 from streamer.readers.core.rank_steps import RankSteps, step_records
-from streamer.readers.core.record_keys import RecordKeys, with_keys
+from streamer.readers.core.record_keys import with_keys
 from streamer.readers.core.shuffle import NumberedRecords, Windows
-from streamer.readers.core.skipping import Replacements, SkipCounts, check_skip
+from streamer.readers.core.skipping import Replacements
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from streamer.formats.window import RecordReader
     from streamer.readers.core.position import ReaderPosition
-    from streamer.readers.core.shuffle import Shuffle
-    from streamer.readers.core.skipping import SkipPolicy
+    from streamer.readers.core.record_keys import RecordKeys
+    from streamer.readers.core.record_spec import RecordSpec
     from streamer.readers.core.stream import PipeStream
 
     Lists = Iterator[tuple[Any, int | None]]
     """Lists of records, each with the number in its object of the record before which it begins."""
 
 _END = None, None
-
-
-@dataclass(frozen=True)
-class RecordSpec:
-    """What the records of a reader are. Raises as `check_skip`."""
-
-    record_format: str = "RecordIO"
-    key: bool = False
-    """Whether records are `KeyedRecord`s."""
-    skip: SkipPolicy | None = None
-    shuffle: Shuffle | None = None
-    placed: bool = field(default=False, kw_only=True)
-    """Whether good records are `PlacedRecord`s with `skip`, for a reader that decodes them and skips some."""
-    skipped: SkipCounts = field(default_factory=SkipCounts, compare=False, kw_only=True)
-    """What `skip` has left out in this process so far."""
-
-    def __post_init__(self) -> None:
-        check_skip(self.skip, self.record_format)
-
-    def keys(self, stream: PipeStream, position: ReaderPosition) -> RecordKeys | None:
-        """Return the keys of a stream's records from a position on; None if they are not needed.
-
-        A reader with `skip` uses a key list if the FIFO has one.
-        """
-        path = stream.key_list_path
-        if not (self.key or (self.skip is not None and path is not None and os.path.lexists(path))):
-            return None
-        kind, _, size = self.record_format.partition(":")
-        size_of_all = int(size) if kind == "fixed" else 0
-        return RecordKeys(stream, offset=position.offset, number=position.number, size=size_of_all)
-
-    def skips(self, stream: PipeStream, channel: str) -> EpochSkips | None:
-        """Return what is left out of the epoch of a stream; None without `skip`."""
-        if self.skip is None:
-            return None
-        return EpochSkips(self.skip, channel, stream.epoch, self.skipped, keyed=self.key, placed=self.placed)
 
 
 class ReadLoop:
@@ -134,15 +95,11 @@ class ReadLoop:
     @property
     def fits(self) -> bool:
         """Whether the epoch has no further record; True if the trailer has no number of records."""
-        return self._due is None or self._counted == self._due
+        return self._due is None or self.number + self.left_out == self._due
 
     @property
     def _due(self) -> int | None:
-        return self.stream.trailer.records if self.stream.trailer else None
-
-    @property
-    def _counted(self) -> int:
-        return self.number + self.left_out
+        return self._trailer.records if self._trailer else None
 
     def read(self) -> list[NumberedRecords] | None:
         """Read the next list; return what is left of it, an empty block if no bytes came, None at the end.
@@ -150,38 +107,36 @@ class ReadLoop:
         Raises StreamError if the epoch has another number of records than the trailer promises; the records
         up to that number come before. Otherwise raises as the reader.
         """
+        stream, reader, before = self.stream, self._reader, self.number + self.left_out
         # Before the next list, because another process may have found the surplus.
-        if (due := self._due) is not None and self._counted > due:
+        if (due := self._due) is not None and before > due:
             raise self._miscounted(f"more than {due}")
-        offset = self._base + self._reader.offset
+        offset, first = self._base + reader.offset, self.number
         records, in_object = next(self._lists, _END)
+        if (trailer := stream.trailer) is not self._trailer:
+            self._trailer, self.rank = trailer, RankSteps.of(trailer)
         if records is None:
             if not self.fits:
-                raise self._miscounted(f"{self._counted} of {self._due}")
+                raise self._miscounted(f"{before} of {self._due}")
             return None
-        first, before, count = self.number, self._counted, len(records)
-        self.number += count
-        self.left_out = self._reader.skipped_records - self._left_out_before
-        if self.stream.trailer is not self._trailer:
-            self._trailer = self.stream.trailer
-            self.rank = RankSteps.of(self._trailer)
-        if (due := self._due) is not None and self._counted > due:
+        self.number += len(records)
+        self.left_out = reader.skipped_records - self._left_out_before
+        if (due := trailer.records if trailer else None) is not None and self.number + self.left_out > due:
             if before >= due or not hasattr(records, "__getitem__"):  # a batch in place cannot be divided
                 return []
             records = records[: due - before]
         if first < self._received[0][1] and self.left_out and self.rank is not None:
             raise ChannelError(
-                f"{self.stream.name} has corrupt records before or near the step of the state, so the reader "
+                f"{stream.name} has corrupt records before or near the step of the state, so the reader "
                 "cannot count to that step; start the sidecar with --resume and this state"
             )
-        last = self._base + self._reader.offset == self.stream.bytes_total
-        return self._remaining(NumberedRecords(records, first, offset, 0, in_object, last=last))
+        last = trailer is not None and self._base + reader.offset == trailer.bytes_total
+        block = NumberedRecords(records, first, offset, 0, in_object, None, last)
+        return [block] if first >= self._received[-1][1] or not len(records) else self._remaining(block)
 
     def _remaining(self, block: NumberedRecords) -> list[NumberedRecords]:
         """Return the parts of a block that are not received yet."""
         count = len(block.records)
-        if block.first >= self._received[-1][1] or not count:
-            return [block]
         parts = missing(block.first, count, self._received)
         if self.skips is not None and self.rank is not None:
             ends = [0, *(end for _, end in parts)]

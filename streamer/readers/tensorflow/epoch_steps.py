@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from streamer.errors import ChannelError
 from streamer.formats.tfrecord import Skipped
-from streamer.readers.core.plain import record_reader
 from streamer.readers.tensorflow.batches import (
     batch_steps,
     elements,
@@ -105,7 +104,7 @@ class EpochSteps:
         """Return the reader of a stream. `drop`: number of the first records, which no step will have."""
         spec = self._spec
         if spec.record_format != "TFRecord" or spec.skip is not None:
-            return record_reader(stream, spec.record_format)
+            return spec.reader(stream)
         size = spec.batch_size or 1
         options: dict[str, Any] = {
             "max_corrupted_records_to_skip": spec.max_corrupted_records_to_skip,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
 
     from streamer.formats.window import RecordReader
-    from streamer.readers.core.read_loop import RecordSpec
+    from streamer.readers.core.record_spec import RecordSpec
     from streamer.readers.core.shuffle import Shuffle
     from streamer.readers.core.stream import PipeStream
     from streamer.readers.tensorflow.keys import KeyColumns

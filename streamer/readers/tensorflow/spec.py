@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from streamer.readers.core.config import PipeModeDatasetException
-from streamer.readers.core.plain import check_format
-from streamer.readers.core.read_loop import RecordSpec
+from streamer.readers.core.record_spec import RecordSpec, check_format
 
 
 @dataclass(frozen=True)

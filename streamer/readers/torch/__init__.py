@@ -35,8 +35,9 @@ import torch.distributed
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from streamer.errors import ChannelError
-from streamer.readers.core.config import PipeModeDatasetException, check_if_configured, directories
-from streamer.readers.core.epochs import TIMEOUT, ChannelEpochs
+from streamer.readers.core.config import PipeModeDatasetException, check_if_configured
+from streamer.readers.core.epochs import ChannelEpochs
+from streamer.readers.core.options import ShuffledReadOptions, paths_of, with_defaults
 from streamer.readers.core.shuffle import Shuffle
 from streamer.readers.core.wrappers import check_wrappers, divided, wrapper
 from streamer.readers.torch.elements import WEBDATASET, ElementSource, ElementSpec
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import FrameType
 
-    from streamer.readers.core.skipping import SkipPolicy
+    from typing_extensions import Unpack
 
 BATCHED_TWICE = (
     "the data set makes batches of {} records, and the DataLoader would make batches of these, by default of "
@@ -99,7 +100,7 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
     CorruptRecord; DataLoader raises a worker's error under the same class.
     """
 
-    def __init__(  # noqa: PLR0913 - public; options with defaults
+    def __init__(
         self,
         channel: str | Sequence[str],
         record_format: str = "RecordIO",
@@ -109,29 +110,22 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
         drop_remainder: bool = False,
         attributes: int = 1,
         share: tuple[int, int] | None = None,
-        pipe_dir: str | None = None,
-        state_dir: str | None = None,
-        config_dir: str | None = None,
-        timeout: float = TIMEOUT,
-        key: bool = False,
-        skip: SkipPolicy | None = None,
         padding: bool = False,
-        shuffle: int | None = None,
-        seed: int | None = None,
+        **options: Unpack[ShuffledReadOptions],
     ) -> None:
+        chosen = with_defaults(options, ShuffledReadOptions)
         spec = ElementSpec(
             record_format,
             attributes=attributes,
             batch_size=batch_size,
             drop_remainder=drop_remainder,
             decode=decode,
-            key=key,
-            skip=skip,
+            key=chosen["key"],
+            skip=chosen["skip"],
             padding=padding,
-            shuffle=Shuffle.of(shuffle, seed),
+            shuffle=Shuffle.of(chosen["shuffle"], chosen["seed"]),
         )
-        paths = directories(pipe_dir, config_dir, state_dir)
-        self._read(channel, share, ElementSource(spec, paths, timeout=timeout))
+        self._read(channel, share, ElementSource(spec, paths_of(chosen), timeout=chosen["timeout"]))
 
     def _read(
         self, channel: str | Sequence[str], share: tuple[int, int] | None, source: ElementSource

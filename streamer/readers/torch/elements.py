@@ -16,10 +16,10 @@ from torch.utils.data import get_worker_info
 from streamer.formats.tar import TarReader, sample
 from streamer.readers.core.epochs import ChannelEpochs
 from streamer.readers.core.memory import keep_memory
-from streamer.readers.core.plain import check_format, record_reader
 from streamer.readers.core.rank_channels import check_one_host
 from streamer.readers.core.rank_steps import RankSteps
-from streamer.readers.core.read_loop import ReadLoop, RecordSpec
+from streamer.readers.core.read_loop import ReadLoop
+from streamer.readers.core.record_spec import RecordSpec, check_format
 from streamer.readers.core.skipping import without_skipped
 from streamer.readers.core.start import reach_start
 from streamer.readers.samples import check_attributes, cut_sample
@@ -87,7 +87,7 @@ class ElementSpec(RecordSpec):
         if self.record_format == WEBDATASET:
             keep_memory()
             return TarReader(source)
-        return record_reader(source, self.record_format)
+        return super().reader(source)
 
     def element(self, records: list[Any]) -> Any:
         """Return the element of the records of one unit, without `decode`; it may be this list."""

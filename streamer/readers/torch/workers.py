@@ -43,7 +43,8 @@ from streamer.errors import (
     TruncatedStream,
 )
 from streamer.readers.core.epochs import ChannelEpochs
-from streamer.readers.core.read_loop import ReadLoop, RecordSpec
+from streamer.readers.core.read_loop import ReadLoop
+from streamer.readers.core.record_spec import RecordSpec
 from streamer.readers.core.start import reach_start, start_in
 from streamer.readers.core.stream import PipeStream
 from streamer.readers.torch.progress import ChannelProgress, progress_in
