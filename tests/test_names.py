@@ -31,7 +31,7 @@ IDENTIFIERS = {
     "Door": "ConnectionLimiter", "Guard": "AccessPolicy", "objection": "check",
     "patiently": "retry_while_unavailable", "keep_loaded": "freeze_gc", "Unpacker": "BodyTransformer",
     "unpacker": "transformer", "Sums": "StoredChecksums", "heir": "successor_keeper",
-    "outlives": "fifo_survives_exit", "Course": "EpochCursor", "Begin": "StartPosition",
+    "outlives": "fifo_survives_exit", "Course": "ReadLoop", "Begin": "StartPosition",
     "Book": "SharedCursorFile", "Team": "WorkerGroup", "Units": "RecordGrouper", "verdict": "state",
     "Verdict": "TrailerState", "inflight": "requests_in_flight", "portable": "by_aiobotocore",
     "straggler": "late part", "stragglers": "late parts", "takeover": "hedge",

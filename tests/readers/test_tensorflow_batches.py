@@ -68,7 +68,7 @@ def until_error(dataset: Any, error: Any) -> tuple[list[list[bytes]], str]:
 def taken_steps(blocks: list[list[bytes]], size: int) -> Iterator[tuple[NewLayout, Any]]:
     """The steps for `blocks`, each with its layout."""
     layout = NewLayout(0, 1)
-    for step in batch_steps(iter(blocks), size, drop_remainder=False, cursor=None):
+    for step in batch_steps(iter(blocks), size, drop_remainder=False, positions=None):
         if isinstance(step, NewLayout):
             layout = step
         else:
@@ -178,7 +178,7 @@ def test_a_batch_between_is_one_step(length: int, size: int) -> None:
 def test_a_step_of_one_batch_leaves_no_record_in_python() -> None:
     """While the consumer has the batch, Python has only the records after it."""
     blocks = ([bytes([number]) * 5000 for number in range(100)] for _ in range(21))
-    steps = batch_steps(blocks, 1000, drop_remainder=False, cursor=None)
+    steps = batch_steps(blocks, 1000, drop_remainder=False, positions=None)
     record = next(step for step in steps if not isinstance(step, NewLayout))[0][0]
     assert sys.getrefcount(record) == 2  # of the name and of the argument
 
@@ -189,7 +189,7 @@ def test_a_pause_in_a_batch_adds_no_element() -> None:
     records = LARGE[:100]
     blocks = [[], *batches_of(records[:60], 7), [], [], *batches_of(records[60:], 7), []]
     dataset = elements(
-        lambda: batch_steps(iter(blocks), 48, drop_remainder=False, cursor=None),
+        lambda: batch_steps(iter(blocks), 48, drop_remainder=False, positions=None),
         48,
         drop_remainder=False,
         positions=False,
@@ -209,7 +209,7 @@ def test_any_blocks_and_any_size(size: int) -> None:
         blocks.append([draw.randbytes(draw.randint(0, length)) for _ in range(count)])
     records = [record for block in blocks for record in block]
     dataset = elements(
-        lambda: batch_steps(iter(blocks), size, drop_remainder=False, cursor=None),
+        lambda: batch_steps(iter(blocks), size, drop_remainder=False, positions=None),
         size,
         drop_remainder=False,
         positions=False,
@@ -231,7 +231,7 @@ def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch, large: int | Non
             yield block
 
     dataset = elements(
-        lambda: batch_steps(counted(), 1024, drop_remainder=False, cursor=None),
+        lambda: batch_steps(counted(), 1024, drop_remainder=False, positions=None),
         1024,
         drop_remainder=False,
         positions=False,

@@ -48,7 +48,7 @@ from streamer.readers.core.rank_channels import rank_channel
 from streamer.readers.core.shuffle import Shuffle
 from streamer.readers.core.state import EpochState
 from streamer.readers.tensorflow import failures, interrupts
-from streamer.readers.tensorflow.epoch_steps import EpochSteps
+from streamer.readers.tensorflow.epoch_steps import epochs_dataset
 from streamer.readers.tensorflow.positions import parse_start
 from streamer.readers.tensorflow.spec import DatasetSpec
 from streamer.readers.tensorflow.steps import PATIENCE_S
@@ -57,10 +57,11 @@ from streamer.units import counted
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from streamer.readers.core.epochs import EpochCounts
     from streamer.readers.core.skipping import SkipPolicy
+    from streamer.readers.core.stream import PipeStream
 
 __all__ = ["PipeModeDataset", "PipeModeDatasetException"]
 
@@ -173,8 +174,9 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
         self._epochs: ChannelEpochs | None = epochs
         self._starts = [] if saved is None else [saved]
         records: list[int] = []  # filled once the channel is checked
-        steps = EpochSteps(spec, epochs.next_stream, channel=channel, starts=self._starts, records=records)
-        dataset = self._become(spec, steps)
+        dataset = self._become(
+            spec, epochs.next_stream, channel=channel, starts=self._starts, records=records
+        )
         check_channel(channel, paths.config)
         if saved is not None:
             epochs.seek(saved.epoch)
@@ -215,7 +217,7 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
             drop_remainder=drop_remainder,
         )
         streams = path_streams(path, timeout=timeout, patience=PATIENCE_S, proof=proof)
-        dataset._wrap(dataset._become(spec, EpochSteps(spec, streams)))
+        dataset._wrap(dataset._become(spec, streams))
         return dataset
 
     @property
@@ -279,18 +281,21 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
             self._first_state = StepState.of(state)
         return self._epochs.state_after(self._first_state, steps, self._spec.shuffle).document()
 
-    def _become(self, spec: DatasetSpec, steps: EpochSteps) -> tf.data.Dataset:
+    def _become(
+        self, spec: DatasetSpec, streams: Callable[[], PipeStream], **options: Any
+    ) -> tf.data.Dataset:
         """Take the options and return the dataset of elements, which must not refer to `self`."""
         self._spec = spec
         self.record_format = spec.record_format
         self.benchmark = spec.benchmark
         self.benchmark_records_interval = spec.benchmark_records_interval
         self.max_corrupted_records_to_skip = spec.max_corrupted_records_to_skip
-        self.skipped: Any = steps.skipped
+        left_out = Skipped()
+        self.skipped: Any = left_out if spec.skip is None else spec.skipped
         """What all iterators of this dataset have left out: `Skipped`, or `SkipCounts` with `skip`."""
         keep_memory_of_threads()
         interrupts.watch(*_CALLED)
-        return steps.dataset()
+        return epochs_dataset(spec, streams, left_out, **options)
 
     def _wrap(self, dataset: tf.data.Dataset) -> None:
         """Become `dataset`."""

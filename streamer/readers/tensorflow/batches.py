@@ -42,11 +42,13 @@ from streamer.readers.tensorflow.steps import PATIENCE_S, Layout, NewLayout, ste
 from streamer.units import MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from streamer.readers.tensorflow.keys import KeyColumns
-    from streamer.readers.tensorflow.positions import EpochCursor
     from streamer.readers.tensorflow.steps import Step, Steps
+
+    Positions = Callable[[Iterable[int]], list[bytes]]
+    """Returns, for each number, the position before the last so many records of the last block."""
 
 T = TypeVar("T")
 
@@ -148,9 +150,9 @@ def _flat_elements(
 
 
 def record_steps(
-    blocks: Iterator[list[bytes]], cursor: EpochCursor | None, columns: KeyColumns | None = None
+    blocks: Iterator[list[bytes]], positions: Positions | None, columns: KeyColumns | None = None
 ) -> Steps:
-    """Yield one step for each block: its records, their `columns`, and the position after each by `cursor`.
+    """Yield one step for each block: its records, their `columns`, and the position after each record.
 
     A step has no columns or positions if there are none.
     """
@@ -158,7 +160,7 @@ def record_steps(
         if isinstance(block, FailedRecord):
             yield block
             continue
-        after = () if cursor is None else (_vector(cursor.positions(range(len(block) - 1, -1, -1))),)
+        after = () if positions is None else (_vector(positions(range(len(block) - 1, -1, -1))),)
         yield _vector(block), *(() if columns is None else columns.take(len(block))), *after
 
 
@@ -167,14 +169,14 @@ def batch_steps(
     batch_size: int,
     *,
     drop_remainder: bool,
-    cursor: EpochCursor | None,
+    positions: Positions | None,
     columns: KeyColumns | None = None,
 ) -> Steps:
     """Yield steps of batches or of rows; the last row of a batch has its position.
 
     Blocks are batches in place first, if there are any.
     """
-    rows = _Rows(batch_size, cursor, columns)
+    rows = _Rows(batch_size, positions, columns)
     kept: list[bytes] = []
     failed: list[FailedRecord] = []
     started = time.monotonic()
@@ -212,9 +214,9 @@ def batch_steps(
 class _Rows:
     """The rows of the current layout; in the layout `_WHOLE` a row is a step."""
 
-    def __init__(self, batch_size: int, cursor: EpochCursor | None, columns: KeyColumns | None) -> None:
+    def __init__(self, batch_size: int, positions: Positions | None, columns: KeyColumns | None) -> None:
         self._batch_size = batch_size
-        self._cursor = cursor
+        self._positions = positions
         self._columns = columns
         self.layout = NewLayout(_ONE_ROW, 1)
         self.due = 0
@@ -286,8 +288,8 @@ class _Rows:
     def _whole(self, count: int, batch: Any, left: int | None) -> Step:
         """`left`: number of records of the block after the batch of `count`; None without a batch."""
         arrays: Step = (batch, *self._keys(count))
-        if self._cursor is not None:
-            after = [b""] if left is None else self._cursor.positions([left])
+        if self._positions is not None:
+            after = [b""] if left is None else self._positions([left])
             arrays += (np.array(after[0], dtype=object),)
         return *arrays, np.bool_(left is not None)
 
@@ -312,9 +314,9 @@ class _Rows:
         matrix = arrays[0]
         if self.layout.layout == _SEVERAL:
             arrays += (np.array(counts, np.int64),)
-        if self._cursor is not None:
+        if self._positions is not None:
             after = np.full(len(matrix), b"", dtype=object)
-            for end, position in zip(ends, self._cursor.positions(lefts), strict=True):
+            for end, position in zip(ends, self._positions(lefts), strict=True):
                 after[end] = position
             arrays += (after,)
         return arrays

@@ -10,7 +10,10 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 from streamer.errors import ChannelError
-from streamer.formats.tfrecord import Skipped
+from streamer.readers.core.read_loop import ReadLoop
+from streamer.readers.core.record_keys import RecordKeys
+from streamer.readers.core.skipping import SkippedRecord, without_skipped
+from streamer.readers.core.start import approach_start
 from streamer.readers.tensorflow.batches import (
     batch_steps,
     elements,
@@ -22,13 +25,13 @@ from streamer.readers.tensorflow.foreign import tensor_functions
 from streamer.readers.tensorflow.in_place import InPlaceReader
 from streamer.readers.tensorflow.keys import KeyColumns
 from streamer.readers.tensorflow.meter import Meter
-from streamer.readers.tensorflow.positions import EpochCursor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
     import tensorflow as tf
 
+    from streamer.formats.tfrecord import Skipped
     from streamer.formats.window import RecordReader
     from streamer.readers.core.position import ReaderPosition
     from streamer.readers.core.stream import PipeStream
@@ -36,71 +39,108 @@ if TYPE_CHECKING:
     from streamer.readers.tensorflow.steps import Steps
 
 
-class EpochSteps:
-    """The epochs of one dataset.
+def epochs_dataset(
+    spec: DatasetSpec,
+    streams: Callable[[], PipeStream],
+    skipped: Skipped,
+    *,
+    channel: str = "",
+    starts: list[ReaderPosition] | None = None,
+    records: Sequence[int] = (),
+) -> tf.data.Dataset:
+    """Return a dataset of elements, each of whose iterators reads the stream that `streams` returns next.
 
-    `streams`: returns the stream of the next epoch. `channel`: None for a path. `starts`: the saved position
-    at which the first epoch begins, or nothing; it is taken out there. `records`: number of records that
-    every epoch must have, or nothing; it may be filled in later.
+    `skipped`: counts what iterators leave out without `skip`. `channel`: empty for a path. `starts`: the
+    saved position at which the first epoch begins, or nothing; it is taken out there. `records`: number of
+    records that every epoch must have, or nothing; it may be filled in later.
     """
+    saved = [] if starts is None else starts
+    return elements(
+        lambda: EpochSteps(spec, skipped, channel, saved).steps(streams, records),
+        spec.batch_size,
+        drop_remainder=spec.drop_remainder,
+        positions=spec.positions,
+        key=spec.key,
+    )
+
+
+class EpochSteps:
+    """The steps of one iterator, and its position in the epoch. Arguments are those of `epochs_dataset`."""
 
     def __init__(
-        self,
-        spec: DatasetSpec,
-        streams: Callable[[], PipeStream],
-        *,
-        channel: str | None = None,
-        starts: list[ReaderPosition] | None = None,
-        records: Sequence[int] = (),
+        self, spec: DatasetSpec, skipped: Skipped, channel: str, starts: list[ReaderPosition]
     ) -> None:
         self._spec = spec
-        self._streams = streams
+        self._skipped = skipped
         self._channel = channel
-        self._starts = [] if starts is None else starts
-        self._records = records
-        self.skipped: Any = Skipped() if spec.skip is None else spec.skipped
-        """What all iterators have left out: `Skipped`, or `SkipCounts` with `skip`."""
+        self._starts = starts
+        self._columns = KeyColumns() if spec.key else None
+        """Where the steps take the keys from; None without keys."""
+        self._position: ReaderPosition | None = None
+        """None before the start is reached."""
+        self._lefts: list[int] | None = None
+        """Of the last list, by the number of records that are left: the number of places, which corrupt
+        records have too. None if it has none of these.
+        """
 
-    def dataset(self) -> tf.data.Dataset:
-        """Return the dataset of elements; each of its iterators reads the next epoch."""
-        spec = self._spec
-        return elements(
-            self._steps,
-            spec.batch_size,
-            drop_remainder=spec.drop_remainder,
-            positions=spec.positions,
-            key=spec.key,
-        )
-
-    def _steps(self) -> Steps:
+    def steps(self, streams: Callable[[], PipeStream], records: Sequence[int] = ()) -> Steps:
         """Yield the steps of the next epoch; they have no records while no bytes come."""
-        spec, cursor = self._spec, self._cursor()
+        spec, columns = self._spec, self._columns
         with contextlib.ExitStack() as stack:
-            stream = stack.enter_context(self._streams())
-            checks = _check_records(stream, self._records[0]) if self._records else iter(())
-            lists = stack.enter_context(contextlib.closing(cursor.batches(stream, self._reader)))
+            stream = stack.enter_context(streams())
+            checks = _check_records(stream, records[0]) if records else iter(())
+            lists = stack.enter_context(contextlib.closing(self._lists(stream)))
             blocks: Iterator[list[bytes]] = itertools.chain(checks, lists)
             if spec.benchmark or spec.benchmark_records_interval:
                 meter = Meter(benchmark=spec.benchmark, interval=spec.benchmark_records_interval)
                 blocks = meter.measure(blocks)
-            after, columns = cursor if spec.positions else None, cursor.columns
+            positions = self._positions if spec.positions else None
             if spec.batch_size is None:
-                yield from record_steps(blocks, after, columns)
+                yield from record_steps(blocks, positions, columns)
             else:
                 yield from batch_steps(
                     blocks,
                     spec.batch_size,
                     drop_remainder=spec.drop_remainder,
-                    cursor=after,
+                    positions=positions,
                     columns=columns,
                 )
 
-    def _cursor(self) -> EpochCursor:
-        """Return the position of an iterator in its epoch."""
-        columns = KeyColumns() if self._spec.key else None
-        return EpochCursor(self._channel or "", self._starts, self._spec, columns)  # a path has no positions
+    def _lists(self, stream: PipeStream) -> Generator[list[bytes], None, None]:
+        """Yield the lists of records of `stream` from its start on; empty lists while no bytes come."""
+        start = self._starts[0] if self._starts else None
+        position = yield from approach_start(stream, self._channel, start)
+        if start is not None and start.epoch == stream.epoch:
+            self._starts.clear()
+        self._position = position
+        spec, columns, reader = self._spec, self._columns, self._reader(stream, position.skip)
+        if columns is not None and spec.skip is None and spec.shuffle is None:  # no object for each record
+            keys = RecordKeys(stream, offset=position.offset, number=position.number)
+            lists = columns.batches(reader, keys, position.offset, drop=position.skip)
+            yield from ReadLoop(stream, reader, spec, position, lists=lists, keys=keys).lists()
+            return
+        for batch in ReadLoop(stream, reader, spec, position).lists():
+            good: list[Any] = batch if spec.skip is None else self._good(batch)
+            yield columns.noted(good) if columns is not None and good else good
 
-    def _reader(self, stream: PipeStream, drop: int = 0) -> RecordReader:
+    def _good(self, batch: list[Any]) -> list[Any]:
+        """Return the good records of a list, and note how many places each has after it."""
+        good = without_skipped(batch)
+        self._lefts = None
+        if len(good) < len(batch):
+            ends = [n for n, each in enumerate(batch) if not isinstance(each, SkippedRecord)]
+            self._lefts = [0, *(len(batch) - ends[-left - 1] - 1 for left in range(1, len(good)))]
+            self._lefts.append(len(batch))
+        return good
+
+    def _positions(self, lefts: Iterable[int]) -> list[bytes]:
+        """Return, for each of `lefts`, the position before the last so many records of the last list."""
+        if self._position is None:
+            return []
+        places = self._lefts
+        return self._position.texts(lefts if places is None else [places[left] for left in lefts])
+
+    def _reader(self, stream: PipeStream, drop: int) -> RecordReader:
         """Return the reader of a stream. `drop`: number of the first records, which no step will have."""
         spec = self._spec
         if spec.record_format != "TFRecord" or spec.skip is not None:
@@ -108,7 +148,7 @@ class EpochSteps:
         size = spec.batch_size or 1
         options: dict[str, Any] = {
             "max_corrupted_records_to_skip": spec.max_corrupted_records_to_skip,
-            "skipped": self.skipped,
+            "skipped": self._skipped,
         }
         measured = spec.benchmark or spec.benchmark_records_interval
         large = has_layouts(size) and not (measured or spec.shuffle or drop % size)

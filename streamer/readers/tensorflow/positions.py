@@ -17,22 +17,12 @@ position up; if an iterator is dropped before, the next one uses it.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from streamer.readers.core.position import ReaderPosition
-from streamer.readers.core.read_loop import ReadLoop
-from streamer.readers.core.record_keys import RecordKeys
-from streamer.readers.core.skipping import SkippedRecord, without_skipped
-from streamer.readers.core.start import approach_start
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable
-
-    from streamer.formats.window import RecordReader
-    from streamer.readers.core.record_spec import RecordSpec
     from streamer.readers.core.shuffle import Shuffle
-    from streamer.readers.core.stream import PipeStream
-    from streamer.readers.tensorflow.keys import KeyColumns
 
 
 def parse_start(
@@ -52,68 +42,3 @@ def parse_start(
     if not isinstance(start, dict):
         raise ValueError(f"start is {start!r}: give a position, as a dict or as JSON")  # noqa: TRY004 - as a bad dict is
     return ReaderPosition.of(start, channel, shuffle, anyway=anyway)
-
-
-class EpochCursor:
-    """The position of one iterator in its epoch.
-
-    `starts` holds the saved position until an iterator of the dataset has opened that epoch's FIFO. `columns`
-    get the keys of the records, if `spec` has keys.
-    """
-
-    def __init__(
-        self,
-        channel: str,
-        starts: list[ReaderPosition],
-        spec: RecordSpec,
-        columns: KeyColumns | None = None,
-    ) -> None:
-        self._channel = channel
-        self._starts = starts
-        self._spec = spec
-        self.columns = columns
-        """Where the steps take the keys from; None without keys."""
-        self._position: ReaderPosition | None = None
-        self._lefts: list[int] | None = None
-        """Of the last list, by the number of records that are left: the number of places, which corrupt
-        records have too. None if it has none of these.
-        """
-
-    def batches(
-        self, stream: PipeStream, reader: Callable[[PipeStream, int], RecordReader]
-    ) -> Generator[list[bytes], None, None]:
-        """Yield the lists of records of `stream` from its start on; empty lists while no bytes come.
-
-        `reader`: is given the number of records to drop at the start.
-        """
-        start = self._starts[0] if self._starts else None
-        position = yield from approach_start(stream, self._channel, start)
-        if start is not None and start.epoch == stream.epoch:
-            self._starts.clear()
-        self._position = position
-        spec, columns, records = self._spec, self.columns, reader(stream, position.skip)
-        if columns is not None and spec.skip is None and spec.shuffle is None:  # no object for each record
-            keys = RecordKeys(stream, offset=position.offset, number=position.number)
-            lists = columns.batches(records, keys, position.offset, drop=position.skip)
-            yield from ReadLoop(stream, records, spec, position, lists=lists, keys=keys).lists()
-            return
-        for batch in ReadLoop(stream, records, spec, position).lists():
-            good: list[Any] = batch if spec.skip is None else self._good(batch)
-            yield columns.noted(good) if columns is not None and good else good
-
-    def _good(self, batch: list[Any]) -> list[Any]:
-        """Return the good records of a list, and note how many places each has after it."""
-        good = without_skipped(batch)
-        self._lefts = None
-        if len(good) < len(batch):
-            ends = [n for n, each in enumerate(batch) if not isinstance(each, SkippedRecord)]
-            self._lefts = [0, *(len(batch) - ends[-left - 1] - 1 for left in range(1, len(good)))]
-            self._lefts.append(len(batch))
-        return good
-
-    def positions(self, lefts: Iterable[int]) -> list[bytes]:
-        """Return, for each of `lefts`, the position before the last so many records of the last list."""
-        if self._position is None:
-            return []
-        places = self._lefts
-        return self._position.texts(lefts if places is None else [places[left] for left in lefts])
