@@ -46,10 +46,9 @@ class TableReader(ChannelReader):
     """The objects of a channel as record batches of pyarrow. Each `iter()` reads the next epoch.
 
     The channel has `RecordWrapperType: RecordIO`. `columns`, `batch_rows`: as for `TableDecoder`.
-    `max_object_bytes`: objects that are larger raise RecordTooLarge, before they take memory. `skip`: number
-    of corrupt objects that may be left out (`SkipPolicy.objects`); `skipped` counts them. `key`: batches are
-    `KeyedBatch`es, with the key of their object and the number of their first row; errors name the object
-    too. The sidecar must keep key lists (`RecordKeys`). Other arguments: as for `PipeReader`.
+    `max_object_bytes`: objects that are larger raise RecordTooLarge, before they take memory. `epoch`: as for
+    `PipeReader`. Other arguments: `ReadOptions`. `skip` has a number of objects only. With `key` batches are
+    `KeyedBatch`es, with the key of their object and the number of their first row.
 
     Raises ValueError for an invalid argument, ModuleNotFoundError without pyarrow, PipeModeDatasetException
     for a channel that is not a Pipe channel, ChannelError if the quarantine list cannot be written. Iterating

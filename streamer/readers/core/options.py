@@ -26,16 +26,20 @@ class ReadOptions(TypedDict, total=False):
     timeout: float
     """Seconds to wait for a FIFO, and then for its writer."""
     skip: SkipPolicy | None
-    """Corrupt records and objects that may be left out; `skipped` of the reader counts them."""
+    """Corrupt records and objects that may be left out of each epoch; `skipped` of the reader counts them."""
     key: bool
-    """Whether records have the key of their object. The sidecar must keep key lists (`RecordKeys`)."""
+    """Whether each record has the key of its object, its number there, and the bucket (`KeyedRecord`); errors
+    name them too. The sidecar must keep key lists (`RecordKeys`).
+    """
 
 
 class ShuffledReadOptions(ReadOptions, total=False):
     """Keyword arguments of a reader that can shuffle records."""
 
     shuffle: int | None
-    """Records of a window, which are permuted in memory; None for the order of the FIFO."""
+    """Records of a window, which are permuted in memory; None for the order of the FIFO. If ranks share the
+    channel by record, a window has whole steps. States have the place in a window.
+    """
     seed: int | None
     """The same one makes the same order; None for 0."""
 

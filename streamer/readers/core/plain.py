@@ -68,14 +68,8 @@ class PipeReader(ChannelReader):
     `record_format`: 'RecordIO', 'MXRecordIO' (RecordIO of MXNet's writer, whose records of several parts get
     the magic number back between these), 'TFRecord', 'TextLine', or 'fixed:BYTES' for records of so many
     bytes.
-    `epoch`: the first epoch, from which this object counts; None for the next epoch of the state file.
-    `skip`: corrupt records and objects that may be left out (`SkipPolicy`); `skipped` counts them.
-    Directories as in `open_channel`.
-    `key`: records are `KeyedRecord`s: the record, the key of its object, its number there, and the bucket;
-    errors name them too. The sidecar must keep key lists (`RecordKeys`).
-    `shuffle`: permute records in windows of so many, which are held in memory; None for the order of the
-    FIFO. If ranks share the channel by record, a window has whole steps. `seed`: the same one makes the same
-    order; 0 by default.
+    `epoch`: the first epoch, from which this object counts; None for the next epoch of the state file. Other
+    arguments: `ShuffledReadOptions`. With `key` records are `KeyedRecord`s.
 
     Raises ValueError for an unknown format, a shuffle below 1, and for `skip` with TextLine,
     PipeModeDatasetException for a

@@ -77,19 +77,10 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
     `batch_size=None` in the DataLoader, so that workers spend their cost per element once a batch. Batches do
     not mix channels. `decode`: called with each element in the worker; its result replaces the element.
 
-    `key`: each record is a `KeyedRecord`: the record, the key of its object, its number there, and the
-    bucket; errors name them too. The sidecar must keep key lists (`RecordKeys`). `skip`: corrupt records and
-    objects that may be left out of each epoch of a channel (`SkipPolicy`); `skipped` counts those of this
-    process. `padding`: elements are pairs of the element and how many of its records are padding, the last
-    ones (`Remainder: pad`).
-
-    `shuffle`: permute the records of each FIFO in windows of so many, which the worker holds in memory. If
-    ranks share the channel by record, a window has whole steps. `seed`: the same one makes the same order; 0
-    by default. States have the place in a window, so exactly the same elements follow.
-
-    `share`: (index, number) of this process among the processes of this host that make this dataset with the
-    same channels. Default: LOCAL_RANK and LOCAL_WORLD_SIZE, which torchrun sets. `timeout`: seconds to wait
-    for a FIFO, and then for its writer. Directories default to those below `$SAGEMAKER_BASE_DIR`.
+    `padding`: elements are pairs of the element and how many of its records are padding, the last ones
+    (`Remainder: pad`). `share`: (index, number) of this process among the processes of this host that make
+    this dataset with the same channels. Default: LOCAL_RANK and LOCAL_WORLD_SIZE, which torchrun sets. Other
+    arguments: `ShuffledReadOptions`. With `key` records are `KeyedRecord`s.
 
     `skip` and `shuffle` need one worker for each FIFO; iterating raises ValueError if workers share one.
 
