@@ -18,7 +18,8 @@ from streamer.formats import recordio, tfrecord
 from streamer.readers import PipeReader, SkipPolicy
 from streamer.readers.core.epoch_skips import EpochSkips
 from streamer.readers.core.record_keys import RecordKeys
-from streamer.readers.core.skipping import SkipCounts, SkippedRecord
+from streamer.readers.core.shuffle import NumberedRecords
+from streamer.readers.core.skipping import Replacements, SkipCounts, SkippedRecord
 from streamer.readers.core.stream import PipeStream
 from streamer.step_state import StepState
 from tests.readers.test_record_keys import damaged, objects
@@ -348,6 +349,22 @@ def test_a_shuffled_reader_skips_too(feeder: Feeder) -> None:
         again = shuffled()
         again.load_state_dict(state)
         assert list(again) == order[count:]
+
+
+def test_a_good_record_takes_the_places_of_corrupt_ones_and_numbers_stay() -> None:
+    """Also where records between two blocks were received before."""
+    places, bad = Replacements("train"), SkippedRecord(0, "damaged")
+
+    def filled(records: list[Any], first: int) -> list[tuple[list[Any], int]]:
+        blocks = places.filled(NumberedRecords(records, first, 0, 0))
+        return [(block.records, block.first) for block in blocks]
+
+    assert filled([bad, bad], 4) == []
+    assert filled([bad, b"a", bad], 9) == [([b"a", b"a"], 4), ([b"a", b"a", b"a"], 9)]
+    places.pass_over([b"b", bad])
+    assert filled([bad, b"c"], 14) == [([b"b", b"c"], 14)]
+    with pytest.raises(CorruptRecord, match="an unknown number of them"):
+        filled([SkippedRecord(0, "damaged", "object")], 16)
 
 
 def test_several_processes_may_share_the_list(tmp_path: Path) -> None:
