@@ -159,8 +159,12 @@ class Admin:
         return web.Response(text=self._page, content_type="text/html", headers=headers)
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        await self._turn(request)
-        body = exposition(self._state).encode() + generate_latest(self._registry)
+        slices = []
+        async with self._turn(request):
+            for lines in exposition(self._state):
+                slices.append(lines)
+                await asyncio.sleep(0)  # bytes move between two slices
+            body = b"".join((*slices, generate_latest(self._registry)))
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
 
     async def _livez(self, _: web.Request) -> web.Response:
@@ -171,17 +175,21 @@ class Admin:
             return web.Response(text="ready\n")
         return web.Response(status=503, text=self._state.why_not_ready() + "\n")
 
-    async def _turn(self, request: web.Request) -> None:
-        """Wait until a page may be made. Raises CancelledError if the client has gone meanwhile."""
+    @contextlib.asynccontextmanager
+    async def _turn(self, request: web.Request) -> AsyncIterator[None]:
+        """Wait for the turn to make a page. Raises CancelledError if the client has gone meanwhile."""
         await self._page_made.acquire()
         if request.transport is None:
             self._page_made.release()
             raise asyncio.CancelledError
-        asyncio.get_running_loop().call_later(PAGES_APART, self._page_made.release)
+        try:
+            yield
+        finally:
+            asyncio.get_running_loop().call_later(PAGES_APART, self._page_made.release)
 
     async def _status(self, request: web.Request) -> web.Response:
-        await self._turn(request)
-        return web.json_response(status(self._state))
+        async with self._turn(request):
+            return web.json_response(status(self._state))
 
     async def _limits(self, _: web.Request) -> web.Response:
         return web.json_response(limits.current(self._state))
