@@ -42,7 +42,6 @@ class Origin:
 
     urls: dict[str, str]
     ca_bundle: str
-    pid: int
 
 
 def nginx_path() -> str | None:
@@ -170,7 +169,7 @@ def running_origin(
             name: f"{'https' if name == 'tls' else 'http'}://{address}:{port}"
             for name, port in zip(SERVERS, ports, strict=True)
         }
-        yield Origin(urls, bundle, process.pid)
+        yield Origin(urls, bundle)
         if process.poll() is not None:
             raise OriginFailed(f"nginx ended with exit code {process.returncode}: {_errors(directory)}")
     finally:
