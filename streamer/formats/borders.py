@@ -87,6 +87,8 @@ class HeaderScanner(BorderScanner):
         """Bytes from there on that `_read` needs; set by the subclass."""
         self._held = bytearray()
         """Start of a header that has not arrived completely."""
+        self._last = 0
+        """Offset of the last header that begins a record, or of a member."""
 
     @property
     def reached(self) -> int:
@@ -126,12 +128,9 @@ class HeaderScanner(BorderScanner):
 
     def finish(self) -> int:
         if self._next != self.fed:
-            raise BadRecord(f"the object ends inside a {self.what}, at byte {self.fed}", self._border())
+            border = self._last if self._next > self.fed else self._next
+            raise BadRecord(f"the object ends inside a {self.what}, at byte {self.fed}", border)
         return self._next
-
-    def _border(self) -> int:
-        """Return the last known border, where a record that is cut off begins."""
-        return min(self._next, self.fed)
 
 
 class TFRecordScanner(HeaderScanner):
@@ -143,8 +142,6 @@ class TFRecordScanner(HeaderScanner):
         super().__init__(stride=stride)
         self._wanted = tfrecord.HEADER_BYTES
         self._known = tfrecord.KnownLengths()
-        self._last = 0
-        """Offset of the last header."""
 
     def _read(self, data: Block, base: int) -> None:
         unpack, known, stride = tfrecord.HEADER.unpack_from, self._known, self.stride
@@ -162,9 +159,6 @@ class TFRecordScanner(HeaderScanner):
         if here >= 0:
             self.records, self._next, self._last = records, base + position, base + here
 
-    def _border(self) -> int:
-        return self._last if self._next > self.fed else self._next
-
 
 class RecordIOScanner(HeaderScanner):
     """Finds RecordIO records; a record of several parts is one record."""
@@ -174,8 +168,6 @@ class RecordIOScanner(HeaderScanner):
     def __init__(self, *, stride: int = STRIDE) -> None:
         super().__init__(stride=stride)
         self._wanted = recordio.HEADER.size
-        self._begin = 0
-        """Offset of the last record."""
 
     def _read(self, data: Block, base: int) -> None:
         unpack, magic, most, stride = (
@@ -205,16 +197,13 @@ class RecordIOScanner(HeaderScanner):
             position += header + ((word & most) + 3 & ~3)
         self.records, self._next, self.inside = records, base + position, inside
         if here >= 0:
-            self._begin = base + here
+            self._last = base + here
 
     def finish(self) -> int:
         """See `BorderScanner.finish`."""
         if self.inside:
-            raise BadRecord("the object ends between the parts of a RecordIO record", self._begin)
+            raise BadRecord("the object ends between the parts of a RecordIO record", self._last)
         return super().finish()
-
-    def _border(self) -> int:
-        return self._begin if self._next > self.fed else self._next
 
 
 class FixedScanner(BorderScanner):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from streamer.formats import recordio, tar, tfrecord
 from streamer.formats.borders import (
     STRIDE,
     BadRecord,
+    BorderScanner,
     FixedScanner,
     RecordIOScanner,
     TFRecordScanner,
@@ -18,18 +19,13 @@ from streamer.formats.line_borders import LineScanner
 from streamer.formats.tar_borders import TarScanner
 from streamer.units import KIB, counted
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from streamer.formats.borders import BorderScanner
-
 Kind = Literal["TFRecord", "RecordIO", "lines", "tar", "fixed"]
 
-_SCANNERS: dict[Kind, Callable[[int], BorderScanner]] = {
-    "TFRecord": lambda stride: TFRecordScanner(stride=stride),
-    "RecordIO": lambda stride: RecordIOScanner(stride=stride),
-    "lines": lambda stride: LineScanner(stride=stride),
-    "tar": lambda stride: TarScanner(stride=stride),
+_SCANNERS: dict[str, type[BorderScanner]] = {
+    "TFRecord": TFRecordScanner,
+    "RecordIO": RecordIOScanner,
+    "lines": LineScanner,
+    "tar": TarScanner,
 }
 _HEADER_BYTES = {"TFRecord": tfrecord.HEADER_BYTES, "RecordIO": recordio.HEADER.size, "tar": tar.BLOCK}
 WHOLE = 64 * KIB
@@ -65,7 +61,7 @@ class RecordFormat:
         """Return a scanner for one object. `stride`: records from one indexed record to the next."""
         if self.kind == "fixed":
             return FixedScanner(self.size, stride=stride)
-        return _SCANNERS[self.kind](stride)
+        return _SCANNERS[self.kind](stride=stride)
 
     def evidence(self, begin: int, end: int) -> tuple[int, int]:
         """Return the range of an object's bytes that shows whether records lie from `begin` up to `end`.

@@ -39,8 +39,6 @@ class TarScanner(HeaderScanner):
         """Offset after the last member whose header has been read."""
         self._after_last = 0
         """Offset after the last sample that an end mark has ended."""
-        self._last = 0
-        """Offset of the last header."""
         self._extended = ExtendedFields()
 
     def _read(self, data: Block, base: int) -> None:
@@ -98,6 +96,3 @@ class TarScanner(HeaderScanner):
         if self._key is not None:
             self._after_last, self._key = self._whole, None
         return self._after_last
-
-    def _border(self) -> int:
-        return self._last if self._next > self.fed else self._next
