@@ -17,7 +17,7 @@ from sidecar.doctor.storage import storage
 from sidecar.job.channels import job_clients
 from sidecar.job.layout import DEFAULT_BASE, Layout, resolve_host
 from sidecar.job.listings import open_listings
-from sidecar.job.planning import plan_channel
+from sidecar.job.planning import channel_source
 from sidecar.process.exits import Exit
 from sidecar.process.memory import memory_limit
 from streamer.errors import PenstockError
@@ -73,9 +73,10 @@ async def _plans(job: Job, clients: Clients, hosts: Hosts, channels: list[Channe
     memory = PlanMemory(memory_limit() // 2)
     async with open_listings(job, clients) as listings:
         for channel in channels:
-            plans[channel.channel_name] = await plan_channel(
+            source = channel_source(
                 clients, job, channel, hosts, listings=listings, progress=lambda _: None, memory=memory
             )
+            plans[channel.channel_name] = await source.plan()
     return plans
 
 

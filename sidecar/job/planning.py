@@ -1,7 +1,7 @@
 """Makes the plans of all channels.
 
 `plan_job` lists all channels concurrently, waits while storage is unavailable, and logs its progress and
-every plan. `plan_channel` makes the plan of one channel.
+every plan. `channel_source` finds the objects of one channel.
 
 A Pipe channel whose order is that of the listing, or of the manifest, gets an open plan
 (`streamer.plan.growth`) as soon as its first objects are known: a task of `Listings`, which outlives
@@ -120,16 +120,7 @@ class _JobPlanner:
         """Make an open plan: list the channel's first objects now, and the others in a task of `Listings`."""
         name, notes = channel.channel_name, PlanningLog(self._state, channel)
         arrangement = _entry_arrangement(self._state.job, channel, self._state.hosts)
-        source = _source(
-            self._clients,
-            self._state.job,
-            channel,
-            arrangement,
-            listings=self._listings,
-            progress=notes.progress,
-            memory=self._memory,
-        )
-        open_plan = OpenPlan(arrangement, source)
+        open_plan = OpenPlan(arrangement, self._source(channel, notes.progress))
 
         async def listing() -> None:
             with notes:
@@ -162,15 +153,7 @@ class _JobPlanner:
                 progressed()
                 notes.progress(entries)
 
-            return plan_channel(
-                self._clients,
-                job,
-                channel,
-                self._state.hosts,
-                listings=self._listings,
-                progress=note,
-                memory=self._memory,
-            )
+            return self._source(channel, note).plan()
 
         with notes:
             whole = await retry_while_unavailable(plan, self._policy, on_wait=notes.waiting)
@@ -196,6 +179,18 @@ class _JobPlanner:
             notes.end_marks(whole)
             if self._streams:
                 self._listings.attend(name, notes.line_ends(whole, self._clients))
+
+    def _source(self, channel: ChannelConfig, progress: Callable[[int], None]) -> Sources | Manifest:
+        job, hosts = self._state.job, self._state.hosts
+        return channel_source(
+            self._clients,
+            job,
+            channel,
+            hosts,
+            listings=self._listings,
+            progress=progress,
+            memory=self._memory,
+        )
 
 
 def _sum_up(planned: Planned, epoch: int) -> None:
@@ -234,7 +229,7 @@ def _entry_arrangement(job: Job, channel: ChannelConfig, hosts: Hosts) -> Arrang
     return replace(arrangement, rows=shard, shard=replace(shard, index=0, count=1))
 
 
-async def plan_channel(
+def channel_source(
     clients: Clients,
     job: Job,
     channel: ChannelConfig,
@@ -243,34 +238,12 @@ async def plan_channel(
     listings: Listings,
     progress: Callable[[int], None],
     memory: PlanMemory,
-) -> Plan:
-    """List the channel's source now and return its plan on this host. Raises SourceError, ConfigError.
+) -> Sources | Manifest:
+    """Return the prefixes or the manifest of a channel, whose `plan` is that of this host.
 
     `progress`: called often with the number of entries so far. `memory`: memory limit of all plans.
     """
-    source = _source(
-        clients,
-        job,
-        channel,
-        _entry_arrangement(job, channel, hosts),
-        listings=listings,
-        progress=progress,
-        memory=memory,
-    )
-    return await source.plan()
-
-
-def _source(
-    clients: Clients,
-    job: Job,
-    channel: ChannelConfig,
-    arrangement: Arrangement,
-    *,
-    listings: Listings,
-    progress: Callable[[int], None],
-    memory: PlanMemory,
-) -> Sources | Manifest:
-    """Return the prefixes or the manifest of a channel. `progress`, `memory`: as for `plan_channel`."""
+    arrangement = _entry_arrangement(job, channel, hosts)
     kind, selection = channel.source.s3_data_type, job.selection(channel)
     if kind == "S3Prefix":
         return Sources(
