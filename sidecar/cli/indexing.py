@@ -32,20 +32,14 @@ def index() -> None:
     """Build, verify and show record indexes: where the records of every object begin."""
 
 
-class Format(click.ParamType["RecordFormat"]):
-    """A record format."""
+def _format(context: click.Context, option: click.Parameter, value: str | None) -> RecordFormat | None:
+    """Return the record format of an option's value."""
+    from streamer.formats.record_format import RecordFormat
 
-    name = "format"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> RecordFormat:
-        from streamer.formats.record_format import RecordFormat
-
-        if isinstance(value, RecordFormat):
-            return value
-        try:
-            return RecordFormat.parse(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
+    try:
+        return None if value is None else RecordFormat.parse(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, option) from None
 
 
 @index.command(
@@ -64,7 +58,7 @@ class Format(click.ParamType["RecordFormat"]):
 @click.option(
     "--format",
     "record_format",
-    type=Format(),
+    callback=_format,
     metavar="FORMAT",
     help="TFRecord, RecordIO, lines, tar, fixed:BYTES. Default: that of the index.",
 )
@@ -94,14 +88,11 @@ def build(
     from sidecar.process.runner import run as run_loop
 
     set_up_log("warning")
-    options = command.BuildOptions(
-        place=place,
-        channels=channels,
-        record_format=record_format,
-        every=every,
-        quiet=quiet,
+    job = load_job_file(path)
+    building = command.build(
+        job, place, channels=channels, record_format=record_format, every=every, quiet=quiet
     )
-    _print(run_loop(command.build(load_job_file(path), options)), as_json=as_json)
+    _print(run_loop(building), as_json=as_json)
 
 
 @index.command(
@@ -140,10 +131,11 @@ def verify(
     from sidecar.process.runner import run as run_loop
 
     set_up_log("warning")
-    options = command.VerifyOptions(
-        place=place, channels=channels, samples=samples, everything=everything, quiet=quiet
+    job = load_job_file(path)
+    verifying = command.verify(
+        job, place, channels=channels, samples=samples, everything=everything, quiet=quiet
     )
-    _print(run_loop(command.verify(load_job_file(path), options)), as_json=as_json)
+    _print(run_loop(verifying), as_json=as_json)
 
 
 @index.command(

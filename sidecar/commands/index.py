@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sidecar.commands.index_figures import figures
@@ -21,7 +21,7 @@ from sidecar.job.channels import job_clients
 from sidecar.job.index_build import Findings, IndexBuild
 from sidecar.job.index_check import check_all, check_borders, check_rows, sample_borders
 from sidecar.job.index_object import open_channel_index
-from sidecar.job.index_objects import Access, ChannelObjects, check_indexable
+from sidecar.job.index_objects import Access, ChannelObjects
 from sidecar.job.index_target import index_target
 from sidecar.job.listings import open_listings
 from sidecar.job.planning import plan_job
@@ -42,39 +42,8 @@ if TYPE_CHECKING:
     from sidecar.config.job import Job
     from sidecar.config.request import ChannelConfig
     from sidecar.job.index_target import IndexTarget
-    from sidecar.job.stored_index import StoredIndex
     from streamer.plan import Plan
     from streamer.s3.client.session import Clients
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuildOptions:
-    """What `penstock index build` is asked for."""
-
-    place: str
-    """Folder of the indexes, or a prefix of S3."""
-    channels: Sequence[str] = ()
-    """Names of the channels; none: all."""
-    record_format: RecordFormat | None = None
-    """Format of the objects; None: that of the index."""
-    every: int | None = None
-    """Number of records from one in the index to the next; None: that of the index, or `STRIDE`."""
-    quiet: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerifyOptions:
-    """What `penstock index verify` is asked for."""
-
-    place: str
-    """Folder of the indexes, or a prefix of S3."""
-    channels: Sequence[str] = ()
-    """Names of the channels; none: all."""
-    samples: int = 1000
-    """Most records of a channel that are looked at."""
-    everything: bool = False
-    """Scan all bytes."""
-    quiet: bool = False
 
 
 def chosen(job: Job, names: Sequence[str]) -> Job:
@@ -87,8 +56,11 @@ def chosen(job: Job, names: Sequence[str]) -> Job:
         raise ConfigError(f"the job file has no channel {unknown[0]!r}; it has {', '.join(channels)}")
     if names:
         channels = {name: channel for name, channel in channels.items() if name in names}
-    for channel in channels.values():
-        check_indexable(channel)
+    for name, channel in channels.items():
+        if (why := channel.not_indexable) is not None:
+            raise ConfigError(
+                f"channel {name!r} needs no record index, or can have none: {why}; see --channel"
+            )
     return job.model_copy(update={"input_data_config": tuple(map(_undivided, channels.values()))})
 
 
@@ -104,90 +76,82 @@ def _undivided(channel: ChannelConfig) -> ChannelConfig:
     )
 
 
-class _Progress:
-    """Text of the progress line: the current channel's, once its objects are known."""
+class _Work:
+    """What `build` and `verify` need, and the text of the progress line."""
 
-    def __init__(self, state: JobState) -> None:
-        self._state = state
+    def __init__(self, job: Job, clients: Clients) -> None:
+        self.indexes = Access(job, clients)
+        """Access to indexes in S3; the progress line does not show their bytes."""
+        self.state = JobState(job, Hosts(0, ("algo-1",)))
         self._channel = ""
         self._total = 0
         self._started = 0.0
         self._counters = ChannelCounters()
 
-    def begin(self, channel: str, total: int) -> ChannelCounters:
-        """Show this channel, of which `total` bytes are read; return the counters to use."""
+    def begin(self, channel: str, total: int) -> Access:
+        """Return access to the objects of a channel, of which `total` bytes are read; 0: not known."""
         self._channel, self._total, self._started = channel, total, time.monotonic()
         self._counters = ChannelCounters()
-        return self._counters
+        return replace(self.indexes, counters=self._counters)
 
-    def text(self) -> str:
+    def progress(self) -> str:
         if not self._channel:
-            return self._state.planning_text() or "looking for the rows of the index"
+            return self.state.planning_text() or "looking for the rows of the index"
         done = self._counters.consumed_bytes
         if not self._total:
             return f"{self._channel}: {decimal_bytes(done)} read"
         return f"{self._channel}: {transferred(done, self._total, time.monotonic() - self._started)}"
 
-
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """What `build` and `verify` need."""
-
-    job: Job
-    clients: Clients
-    state: JobState
-    progress: _Progress
-
-    @property
-    def index_access(self) -> Access:
-        """Access to indexes in S3; the progress line does not show their bytes."""
-        return Access(self.job, self.clients)
-
-    def access(self, channel: str, total: int = 0) -> Access:
-        """Return access to the objects of a channel, of which `total` bytes are read; 0: not known."""
-        return Access(self.job, self.clients, self.progress.begin(channel, total))
-
     async def plans(self) -> dict[str, Plan]:
         """Plan the channels; return the plans by channel."""
-        async with open_listings(self.job, self.clients) as listings:
-            plans = await plan_job(self.state, self.clients, listings)
+        clients = self.indexes.clients
+        async with open_listings(self.state.job, clients) as listings:
+            plans = await plan_job(self.state, clients, listings)
         freeze_gc()
         return {name: each.whole for name, each in plans.items()}
 
 
 @contextlib.asynccontextmanager
-async def _working(whole: Job, options: BuildOptions | VerifyOptions) -> AsyncIterator[_Work]:
+async def _working(whole: Job, place: str, channels: Sequence[str], *, quiet: bool) -> AsyncIterator[_Work]:
     """Open what the channels that are asked for need; show progress until the end of the block."""
-    uris = (index_uri(options.place, channel.channel_name) for channel in whole.input_data_config)
+    uris = (index_uri(place, channel.channel_name) for channel in whole.input_data_config)
     indexes = whole.index_objects.union(uri for uri in uris if uri is not None)
-    job = chosen(whole, options.channels).with_index_objects(indexes)
-    state = JobState(job, Hosts(0, ("algo-1",)))
-    progress = _Progress(state)
-    with progress_line(progress.text, quiet=options.quiet):
-        async with job_clients(job) as clients:
-            yield _Work(job, clients, state, progress)
+    job = chosen(whole, channels).with_index_objects(indexes)
+    async with job_clients(job) as clients:
+        work = _Work(job, clients)
+        with progress_line(work.progress, quiet=quiet):
+            yield work
 
 
-async def build(job: Job, options: BuildOptions) -> dict[str, Any]:
+async def build(
+    job: Job,
+    place: str,
+    *,
+    channels: Sequence[str],
+    record_format: RecordFormat | None,
+    every: int | None,
+    quiet: bool,
+) -> dict[str, Any]:
     """Build the index of every channel; return the document of `penstock index build --json`.
 
-    Objects that are not of the format are logged; the first of them is raised at the end.
+    `place`: folder of the indexes, or a prefix of S3. `channels`: their names; none: all. `record_format`,
+    `every`: see `_kind`. Objects that are not of the format are logged; the first is raised at the end.
     """
     document: dict[str, Any] = {}
     failure: CorruptObject | None = None
     with contextlib.ExitStack() as stack:
         copies = ""
-        if "://" in options.place:
+        if "://" in place:
             copies = stack.enter_context(scratch_directory("penstock-index-"))
-        async with _working(job, options) as work:
+        async with _working(job, place, channels, quiet=quiet) as work:
             targets = {}
-            for channel in work.job.input_data_config:
+            for channel in work.state.job.input_data_config:
                 name = channel.channel_name
-                target = await index_target(options.place, name, copies, work.index_access)
-                targets[name] = target, *_kind(target, channel, options)
+                target = await index_target(place, name, copies, work.indexes)
+                targets[name] = target, _kind(target, channel, record_format, every)
             for name, plan in (await work.plans()).items():
                 try:
-                    document[name] = await _build(name, plan, targets[name], work)
+                    document[name] = await _build(name, plan, *targets[name], work)
                 except CorruptObject as error:
                     failure = failure or error
     if failure is not None:
@@ -196,21 +160,20 @@ async def build(job: Job, options: BuildOptions) -> dict[str, Any]:
 
 
 async def _build(
-    name: str, plan: Plan, target: tuple[IndexTarget, RecordFormat, int], work: _Work
+    name: str, plan: Plan, target: IndexTarget, kind: tuple[RecordFormat, int], work: _Work
 ) -> dict[str, Any]:
     """Build the index of a channel; return its part of the document. Raises CorruptObject at the end."""
-    index, record_format, stride = target
     objects = await in_thread(ChannelObjects, plan)
-    async with index.open(record_format, stride) as (file, upload):
+    async with target.open(*kind) as (file, upload):
         building = IndexBuild(file, objects, Findings(name), upload)
         await in_thread(building.prepare)
-        counters = work.progress.begin(name, building.bytes_to_read)
+        access = work.begin(name, building.bytes_to_read)
         began, cpu = time.monotonic(), time.process_time()
-        await building.run(work.job, work.clients, counters)
+        await building.run(access)
         size = file.size
     seconds, cpu = time.monotonic() - began, time.process_time() - cpu
-    read = counters.consumed_bytes
-    return figures(index.name, file.index, size) | {
+    read = access.counters.consumed_bytes
+    return figures(target.name, file.index, size) | {
         "scanned": building.scanned,
         "bytes_read": read,
         "seconds": round(seconds, 3),
@@ -218,47 +181,50 @@ async def _build(
     }
 
 
-def _kind(target: IndexTarget, channel: ChannelConfig, options: BuildOptions) -> tuple[RecordFormat, int]:
+def _kind(
+    target: IndexTarget, channel: ChannelConfig, record_format: RecordFormat | None, every: int | None
+) -> tuple[RecordFormat, int]:
     """Return format and stride of an index: as asked for, or of the index there is, or of the job file.
 
     Raises ConfigError if no format is known.
     """
     found = target.kind() or (None, STRIDE)
-    record_format = options.record_format or found[0]
+    record_format = record_format or found[0]
     if record_format is None:
         raise ConfigError(
             f"the record format of channel {channel.channel_name!r} is unknown: write --format TFRecord, "
             "RecordIO, lines, tar or fixed:BYTES, and --channel if others have another one"
         )
-    return record_format, options.every or found[1]
+    return record_format, every or found[1]
 
 
-async def verify(job: Job, options: VerifyOptions) -> dict[str, Any]:
+async def verify(
+    job: Job, place: str, *, channels: Sequence[str], samples: int, everything: bool, quiet: bool
+) -> dict[str, Any]:
     """Compare the index of every channel with its objects; return the document of `--json`.
 
-    Records that are not where the index has them are logged. Raises CorruptObject for the first of them at
-    the end of its channel, and SourceChanged at once for an object without a row.
+    `place`, `channels`: as for `build`. `samples`: most records of a channel that are looked at, unless
+    `everything` is read. Records that are not where the index has them are logged. Raises CorruptObject for
+    the first of them at the end of its channel, and SourceChanged at once for an object without a row.
     """
-    indexes: dict[str, StoredIndex] = {}
     document: dict[str, Any] = {}
-    async with _working(job, options) as work:
-        for channel in work.job.input_data_config:
-            name = channel.channel_name
-            indexes[name] = await _stored(name, options.place, work.index_access)
+    async with _working(job, place, channels, quiet=quiet) as work:
+        names = [channel.channel_name for channel in work.state.job.input_data_config]
+        indexes = {name: await open_channel_index(place, name, work.indexes) for name in names}
         for name, plan in (await work.plans()).items():
             index = await in_thread(indexes[name].index)
             objects = await in_thread(ChannelObjects, plan)
             await in_thread(check_rows, index, objects)
-            access = work.access(name, objects.bytes if options.everything else 0)
+            access = work.begin(name, objects.bytes if everything else 0)
             looked, findings = 0, Findings(name)
-            if options.everything:
-                await check_all(index, objects, access, on_bad=findings.note)
+            if everything:
+                await check_all(index, objects, access, findings)
             else:
-                borders = sample_borders(index, objects, options.samples, range(len(objects)))
+                borders = sample_borders(index, objects, samples, range(len(objects)))
                 looked = await check_borders(index.format, borders, access, on_bad=findings.note)
             findings.check("more are wrong", "remove the record index and build it again")
             document[name] = figures(indexes[name].path, index, indexes[name].size) | {
-                "verified": "all bytes" if options.everything else f"{looked} indexed records"
+                "verified": "all bytes" if everything else f"{looked} indexed records"
             }
     return {"channels": document}
 
@@ -272,10 +238,6 @@ async def show(job: Job, place: str) -> dict[str, Any]:
     async with job_clients(job) as clients:
         for channel in job.input_data_config:
             name = channel.channel_name
-            stored = await _stored(name, place, Access(job, clients))
+            stored = await open_channel_index(place, name, Access(job, clients))
             document[name] = figures(stored.path, await in_thread(stored.index), stored.size)
     return {"channels": document}
-
-
-async def _stored(channel: str, place: str, access: Access) -> StoredIndex:
-    return await open_channel_index(place, channel, access, named_by="--from", build="penstock index build")

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from sidecar.config.index_place import SUFFIX, index_path
-from sidecar.job.stored_index import read_index
+from sidecar.job.stored_index import open_stored
 from streamer.errors import ConfigError
 from streamer.units import decimal_bytes
 
@@ -26,23 +26,22 @@ def show(folder: str) -> dict[str, Any]:
         raise ConfigError(f"there is no record index in {folder}: make it by `penstock index build`")
     document = {}
     for name in (each.removesuffix(SUFFIX) for each in names):
-        path = index_path(folder, name)
-        document[name] = figures(path, read_index(path), os.path.getsize(path))
+        if (stored := open_stored(index_path(folder, name))) is not None:
+            document[name] = figures(stored.path, stored.index(), stored.size)
     return {"channels": document}
 
 
 def figures(name: str, index: RecordIndex, size: int) -> dict[str, Any]:
     """Return the figures of an index. `name`: its path or URI. `size`: its bytes."""
-    totals = index.totals()
     return {
         "file": name,
         "format": str(index.format),
         "every": index.stride,
-        "objects": totals.objects,
-        "records": totals.records,
-        "bytes": totals.bytes,
+        "objects": len(index),
+        "records": index.records,
+        "bytes": index.bytes,
         "index_bytes": size,
-        "index_bytes_per_record": round(size / max(totals.records, 1), 4),
+        "index_bytes_per_record": round(size / max(index.records, 1), 4),
     }
 
 

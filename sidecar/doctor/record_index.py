@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING
 
 from sidecar.config.index_place import index_uri
@@ -51,10 +52,9 @@ async def record_indexes(job: Job, clients: Clients, hosts: Hosts) -> AsyncItera
             except PenstockError as error:
                 yield refused(check, error, "Do what the error says, or correct Ranks.Index.")
                 continue
-            totals = index.totals()
-            objects = counted(totals.objects, "object")
-            yield Finding(check, "ok", f"{counted(totals.records, 'record')} of {index.format} in {objects}")
-            record_bytes = totals.bytes / max(1, totals.records)
+            objects = counted(len(index), "object")
+            yield Finding(check, "ok", f"{counted(index.records, 'record')} of {index.format} in {objects}")
+            record_bytes = index.bytes / max(1, index.records)
         if (small := expected_small_requests(channel, deal, record_bytes=record_bytes)) is not None:
             yield Finding(f"requests {name}", "ok", *small)
 
@@ -66,15 +66,13 @@ async def _learnt(channel: str, learn: LearnIndexConfig, access: Access) -> Find
         fix = "Let LearnIndex.To name a directory that this user may write. The channel streams without, too."
         return Finding(check, "warning", f"the directory {folder} cannot be written", fix)
     try:
-        stored = await open_channel_index(
-            place, channel, access, named_by="LearnIndex.To", build="LearnIndex"
-        )
+        stored = await open_channel_index(place, channel, access)
     except ConfigError:
         return Finding(check, "ok", "there is none yet; the channel learns it while it streams")
     except PenstockError as error:
         return refused(check, error, "Do what the error says, or correct LearnIndex.To.")
     try:
-        index = await in_thread(stored.index_so_far)
+        index = await in_thread(partial(stored.index, growing=True))
         check_kind(stored.path, index, learn.record_format, learn.every or index.stride)
     except PenstockError as error:
         return refused(check, error, "Do what the error says, or correct LearnIndex.")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from sidecar.config.job import Job
     from sidecar.config.request import ChannelConfig
-    from sidecar.job.object_learner import Learner
+    from sidecar.job.object_scans import Learner
     from sidecar.job.planned import Planned
     from sidecar.observe.state import JobState
     from sidecar.process.footprint import Footprint

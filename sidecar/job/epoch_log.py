@@ -12,7 +12,7 @@ from streamer.relay.channel_spec import ChannelEvents
 from streamer.units import decimal_bytes
 
 if TYPE_CHECKING:
-    from sidecar.job.object_learner import Learner
+    from sidecar.job.object_scans import Learner
     from sidecar.observe.state import JobState
     from streamer.errors import SinkError
     from streamer.plan import ObjectRef

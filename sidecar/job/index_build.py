@@ -14,29 +14,25 @@ from __future__ import annotations
 
 import time
 from array import array
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from sidecar.job.index_objects import read_plan
+from sidecar.job.object_scans import ObjectScans
 from sidecar.process.logs import log
 from streamer.aio import in_thread
 from streamer.errors import CorruptObject, ErrorContext
-from streamer.formats.borders import BadRecord, FixedScanner
-from streamer.formats.record_index import IndexedObject
 from streamer.plan import Plan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
-    from sidecar.config.job import Job
     from sidecar.job.index_file import IndexFile
     from sidecar.job.index_object import IndexUpload
-    from sidecar.job.index_objects import ChannelObjects, IndexedRef
-    from streamer.formats.borders import BorderScanner
+    from sidecar.job.index_objects import Access, ChannelObjects
+    from streamer.formats.borders import BadRecord
     from streamer.formats.record_format import RecordFormat
-    from streamer.plan import Part
-    from streamer.relay.statistics import ChannelCounters
-    from streamer.s3.client.session import Clients
+    from streamer.formats.record_index import IndexedObject
+    from streamer.plan import ObjectRef, Part
 
 APPEND_EVERY = 1.0
 """Seconds between two appends of rows to the file."""
@@ -46,77 +42,15 @@ MOST_LOGGED = 20
 """Most corrupt objects of a channel that are logged; the error at the end has their number."""
 
 
-class ObjectScans:
-    """Scans objects one after the other, from the bytes of all; a row or a finding for each."""
-
-    def __init__(
-        self,
-        record_format: RecordFormat,
-        stride: int,
-        objects: Iterable[IndexedRef],
-        *,
-        on_row: Callable[[IndexedRef, IndexedObject], None],
-        on_bad: Callable[[CorruptObject], None],
-    ) -> None:
-        """`objects`: those that `feed` gets the bytes of, in this order; none is empty."""
-        self._format = record_format
-        self._stride = stride
-        self._objects = iter(objects)
-        self._on_row = on_row
-        self._on_bad = on_bad
-        self._current: IndexedRef | None = None
-        self._scanner: BorderScanner | None = None
-        """Scanner of the current object; None if that is not of the format."""
-        self._fed = 0
-        """Bytes of the current object so far."""
-
-    def feed(self, part: Part, data: memoryview) -> None:
-        """Scan the next bytes, which belong to `part`."""
-        if self._current is None:
-            self._current, self._scanner, self._fed = next(self._objects), self._new(), 0
-        current = self._current
-        if part.object != current.ref:
-            raise RuntimeError(f"bytes of {part.object} instead of {current.ref}")
-        self._fed += len(data)
-        if self._scanner is not None:
-            try:
-                self._scanner.feed(data)
-            except BadRecord as error:
-                self._refuse(current, error)
-        if self._fed == current.ref.size:
-            self._end(current)
-            self._current = None
-
-    def measure(self, objects: Iterable[IndexedRef]) -> None:
-        """Make the rows of objects of which no byte is needed: of empty ones, or of records of one size."""
-        for each in objects:
-            self._scanner = scanner = self._new()
-            if isinstance(scanner, FixedScanner):
-                scanner.skip(each.ref.size)
-            self._end(each)
-
-    def _new(self) -> BorderScanner:
-        return self._format.scanner(stride=self._stride)
-
-    def _end(self, current: IndexedRef) -> None:
-        scanner, self._scanner = self._scanner, None
-        if scanner is None:
-            return
-        try:
-            end = scanner.finish()
-        except BadRecord as error:
-            self._refuse(current, error)
-            return
-        row = IndexedObject(
-            current.name, current.version, current.ref.size, scanner.records, end, scanner.offsets
-        )
-        self._on_row(current, row)
-
-    def _refuse(self, current: IndexedRef, error: BadRecord) -> None:
-        self._scanner = None
-        found = CorruptObject(str(error), ErrorContext(current.ref.bucket, current.ref.key, error.offset))
-        found.__cause__ = error
-        self._on_bad(found)
+def in_two(
+    record_format: RecordFormat, objects: ChannelObjects, numbers: Iterable[int]
+) -> tuple[array[int], array[int]]:
+    """Return the numbers of the objects of which all bytes are needed, and of those of which none is."""
+    to_read, others = array("Q"), array("Q")
+    for number in numbers:
+        unread = record_format.kind == "fixed" or not objects[number].size
+        (others if unread else to_read).append(number)
+    return to_read, others
 
 
 class Findings:
@@ -136,6 +70,12 @@ class Findings:
         self.at_start += error.context.offset == 0
         if self._count <= MOST_LOGGED:
             log.warning("corrupt object", channel=self._channel, error=str(error))
+
+    def refuse(self, ref: ObjectRef, _: int, error: BadRecord) -> None:
+        """Log an object that is not of the format, and count it."""
+        found = CorruptObject(str(error), ErrorContext(ref.bucket, ref.key, error.offset))
+        found.__cause__ = error
+        self.note(found)
 
     def check(self, others: str, advice: str) -> None:
         """Raise the first error, if there is one, with the number of `others` and the advice."""
@@ -157,7 +97,7 @@ class IndexBuild:
         self._file = file
         self._objects = objects
         self._to_read, self._others = array("Q"), array("Q")
-        """Places in `objects` of those without a row: of which all bytes are needed, and none."""
+        """Numbers in `objects` of those without a row: of which all bytes are needed, and none."""
         self._findings = findings
         self._upload = upload
         self._pending: list[IndexedObject] = []
@@ -165,35 +105,31 @@ class IndexBuild:
 
     def prepare(self) -> None:
         """Find the objects without a row of their version; takes seconds a million."""
-        index = self._file.index
-        fixed = index.format.kind == "fixed"
-        for place in self._objects.without_row(index):
-            size = self._objects[place].ref.size
-            self.bytes_to_read += 0 if fixed else size
-            (self._others if fixed or not size else self._to_read).append(place)
+        index, objects = self._file.index, self._objects
+        self._to_read, self._others = in_two(index.format, objects, objects.without_row(index))
+        self.bytes_to_read = sum(objects[number].size for number in self._to_read)
 
-    async def run(self, job: Job, clients: Clients, counters: ChannelCounters) -> None:
+    async def run(self, access: Access) -> None:
         """Scan the objects without a row. Raises SourceError, SinkError; CorruptObject after all others.
 
         What has been scanned is in the file, however this ends.
         """
         index, objects = self._file.index, self._objects
-        to_read, others = ((objects[place] for place in each) for each in (self._to_read, self._others))
-        scans = ObjectScans(index.format, index.stride, to_read, on_row=self._add, on_bad=self._findings.note)
+        scans = ObjectScans(index.format, index.stride, on_row=self._add, on_bad=self._findings.refuse)
 
         def scan(part: Part, data: memoryview) -> None:
-            scans.feed(part, data)
+            scans.see(part, data)
             late = bool(self._pending) and time.monotonic() - self._appended >= APPEND_EVERY
             if late or len(self._pending) >= MOST_PENDING:
                 self._append()
 
         try:
-            for _ in range(0, len(self._others), MOST_PENDING):
-                await in_thread(scans.measure, islice(others, MOST_PENDING))
-                if len(self._pending) >= MOST_PENDING:
-                    self._append()
-            plan = await in_thread(Plan.of, (objects[place].ref for place in self._to_read))
-            await read_plan(plan, objects.buckets, scan, job=job, clients=clients, counters=counters)
+            for start in range(0, len(self._others), MOST_PENDING):
+                some = self._others[start : start + MOST_PENDING]
+                await in_thread(scans.measure, map(objects.__getitem__, some))
+                self._append()
+            plan = await in_thread(Plan.of, map(objects.__getitem__, self._to_read))
+            await read_plan(plan, objects.buckets, scan, access)
         finally:
             self._append()
         everything = len(self._to_read) + len(self._others) == len(objects)
@@ -210,7 +146,7 @@ class IndexBuild:
             names = list(dict.fromkeys([*names, *adopted]))
         await in_thread(self._file.tidy, names)
 
-    def _add(self, _: IndexedRef, row: IndexedObject) -> None:
+    def _add(self, _: ObjectRef, row: IndexedObject) -> None:
         self._pending.append(row)
         self.scanned += 1
 

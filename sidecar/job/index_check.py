@@ -16,8 +16,9 @@ from bisect import bisect_right
 from itertools import accumulate, islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from sidecar.job.index_build import ObjectScans
+from sidecar.job.index_build import in_two
 from sidecar.job.index_objects import read_plan
+from sidecar.job.object_scans import ObjectScans
 from streamer.aio import in_thread
 from streamer.errors import CorruptObject, ErrorContext, SourceChanged
 from streamer.plan import Plan, Segment
@@ -27,7 +28,8 @@ from streamer.units import counted
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from sidecar.job.index_objects import Access, ChannelObjects, IndexedRef
+    from sidecar.job.index_build import Findings
+    from sidecar.job.index_objects import Access, ChannelObjects
     from streamer.formats.record_format import RecordFormat
     from streamer.formats.record_index import IndexedObject, RecordIndex
     from streamer.plan import ObjectRef, Part
@@ -54,13 +56,13 @@ def check_rows(index: RecordIndex, objects: ChannelObjects) -> None:
     first = objects[missing[0]]
     what = (
         "is not in the record index"
-        if index.get(first.name) is None
+        if index.get(objects.names[missing[0]]) is None
         else "has another size, ETag or version than when it was indexed"
     )
     others = f", as {counted(len(missing) - 1, 'more object')}" if len(missing) > 1 else ""
     raise SourceChanged(
         f"the object {what}{others}; build the record index again",
-        ErrorContext(first.ref.bucket, first.ref.key),
+        ErrorContext(first.bucket, first.key),
     )
 
 
@@ -76,8 +78,8 @@ def sample_borders(
     chosen = set(range(total) if total <= most else random.sample(range(total), most))
     chosen.update(ends[number] - 1 for number in lasts if ends[number])
     for each in sorted(chosen):
-        ref, name, _ = objects[bisect_right(ends, each)]
-        yield _border(index, ref, name, each - ends[bisect_right(ends, each)])
+        number = bisect_right(ends, each)
+        yield _border(index, objects[number], objects.names[number], each - ends[number])
 
 
 def _border(index: RecordIndex, ref: ObjectRef, name: int, place: int) -> Border:
@@ -138,42 +140,26 @@ async def _look(
             evidence.clear()
 
     plan = RangePlan([segment for _, segment in looks])
-    await read_plan(
-        plan,
-        {border.ref.bucket for border, _ in looks},
-        look,
-        job=access.job,
-        clients=access.clients,
-        counters=access.counters,
-    )
+    await read_plan(plan, {border.ref.bucket for border, _ in looks}, look, access)
 
 
 async def check_all(
     index: RecordIndex,
     objects: ChannelObjects,
     access: Access,
-    *,
-    on_bad: Callable[[CorruptObject], None],
+    findings: Findings,
 ) -> None:
     """Scan every object and compare the result with its row. Raises SourceError."""
 
-    def compare(each: IndexedRef, row: IndexedObject) -> None:
-        if (indexed := index.get(each.name)) != row:
-            on_bad(_differs(each.ref, row, indexed))
+    def compare(ref: ObjectRef, row: IndexedObject) -> None:
+        if (indexed := index.get(row.name)) != row:
+            findings.note(_differs(ref, row, indexed))
 
-    fixed = index.format.kind == "fixed"
-    to_read = (each for each in objects if each.ref.size and not fixed)
-    scans = ObjectScans(index.format, index.stride, to_read, on_row=compare, on_bad=on_bad)
-    await in_thread(scans.measure, (each for each in objects if fixed or not each.ref.size))
-    plan = await in_thread(Plan.of, (each.ref for each in objects if each.ref.size and not fixed))
-    await read_plan(
-        plan,
-        objects.buckets,
-        scans.feed,
-        job=access.job,
-        clients=access.clients,
-        counters=access.counters,
-    )
+    scans = ObjectScans(index.format, index.stride, on_row=compare, on_bad=findings.refuse)
+    to_read, others = in_two(index.format, objects, range(len(objects)))
+    await in_thread(scans.measure, map(objects.__getitem__, others))
+    plan = await in_thread(Plan.of, map(objects.__getitem__, to_read))
+    await read_plan(plan, objects.buckets, scans.see, access)
 
 
 def _misplaced(border: Border, why: str) -> CorruptObject:

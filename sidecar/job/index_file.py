@@ -7,7 +7,7 @@ the next one goes on from there. `tidy` rewrites the file, flushed and by a rena
 count any more. One process writes: it has the lock (flock(2)) of the file that the name stands for.
 
 The event loop of a build writes: a block of rows is some KiB, and nothing but the scan is on the loop. A job
-that learns an index (`sidecar.job.index_learning`) appends in a thread, and the offsets stay in the file.
+that learns an index (`sidecar.job.index_learning`) appends in a thread.
 """
 
 from __future__ import annotations
@@ -20,155 +20,137 @@ import stat
 import threading
 from typing import TYPE_CHECKING
 
-from sidecar.job.stored_index import OpenIndex, StoredIndex, check_kind, unreadable
+from sidecar.job.stored_index import StoredIndex, check_kind
 from streamer.errors import SinkError
-from streamer.formats.record_index import Damaged, RecordIndex, block
+from streamer.formats.record_index import HEADER_BYTES, block, header
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from streamer.formats.record_format import RecordFormat
-    from streamer.formats.record_index import IndexedObject
+    from streamer.formats.record_index import IndexedObject, RecordIndex
 
 ROWS_A_BLOCK = 1 << 16
 """Maximum rows of a block of a rewritten file."""
 
 
-class _WrittenFile(OpenIndex):
-    """The file that this process writes, of which `IndexFile` owns the descriptor."""
-
-    why_changed = "this process writes it; remove it, and run `penstock index build`"
-
-    @property
-    def size(self) -> int:
-        return os.fstat(self._fd).st_size
-
-
 class IndexFile:
     """An index and its file, which this process has locked; made by `open_index`."""
 
-    def __init__(self, path: str, fd: int, index: RecordIndex, source: _WrittenFile | None = None) -> None:
-        """`fd`: the locked file, at its end; `close` closes it. `source`: the file, if it has the offsets."""
+    def __init__(self, path: str, stored: StoredIndex, index: RecordIndex) -> None:
+        """`stored`: the locked file; `close` closes it. `index`: all its rows."""
         self.path = path
         self.index = index
         self.writes = 0
         """Number of changes of the file since it was opened."""
-        self._fd = fd
-        self._source = source
+        self._stored = stored
         self._appending = threading.Lock()
 
     def close(self) -> None:
         """Close the file, which ends the lock."""
-        os.close(self._fd)
+        self._stored.close()
+
+    @property
+    def name(self) -> str:
+        """Path of the file, or URI of the object that it is a copy of."""
+        return self._stored.path
 
     @property
     def size(self) -> int:
         """Bytes of the file."""
-        return os.fstat(self._fd).st_size
+        return self._stored.size
 
     def append(self, rows: Sequence[IndexedObject]) -> None:
         """Add rows to the index and its file, in any thread. Raises SinkError, with the file as before."""
+        stored, fd = self._stored, self._stored.fd
         with self._appending:
-            before = self.size
+            before = stored.size
+            if os.fstat(fd).st_size != before:
+                raise stored.changed()
             try:
                 with _writing(self.path):
-                    _write_all(self._fd, block(rows))
-                if self._source is not None and self.index.read_on(self._source, before) != self.size:
-                    raise self._source.changed()
+                    _write_all(fd, block(rows))
+                    stored.size = os.fstat(fd).st_size
+                self.index.read_on()
+                if self.index.end != stored.size:
+                    raise stored.changed()
             except SinkError:
+                stored.size = before
                 with contextlib.suppress(OSError):
-                    os.ftruncate(self._fd, before)
-                    os.lseek(self._fd, before, os.SEEK_SET)
+                    os.ftruncate(fd, before)
+                    os.lseek(fd, before, os.SEEK_SET)
                 raise
-            if self._source is None:
-                for row in rows:
-                    self.index.add(row)
             self.writes += 1
 
     def snapshot(self) -> tuple[StoredIndex, int]:
         """Return the file as it is now, whole blocks alone, and its `writes`. Raises SinkError."""
         with self._appending, _writing(self.path):
-            return StoredIndex(self.path, os.dup(self._fd)), self.writes
+            return StoredIndex(self.path, os.dup(self._stored.fd)), self.writes
 
     def tidy(self, names: Sequence[int]) -> None:
         """Leave the rows of these objects, in this order, and no others. Raises SinkError, KeyError."""
         index = self.index
         if not index.replaced and index.names() == names:
             with _writing(self.path):
-                os.fsync(self._fd)
+                os.fsync(self._stored.fd)
             return
-        tidied = RecordIndex(index.format, index.stride)
         temporary = f"{self.path}.tmp"  # this process has the lock, so no other one writes it
-        with _writing(temporary), contextlib.ExitStack() as closing:
+        with _writing(temporary):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
             fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-            closing.callback(os.close, fd)
+            tidied = StoredIndex(self._stored.path, fd)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _write_all(fd, index.header())
+                _write_all(fd, header(index.format, index.stride))
                 for start in range(0, len(names), ROWS_A_BLOCK):
-                    rows = [_present(index, name) for name in names[start : start + ROWS_A_BLOCK]]
-                    _write_all(fd, block(rows))
-                    for row in rows:
-                        tidied.add(row)
+                    _write_all(fd, block(map(index.row, names[start : start + ROWS_A_BLOCK])))
                 os.fsync(fd)
+                tidied.size = os.fstat(fd).st_size
+                self.index = tidied.index()
                 os.rename(temporary, self.path)
             except BaseException:
+                self.index = index
+                tidied.close()
                 os.unlink(temporary)
                 raise
-            closing.pop_all()
-        os.close(self._fd)
-        self.index, self._fd = tidied, fd
+        self._stored.close()
+        self._stored = tidied
         self.writes += 1
-
-
-def _present(index: RecordIndex, name: int) -> IndexedObject:
-    row = index.get(name)
-    if row is None:
-        raise KeyError(name)
-    return row
 
 
 @contextlib.contextmanager
 def open_index(
-    path: str,
-    record_format: RecordFormat,
-    stride: int,
-    *,
-    name: str | None = None,
-    stored: bool = False,
+    path: str, record_format: RecordFormat, stride: int, *, name: str | None = None
 ) -> Iterator[IndexFile]:
     """Open the index at `path` for writing, or make it; lock it until the end of the block.
 
     Cuts off the end of a file whose writer was killed. `name`: of the index in errors, if the file is a copy.
-    `stored`: the offsets stay in the file, and `tidy` must not be called. Raises SinkError; ConfigError if
-    the index is of another format.
+    Raises SinkError; ConfigError if the index is of another format.
     """
     with _writing(path):
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-        fd = _locked(path)
-    source = _WrittenFile(path, fd)
-    file = IndexFile(path, fd, RecordIndex(record_format, stride), source if stored else None)
+        stored = StoredIndex(name or path, _locked(path))
     try:
         with _writing(path):
-            if not (size := source.size):
-                _write_all(fd, file.index.header())
-                file.writes += 1
-            try:
-                if stored:
-                    file.index, end = RecordIndex.open(source)
-                else:
-                    file.index, end = RecordIndex.read(source.read(0, source.size))
-            except Damaged as error:
-                raise unreadable(name or path, error) from None
-            check_kind(name or path, file.index, record_format, stride)
-            file.writes += size > end
-            os.ftruncate(fd, end)
-            os.lseek(fd, end, os.SEEK_SET)
-        yield file
+            changed = not stored.size
+            if changed:
+                _write_all(stored.fd, header(record_format, stride))
+                stored.size = HEADER_BYTES
+            index = stored.index(growing=True)
+            check_kind(stored.path, index, record_format, stride)
+            changed |= stored.size > index.end
+            os.ftruncate(stored.fd, index.end)
+            os.lseek(stored.fd, index.end, os.SEEK_SET)
+            stored.size = index.end
+        file = IndexFile(path, stored, index)
+        file.writes += changed
+        try:
+            yield file
+        finally:
+            file.close()
     finally:
-        file.close()
+        stored.close()
 
 
 def _locked(path: str) -> int:

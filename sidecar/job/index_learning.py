@@ -1,8 +1,8 @@
 """Learns the record index of a channel while it streams, so that no other job has to read the objects for it.
 
-    bytes of a FIFO ─▶ ObjectLearner ─▶ row ─┐
-    bytes of a FIFO ─▶ ObjectLearner ─▶ row ─┴▶ IndexLearner ─ once a second ─▶ IndexFile
-                                                             ─ once a minute, and after an epoch ─▶ S3
+    bytes of a FIFO ─▶ ObjectScans ─▶ row ─┐
+    bytes of a FIFO ─▶ ObjectScans ─▶ row ─┴▶ IndexLearner ─ once a second ─▶ IndexFile
+                                                           ─ once a minute, and after an epoch ─▶ S3
 
 The bytes are in memory: those of an object without a row are read, and those of one with a row go the way of
 the channel without this key, spliced if the transport can (`streamer.relay.staging.observed`). So the second
@@ -22,28 +22,26 @@ from typing import TYPE_CHECKING
 
 from sidecar.config.index_place import index_uri
 from sidecar.job.index_file import open_index
-from sidecar.job.index_object import IndexUpload
 from sidecar.job.index_objects import Access
 from sidecar.job.index_target import index_target
-from sidecar.job.object_learner import ObjectLearner
+from sidecar.job.object_scans import ObjectScans
 from sidecar.process.logs import log
 from streamer.aio import in_thread
 from streamer.errors import ConfigError, PenstockError, SinkError
 from streamer.formats.borders import STRIDE
-from streamer.formats.record_index import IndexedObject, object_name, object_version
-from streamer.plan import is_modified
 from streamer.plan.record_table import only_object
-from streamer.relay.statistics import ChannelCounters
 from streamer.scratch import scratch_directory
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Mapping
 
     from sidecar.config.job import Job
     from sidecar.config.learning import LearnIndexConfig
     from sidecar.job.index_file import IndexFile
+    from sidecar.job.index_object import IndexUpload
     from sidecar.job.planned import Planned
-    from streamer.formats.record_index import RecordIndex
+    from streamer.formats.borders import BadRecord
+    from streamer.formats.record_index import IndexedObject, RecordIndex
     from streamer.plan import ObjectRef, Plan
     from streamer.s3.client.session import Clients
     from streamer.trailer import Trailer
@@ -61,18 +59,15 @@ ROW_NUMBERS = 40
 
 
 class IndexLearner:
-    """The index of one channel, and the rows that are not in its file yet; the `Rows` of its FIFOs' learners.
+    """The index of one channel, and the rows that are not in its file yet.
 
     Its owner runs and closes it.
     """
 
-    def __init__(
-        self, channel: str, file: IndexFile, name: str, plan: Plan, upload: IndexUpload | None
-    ) -> None:
-        """`name`: path or URI of the index. `plan`: of the channel. `upload`: stores the file in S3."""
+    def __init__(self, channel: str, file: IndexFile, plan: Plan, upload: IndexUpload | None) -> None:
+        """`plan`: of the channel. `upload`: stores the file in S3."""
         self.channel = channel
         self._file = file
-        self._name = name
         self._plan = plan
         self._upload = upload
         self._pending: list[IndexedObject] = []
@@ -89,20 +84,32 @@ class IndexLearner:
         """Most rows that are replaced if each object has one version in the plan, and none changes."""
 
     def __repr__(self) -> str:
-        return f"<IndexLearner {self._name}, {self._learnt} rows>"
+        return f"<IndexLearner {self._file.name}, {self._learnt} rows>"
 
     @property
     def index(self) -> RecordIndex:
         return self._file.index
 
-    def observer(self) -> ObjectLearner:
+    def observer(self) -> ObjectScans:
         """Return the observer of one more FIFO of the channel."""
-        return ObjectLearner(self)
+        return self._scans(self.add)
+
+    def _scans(self, on_row: Callable[[ObjectRef, IndexedObject], None]) -> ObjectScans:
+        return ObjectScans(
+            self.index.format,
+            self.index.stride,
+            on_row=on_row,
+            on_bad=self._refuse,
+            lacks=self.lacks,
+            limited=True,
+        )
 
     def lacks(self, name: int, version: int) -> bool:
+        """Return whether a row of this version of an object is wanted."""
         return not (self._stopped or version in self._settled or self._file.index.has(name, version))
 
-    def add(self, row: IndexedObject) -> None:
+    def add(self, _: ObjectRef, row: IndexedObject) -> None:
+        """Add the row of an object."""
         self._pending.append(row)
         self._settled.add(row.version)
         self._numbers += ROW_NUMBERS + len(row.offsets)
@@ -110,7 +117,7 @@ class IndexLearner:
         if self._numbers > MOST_PENDING:
             self._full.set()
 
-    def refuse(self, ref: ObjectRef, version: int, why: str) -> None:
+    def _refuse(self, ref: ObjectRef, version: int, error: BadRecord) -> None:
         self._settled.add(version)
         self._refused += 1
         if self._refused <= MOST_LOGGED:
@@ -118,7 +125,7 @@ class IndexLearner:
                 "object is not in the record index",
                 channel=self.channel,
                 object=f"s3://{ref.bucket}/{ref.key}",
-                why=why,
+                why=f"{error}; at byte {error.offset}",
             )
 
     def epoch_ended(self, trailer: Trailer) -> None:
@@ -171,15 +178,15 @@ class IndexLearner:
                 self._not_stored(error)
         if self._file.index.replaced > self._replaceable:  # or every epoch would write rows for both
             self._stop(
-                f"{self._name} has one version of each object, and the manifest names an object in two, or "
-                "objects were replaced while the job ran; correct the manifest, or leave LearnIndex out"
+                f"{self._file.name} has one version of each object, and the manifest names an object in two, "
+                "or objects were replaced while the job ran; correct the manifest, or leave LearnIndex out"
             )
 
     async def _conclude(self) -> None:
         """Add the rows of empty objects, store the index, and log what was learnt, at the end of an epoch."""
         if self._complete and not self._measured:
-            for row in await in_thread(self._empty_objects):
-                self.add(row)
+            for ref, row in await in_thread(self._empty_objects):
+                self.add(ref, row)
             self._measured = True
             await self._keep()
         await self._store()
@@ -188,25 +195,18 @@ class IndexLearner:
             log.info(
                 "record index learnt",
                 channel=self.channel,
-                index=self._name,
+                index=self._file.name,
                 learnt=self._learnt,
                 refused=self._refused,
                 objects=len(self.index),
             )
 
-    def _empty_objects(self) -> list[IndexedObject]:
-        """Return the rows of the plan's objects that have no byte; takes time for a large plan."""
-        entries, rows = self._plan.entries, []
-        for number in range(len(entries)):
-            if entries.sizes[number]:
-                continue
-            ref = only_object(entries, number)
-            if is_modified(ref.etag):
-                continue
-            version = object_version(ref.bucket, ref.key, size=0, etag=ref.etag, version=ref.version)
-            if self.lacks(name := object_name(ref.bucket, ref.key), version):
-                scanner = self.index.format.scanner(stride=self.index.stride)
-                rows.append(IndexedObject(name, version, 0, 0, scanner.finish(), scanner.offsets))
+    def _empty_objects(self) -> list[tuple[ObjectRef, IndexedObject]]:
+        """Return the plan's objects that have no byte, and their rows; takes time for a large plan."""
+        rows: list[tuple[ObjectRef, IndexedObject]] = []
+        scans, entries = self._scans(lambda *row: rows.append(row)), self._plan.entries
+        empty = (number for number in range(len(entries)) if not entries.sizes[number])
+        scans.measure(only_object(entries, number) for number in empty)
         return rows
 
     async def _store(self) -> None:
@@ -247,7 +247,7 @@ async def learn_indexes(
             name, learn = channel.channel_name, channel.penstock.learn_index
             if learn is None:
                 continue
-            access = Access(job, clients, ChannelCounters())
+            access = Access(job, clients)
             try:
                 learners[name] = await stack.enter_async_context(
                     _learning(name, learn, plans[name].whole, access)
@@ -269,14 +269,13 @@ async def _learning(
             copies = stack.enter_context(scratch_directory("penstock-index-"))
         target = await index_target(learn.to, channel, copies, access)
         stride = learn.every or (target.kind() or (None, STRIDE))[1]
-        opening = open_index(target.path, learn.record_format, stride, name=target.name, stored=True)
+        opening = open_index(target.path, learn.record_format, stride, name=target.name)
         file = await in_thread(stack.enter_context, opening)
-        upload = None if target.object is None else IndexUpload(target.object, file)
-        learner = IndexLearner(channel, file, target.name, plan, upload)
+        learner = IndexLearner(channel, file, plan, target.upload(file))
         log.info(
             "record index is learnt",
             channel=channel,
-            index=target.name,
+            index=file.name,
             format=str(file.index.format),
             every=stride,
             objects=len(file.index),

@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING
 from sidecar.config.index_place import index_path, index_uri
 from sidecar.job.index_objects import check_etag, read_plan
 from sidecar.job.listings import job_inspector
-from sidecar.job.stored_index import StoredIndex, absent, check_kind, open_stored
+from sidecar.job.stored_index import StoredIndex, check_kind, open_stored
 from sidecar.process.logs import log
 from streamer.aio import in_thread
-from streamer.errors import ErrorContext, ObjectMissing, PenstockError, SinkError, SourceChanged
+from streamer.errors import ConfigError, ErrorContext, ObjectMissing, PenstockError, SinkError, SourceChanged
 from streamer.plan import Plan
 from streamer.retry import RetryPolicy, retry_while_unavailable
 from streamer.s3.client.object_put import NewObject, put_object
@@ -54,155 +54,97 @@ ROWS_AT_ONCE = 4096
 
 
 async def open_channel_index(
-    place: str, channel: str, access: Access, *, named_by: str, build: str
+    place: str,
+    channel: str,
+    access: Access,
+    *,
+    named_by: str = "--from",
+    build: str = "penstock index build",
 ) -> StoredIndex:
-    """Open a channel's index in a folder or in S3.
+    """Open a channel's index in a folder or in S3, of which it makes a copy in an unnamed file.
 
     `named_by`: the option or key that names the place. `build`: the command that makes the index. Raises
     ConfigError if there is none, SinkError, SourceError.
     """
     uri = index_uri(place, channel)
-    if uri is None:
-        path = index_path(place, channel)
-        return await in_thread(partial(open_stored, path, named_by=named_by, build=build))
-    stored = await IndexObject(uri, access).open()
+    name = index_path(place, channel) if uri is None else str(uri)
+    stored = await in_thread(open_stored, name) if uri is None else (await _open_copy(uri, access))[0]
     if stored is None:
-        raise absent(str(uri), named_by, build)
+        raise ConfigError(f"there is no record index {name}: make it by `{build}`, or correct {named_by}")
     return stored
 
 
-class IndexObject:
-    """A channel's index in S3."""
+async def _open_copy(uri: S3Uri, access: Access) -> tuple[StoredIndex, str] | tuple[None, None]:
+    """Return the index in an unnamed file, and its ETag; None if there is none."""
+    with _copying(uri):
+        file = tempfile.TemporaryFile(prefix="penstock-index-", buffering=0)  # noqa: SIM115 - closed below
+    with file:
+        etag = await fetch_index(uri, access, file.fileno())
+        return (None, None) if etag is None else (StoredIndex(str(uri), os.dup(file.fileno())), etag)
 
-    def __init__(self, uri: S3Uri, access: Access) -> None:
-        self.uri = uri
-        self.etag: str | None = None
-        """ETag of the object that was read or written last; None if there was none."""
-        self.adopted = array("Q")
-        """Names of the objects whose rows other builds have stored while this one ran."""
-        self._access = access
 
-    async def open(self) -> StoredIndex | None:
-        """Return a copy of the index, in a file without a name; None if there is none."""
-        with _copying(self.uri):
-            file = tempfile.TemporaryFile(prefix="penstock-index-", buffering=0)  # noqa: SIM115 - closed below
-        with file:
-            if not await self.fetch(file.fileno()):
-                return None
-            return StoredIndex(str(self.uri), os.dup(file.fileno()))
+async def fetch_index(uri: S3Uri, access: Access, fd: int) -> str | None:
+    """Copy an index in S3 into an empty file; return its ETag, or None if there is none.
 
-    async def fetch(self, fd: int) -> bool:
-        """Copy the object into an empty file; return whether there is one. Raises SourceError, SinkError."""
-        for left in reversed(range(MOST_CONFLICTS)):
-            ref = await self._stat()
-            self.etag = None if ref is None else ref.etag
-            if ref is None:
-                return False
+    Raises SourceError, SinkError.
+    """
+    for left in reversed(range(MOST_CONFLICTS)):
+        async with job_inspector(access.job, access.clients) as inspector:
             try:
-                await self._copy(ref, fd)
-            except SourceChanged:
-                if not left:
-                    raise
-            else:
-                return True
-        raise AssertionError
-
-    async def store(self, file: IndexFile, scanned: Sequence[int]) -> int:
-        """Replace the object by the file, with the rows of other builds; return the file's `writes` in it.
-
-        `scanned`: the names of objects that this build has scanned, of which its own rows count. Raises
-        SourceError, SinkError.
-        """
-        policy = RetryPolicy(give_up_after=self._access.job.penstock.give_up_after)
-        for _ in range(MOST_CONFLICTS):
-            copy, writes = file.snapshot()
-            etag = await retry_while_unavailable(partial(self._put, copy), policy, what="an upload")
-            if etag is not None:
-                self.etag = etag
-                return writes
-            await self._add_rows(file, set(scanned))
-        raise SourceChanged(
-            f"other builds have replaced the record index {MOST_CONFLICTS} times while this one wrote it; "
-            "run `penstock index build` again when they have ended",
-            ErrorContext(*self.uri),
-        )
-
-    async def _put(self, copy: StoredIndex, progressed: Callable[[], None]) -> str | None:
-        def read(position: int, count: int) -> Awaitable[bytes]:
-            progressed()
-            return in_thread(copy.read, position, count)
-
-        control = self._access.clients.control
-        return await put_object(
-            control, ErrorContext(*self.uri), NewObject(copy.size, read), replaces=self.etag
-        )
-
-    async def _stat(self) -> ObjectRef | None:
-        async with job_inspector(self._access.job, self._access.clients) as inspector:
-            try:
-                ref = await inspector.stat(*self.uri)
+                ref = await inspector.stat(*uri)
             except ObjectMissing:
                 return None
         check_etag(ref)
-        return ref
+        try:
+            await _copy(ref, fd, uri, access)
+        except SourceChanged:
+            if not left:
+                raise
+        else:
+            return ref.etag
+    raise AssertionError
 
-    async def _copy(self, ref: ObjectRef, fd: int) -> None:
-        with _copying(self.uri):
-            os.ftruncate(fd, 0)
-            if ref.size:
-                await in_thread(os.posix_fallocate, fd, 0, ref.size)  # fails now if the disk is too small
-        at = 0
 
-        def write(_: Part, data: memoryview) -> None:
-            nonlocal at
-            with _copying(self.uri):
-                while data:
-                    count = os.pwrite(fd, data, at)
-                    at, data = at + count, data[count:]
+async def _copy(ref: ObjectRef, fd: int, uri: S3Uri, access: Access) -> None:
+    with _copying(uri):
+        os.ftruncate(fd, 0)
+        if ref.size:
+            await in_thread(os.posix_fallocate, fd, 0, ref.size)  # fails now if the disk is too small
+    at = 0
 
-        access = self._access
-        await read_plan(
-            Plan.of([ref]),
-            {ref.bucket},
-            write,
-            job=access.job,
-            clients=access.clients,
-            counters=access.counters,
-        )
+    def write(_: Part, data: memoryview) -> None:
+        nonlocal at
+        with _copying(uri):
+            while data:
+                count = os.pwrite(fd, data, at)
+                at, data = at + count, data[count:]
 
-    async def _add_rows(self, file: IndexFile, scanned: set[int]) -> None:
-        """Add the rows that another build has stored to this one's file."""
-        stored = await self.open()
-        if stored is None:
-            return
-        index = await in_thread(stored.index)
-        check_kind(str(self.uri), index, file.index.format, file.index.stride)
-        rows: list[IndexedObject] = []
-        for number, row in enumerate(index):
-            if row.name not in scanned and not file.index.has(row.name, row.version):
-                rows.append(row)
-            if number % ROWS_AT_ONCE == ROWS_AT_ONCE - 1:
-                await asyncio.sleep(0)  # other tasks' turn
-        for start in range(0, len(rows), ROWS_AT_ONCE):
-            file.append(rows[start : start + ROWS_AT_ONCE])
-        self.adopted.extend(row.name for row in rows)
+    await read_plan(Plan.of([ref]), {ref.bucket}, write, access)
 
 
 class IndexUpload:
-    """Stores the file of one build in S3 while rows are appended to it, and at its end."""
+    """Stores the file of one build in S3 while rows are appended to it, and at its end.
 
-    def __init__(self, object_: IndexObject, file: IndexFile) -> None:
-        self._object = object_
+    The rows that other builds have stored meanwhile are added to the file.
+    """
+
+    def __init__(self, uri: S3Uri, etag: str | None, file: IndexFile, access: Access) -> None:
+        """`etag`: of the object that `file` is a copy of; None if there was none."""
+        self._failure: PenstockError | None = None
+        """Error of the last upload that failed."""
+        self._uri = uri
+        self._etag = etag
         self._file = file
+        self._access = access
         self._scanned = array("Q")
         """Names of the objects whose rows were appended."""
+        self._adopted = array("Q")
+        """Names of the objects whose rows other builds have stored while this one ran."""
         self._stored = 0
         """`IndexFile.writes` of the file that is in S3."""
         self._running: asyncio.Task[None] | None = None
         self._next = 0.0
         """Time of the next upload, at the earliest."""
-        self.failure: PenstockError | None = None
-        """Error of the last upload that failed."""
 
     def appended(self, rows: Sequence[IndexedObject]) -> None:
         """Store the file soon. Raises the error of the last upload."""
@@ -222,7 +164,7 @@ class IndexUpload:
                 await self._running
             finally:
                 self._running = None
-        return self._object.adopted
+        return self._adopted
 
     async def finish(self) -> None:
         """Store what is not yet in S3, also after an upload that failed. Raises SourceError, SinkError."""
@@ -233,16 +175,22 @@ class IndexUpload:
         if self._file.writes != self._stored:
             await self._store()
 
-    async def _store(self) -> None:
-        began = time.monotonic()
+    @contextlib.asynccontextmanager
+    async def at_end(self) -> AsyncIterator[None]:
+        """Finish at the end of the block, also if it raises an error."""
         try:
-            self._stored = await self._object.store(self._file, self._scanned)
-        except PenstockError as error:
-            self.failure = error
-            raise
+            try:
+                yield
+            except PenstockError as ended:
+                if ended is not self._failure:  # that upload had all its time
+                    try:
+                        await self.finish()
+                    except PenstockError as error:
+                        log.warning("record index not stored", error=str(error))
+                raise
+            await self.finish()
         finally:
-            now = time.monotonic()
-            self._next = now + max(UPLOAD_EVERY, UPLOAD_SHARE * (now - began))
+            await self.cancel()
 
     async def cancel(self) -> None:
         """End the upload that goes on."""
@@ -250,25 +198,58 @@ class IndexUpload:
             self._running.cancel()
             await asyncio.wait([self._running])
 
-
-@contextlib.asynccontextmanager
-async def kept_in_s3(object_: IndexObject, file: IndexFile) -> AsyncIterator[IndexUpload]:
-    """Store the file while the block appends to it, and at its end, also if the block raises an error."""
-    upload = IndexUpload(object_, file)
-    try:
+    async def _store(self) -> None:
+        began = time.monotonic()
         try:
-            yield upload
-        except PenstockError as ended:
-            if ended is upload.failure:  # it had all its time
-                raise
-            try:
-                await upload.finish()
-            except PenstockError as error:
-                log.warning("record index not stored", error=str(error))
+            self._stored = await self._replace()
+        except PenstockError as error:
+            self._failure = error
             raise
-        await upload.finish()
-    finally:
-        await upload.cancel()
+        finally:
+            now = time.monotonic()
+            self._next = now + max(UPLOAD_EVERY, UPLOAD_SHARE * (now - began))
+
+    async def _replace(self) -> int:
+        """Replace the object by the file, with the rows of other builds; return the file's `writes` in it."""
+        policy = RetryPolicy(give_up_after=self._access.job.penstock.give_up_after)
+        for _ in range(MOST_CONFLICTS):
+            copy, writes = self._file.snapshot()
+            etag = await retry_while_unavailable(partial(self._put, copy), policy, what="an upload")
+            if etag is not None:
+                self._etag = etag
+                return writes
+            await self._add_rows()
+        raise SourceChanged(
+            f"other builds have replaced the record index {MOST_CONFLICTS} times while this one wrote it; "
+            "run `penstock index build` again when they have ended",
+            ErrorContext(*self._uri),
+        )
+
+    async def _put(self, copy: StoredIndex, progressed: Callable[[], None]) -> str | None:
+        def read(position: int, count: int) -> Awaitable[bytes]:
+            progressed()
+            return in_thread(copy.read, position, count)
+
+        control, new = self._access.clients.control, NewObject(copy.size, read)
+        return await put_object(control, ErrorContext(*self._uri), new, replaces=self._etag)
+
+    async def _add_rows(self) -> None:
+        """Add the rows of the object, but those of objects that this build has scanned, to the file."""
+        file, scanned = self._file, set(self._scanned)
+        stored, self._etag = await _open_copy(self._uri, self._access)
+        if stored is None:
+            return
+        index = await in_thread(stored.index)
+        check_kind(str(self._uri), index, file.index.format, file.index.stride)
+        rows: list[IndexedObject] = []
+        for number, row in enumerate(index):
+            if row.name not in scanned and not file.index.has(row.name, row.version):
+                rows.append(row)
+            if number % ROWS_AT_ONCE == ROWS_AT_ONCE - 1:
+                await asyncio.sleep(0)  # other tasks' turn
+        for start in range(0, len(rows), ROWS_AT_ONCE):
+            file.append(rows[start : start + ROWS_AT_ONCE])
+        self._adopted.extend(row.name for row in rows)
 
 
 @contextlib.contextmanager

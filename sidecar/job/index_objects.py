@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple, overload
+from typing import TYPE_CHECKING
 
 from sidecar.job.channels import transport_spec
 from streamer.errors import BadAnswer, ConfigError, ErrorContext
@@ -26,10 +25,9 @@ from streamer.relay.transport import open_transport
 from streamer.sink.outlet import FileOutlet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from sidecar.config.job import Job
-    from sidecar.config.request import ChannelConfig
     from streamer.formats.record_index import RecordIndex
     from streamer.plan import ObjectRef, Part, Plan
     from streamer.s3.client.session import Clients
@@ -46,15 +44,7 @@ class Access:
     counters: ChannelCounters = field(default_factory=ChannelCounters)
 
 
-class IndexedRef(NamedTuple):
-    """An object of the plan with the hashes that find it in an index."""
-
-    ref: ObjectRef
-    name: int
-    version: int
-
-
-class ChannelObjects(Sequence[IndexedRef]):
+class ChannelObjects:
     """The objects of a channel, those of all hosts, in plan order and each once.
 
     Holds 24 bytes an object beside the plan. Raises ConfigError for an object in two versions, BadAnswer for
@@ -62,7 +52,7 @@ class ChannelObjects(Sequence[IndexedRef]):
     """
 
     def __init__(self, plan: Plan) -> None:
-        """`plan`: of a channel that `check_indexable` allows. Takes seconds for a million objects."""
+        """`plan`: of a channel whose records have offsets. Takes seconds for a million objects."""
         self.names, self._versions, self._numbers = array("Q"), array("Q"), array("Q")
         self._entries = plan.entries
         known: dict[int, int] = {}
@@ -84,15 +74,11 @@ class ChannelObjects(Sequence[IndexedRef]):
     def __len__(self) -> int:
         return len(self.names)
 
-    @overload
-    def __getitem__(self, index: int) -> IndexedRef: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[IndexedRef]: ...
-    def __getitem__(self, index: int | slice) -> IndexedRef | list[IndexedRef]:
-        if isinstance(index, slice):
-            return [self[each] for each in range(*index.indices(len(self)))]
-        ref = only_object(self._entries, self._numbers[index])
-        return IndexedRef(ref, self.names[index], self._versions[index])
+    def __getitem__(self, number: int) -> ObjectRef:
+        return only_object(self._entries, self._numbers[number])
+
+    def __iter__(self) -> Iterator[ObjectRef]:
+        return (only_object(self._entries, number) for number in self._numbers)
 
     def without_row(self, index: RecordIndex) -> array[int]:
         """Return the numbers, in this sequence, of the objects whose version has no row in the index."""
@@ -120,13 +106,6 @@ def check_etag(ref: ObjectRef) -> None:
         )
 
 
-def check_indexable(channel: ChannelConfig) -> None:
-    """Raise ConfigError for a channel whose stream has no records that an index could address."""
-    if (why := channel.not_indexable) is not None:
-        name = channel.channel_name
-        raise ConfigError(f"channel {name!r} needs no record index, or can have none: {why}; see --channel")
-
-
 class _Scan:
     """An observer of all bytes."""
 
@@ -138,13 +117,7 @@ class _Scan:
 
 
 async def read_plan(
-    plan: Plan,
-    buckets: Iterable[str],
-    on_bytes: Callable[[Part, memoryview], None],
-    *,
-    job: Job,
-    clients: Clients,
-    counters: ChannelCounters,
+    plan: Plan, buckets: Iterable[str], on_bytes: Callable[[Part, memoryview], None], access: Access
 ) -> None:
     """Fetch the plan's bytes once; `on_bytes` gets them in order. Raises SourceError, and what it raises.
 
@@ -153,10 +126,10 @@ async def read_plan(
     """
     if not plan.total_bytes(0):
         return
-    spec = transport_spec(job, set(buckets), [WHY_READ])
+    spec = transport_spec(access.job, set(buckets), [WHY_READ])
     if spec.wish == "splice":
         spec = replace(spec, wish="auto")
-    async with open_transport(clients, spec) as transport:
+    async with open_transport(access.clients, spec) as transport:
         nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         try:
             await stream_once(
@@ -164,7 +137,7 @@ async def read_plan(
                 transport.source,
                 transport.observed(transport.stages(WHY_READ), _Scan(on_bytes)),
                 policy=spec.retry,
-                counters=counters,
+                counters=access.counters,
                 open_outlet=lambda _: FileOutlet(nowhere),
             )
         finally:

@@ -1,4 +1,4 @@
-"""Where a build writes the index of a channel: a local file, or a copy that is stored in S3."""
+"""Where a build or a learner writes the index of a channel: a local file, or a copy that is stored in S3."""
 
 from __future__ import annotations
 
@@ -9,32 +9,43 @@ from typing import TYPE_CHECKING
 
 from sidecar.config.index_place import index_path, index_uri
 from sidecar.job.index_file import open_index
-from sidecar.job.index_object import IndexObject, kept_in_s3
-from sidecar.job.stored_index import kind_of_index
+from sidecar.job.index_object import IndexUpload, fetch_index
+from sidecar.job.stored_index import open_stored
 from streamer.aio import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from sidecar.job.index_file import IndexFile
-    from sidecar.job.index_object import IndexUpload
     from sidecar.job.index_objects import Access
     from streamer.formats.record_format import RecordFormat
+    from streamer.plan import S3Uri
 
 
 @dataclass(frozen=True, slots=True)
 class IndexTarget:
-    """The index of a channel that a build writes; made by `index_target`."""
+    """The index of a channel that is written; made by `index_target`."""
 
-    name: str
-    """Path or URI, for texts."""
     path: str
-    object: IndexObject | None
+    uri: S3Uri | None
     """The index in S3, of which `path` is a copy; None if it is a local file."""
+    etag: str | None
+    """ETag of the object that was copied; None if there was none."""
+    access: Access
+
+    @property
+    def name(self) -> str:
+        """Path or URI, for texts."""
+        return self.path if self.uri is None else str(self.uri)
 
     def kind(self) -> tuple[RecordFormat, int] | None:
         """Return record format and stride of the index there is; None if there is none. Raises SinkError."""
-        return kind_of_index(self.path, self.name)
+        stored = open_stored(self.path, name=self.name)
+        return None if stored is None or not stored.size else stored.kind()
+
+    def upload(self, file: IndexFile) -> IndexUpload | None:
+        """Return what stores the file in S3, if it is a copy."""
+        return None if self.uri is None else IndexUpload(self.uri, self.etag, file, self.access)
 
     @contextlib.asynccontextmanager
     async def open(
@@ -42,13 +53,13 @@ class IndexTarget:
     ) -> AsyncIterator[tuple[IndexFile, IndexUpload | None]]:
         """Open the file for writing; what stores it in S3, if it is a copy.
 
-        Raises what `open_index` and, at the end of the block, `IndexObject.store` raise.
+        Raises what `open_index` and, at the end of the block, `IndexUpload.finish` raise.
         """
         with open_index(self.path, record_format, stride, name=self.name) as file:
-            if self.object is None:
+            if (upload := self.upload(file)) is None:
                 yield file, None
                 return
-            async with kept_in_s3(self.object, file) as upload:
+            async with upload.at_end():
                 yield file, upload
 
 
@@ -59,9 +70,7 @@ async def index_target(place: str, channel: str, copies: str, access: Access) ->
     SourceError, SinkError, ConfigError.
     """
     if (uri := index_uri(place, channel)) is None:
-        path = index_path(place, channel)
-        return IndexTarget(path, path, None)
-    path, stored = index_path(copies, channel), IndexObject(uri, access)
+        return IndexTarget(index_path(place, channel), None, None, access)
+    path = index_path(copies, channel)
     with await in_thread(partial(open, path, "xb", buffering=0)) as file:
-        await stored.fetch(file.fileno())
-    return IndexTarget(str(uri), path, stored)
+        return IndexTarget(path, uri, await fetch_index(uri, access, file.fileno()), access)

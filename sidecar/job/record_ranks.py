@@ -144,7 +144,7 @@ async def _check(index: RecordIndex, objects: ChannelObjects, access: Access) ->
     faults: list[CorruptObject] = []
     await check_borders(index.format, borders, access, on_bad=faults.append)
     if not faults and index.format.kind == "lines":
-        ends = (Border(ref, ref.size, ref.size, 0) for ref, _, _ in objects if ref.size)
+        ends = (Border(ref, ref.size, ref.size, 0) for ref in objects if ref.size)
         await check_borders(index.format, ends, access, on_bad=lambda bad: faults.append(_unended(bad)))
     if faults:
         raise faults[0]

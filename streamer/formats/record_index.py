@@ -5,7 +5,7 @@
 
 A row is found by hashes of the object's address and of its version (ETag, size, version id), so that a
 replaced object has no row. The index holds no keys: whoever asks has the objects of a plan. Columns are
-arrays of 64-bit numbers, in memory and in the file; the offsets may stay in the file (`stored_offsets`).
+arrays of 64-bit numbers, in memory and in the file; the offsets stay in the file (`stored_offsets`).
 
 The file (docs/reference/record-index.md) is a header, and blocks of rows that are only ever appended. Each
 block has a checksum, so a file whose writer was killed is valid up to its last whole block. Of two rows of
@@ -17,7 +17,6 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
-from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import accumulate
 from operator import eq, le
@@ -25,7 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from streamer.formats.crc32 import crc32
 from streamer.formats.record_format import RecordFormat
-from streamer.formats.stored_offsets import NUMBER, PAGE, StoredOffsets, numbers_of
+from streamer.formats.stored_offsets import NUMBER, PAGE, PIECE, StoredOffsets, numbers_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -36,14 +35,14 @@ MAGIC = b"PENSTIDX"
 VERSION = 1
 _HEADER = struct.Struct("<8sII16sI")
 """Magic, version, stride, name of the format, padded with zeros; and the CRC-32 of these."""
+HEADER_BYTES = _HEADER.size
+"""Bytes of a file before its first block."""
 _BLOCK = struct.Struct("<4sIQ")
 """Mark of a block, number of rows, bytes of the columns after it."""
 _MARK = b"ROWS"
 _CRC = struct.Struct("<I")
 _COLUMNS = 5
 """Columns with one number a row."""
-_READ = PAGE * NUMBER * 256
-"""Bytes that are read at once: whole pages."""
 _ROW_MEMORY = 300
 """Bytes of memory of a row and of what is kept of its object."""
 
@@ -80,44 +79,32 @@ class IndexedObject(NamedTuple):
     offsets: array[int]
     """Offsets of the records 0, stride, 2 * stride and so on."""
 
-    def before(self, record: int, stride: int) -> tuple[int, int]:
-        """Return number and offset of the last indexed record up to `record`. Raises IndexError."""
-        if not 0 <= record < self.records:
-            raise IndexError(f"record {record} of {self.records}")
-        return record // stride * stride, self.offsets[record // stride]
-
-
-@dataclass
-class IndexTotals:
-    """Sums over the rows of an index."""
-
-    objects: int
-    records: int
-    bytes: int
-
 
 class RecordIndex:
-    """Rows of one channel's objects, which are all of one record format."""
+    """Rows of one channel's objects, which are all of one record format; the offsets stay in the file."""
 
-    HEADER_BYTES = _HEADER.size
-    """Bytes of a file before its first block."""
-
-    def __init__(self, record_format: RecordFormat, stride: int) -> None:
-        self.format = record_format
-        self.stride = stride
+    def __init__(self, source: IndexSource) -> None:
+        """Read the rows of all whole blocks of `source`. Raises Damaged if it does not begin as an index."""
+        self.format, self.stride = read_header(source)
+        self.end = HEADER_BYTES
+        """Bytes of the file up to the end of the last whole block."""
+        self.offsets = StoredOffsets(source)
+        """Offsets of all rows; `extent` has those of one row."""
+        self._source = source
         self._rows: dict[int, int] = {}
         """Row number by name."""
-        self._names, self._versions, self._sizes, self._records, self._ends = (array("Q") for _ in range(5))
+        self._columns = tuple(array("Q") for _ in range(_COLUMNS))
+        self._names, self._versions, self._sizes, self._records, self._ends = self._columns
         self._first = array("Q", [0])
         """For each row, the index of its first offset; and one for the next row."""
-        self._offsets: array[int] | StoredOffsets = array("Q")
+        self.read_on()
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __iter__(self) -> Iterator[IndexedObject]:
         """Yield the rows that count, in the order in which their names were added first."""
-        return map(self._row, self._rows.values())
+        return map(self.row, self._rows)
 
     def __repr__(self) -> str:
         return f"<RecordIndex of {len(self)} objects, {self.format}, 1 record of {self.stride}>"
@@ -127,24 +114,35 @@ class RecordIndex:
         """Number of rows that later ones have replaced."""
         return len(self._names) - len(self._rows)
 
+    @property
+    def records(self) -> int:
+        """Records of all rows that count."""
+        return sum(self._records[row] for row in self._rows.values())
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the objects of all rows that count."""
+        return sum(self._sizes[row] for row in self._rows.values())
+
     def names(self) -> list[int]:
         """Return the names of all objects, in the order in which they were added first."""
         return list(self._rows)
 
     def get(self, name: int) -> IndexedObject | None:
         """Return the row of this object, of whatever version; None if there is none."""
-        row = self._rows.get(name)
-        return None if row is None else self._row(row)
+        return self.row(name) if name in self._rows else None
+
+    def row(self, name: int) -> IndexedObject:
+        """Return the row of this object, of whatever version. Raises KeyError."""
+        row = self._rows[name]
+        offsets = self.offsets[self._first[row] : self._first[row + 1]]
+        name, version, size, records, end = (column[row] for column in self._columns)
+        return IndexedObject(name, version, size, records, end, offsets)
 
     def indexed_records(self, name: int) -> int:
         """Return the number of offsets in this object's row. Raises KeyError."""
         row = self._rows[name]
         return self._first[row + 1] - self._first[row]
-
-    @property
-    def offsets(self) -> array[int] | StoredOffsets:
-        """The offsets of all rows. It must not be changed; `extent` has those of one row."""
-        return self._offsets
 
     def extent(self, name: int) -> tuple[int, int, int]:
         """Return the number in `offsets` of a row's first one, its records, and its end. Raises KeyError."""
@@ -156,108 +154,45 @@ class RecordIndex:
         row = self._rows.get(name)
         return row is not None and self._versions[row] == version
 
-    def totals(self) -> IndexTotals:
-        """Return the sums over all rows that count."""
-        rows = self._rows.values()
-        records, sizes = self._records, self._sizes
-        return IndexTotals(len(rows), sum(records[row] for row in rows), sum(sizes[row] for row in rows))
+    def read_on(self) -> None:
+        """Add the rows of the whole blocks from `end` on."""
+        while (end := self._add_block(self.end)) is not None:
+            self.end = end
 
-    def add(self, row: IndexedObject) -> None:
-        """Add a row; it replaces an earlier row of the same name. Raises TypeError if the index is stored."""
-        if isinstance(self._offsets, StoredOffsets):
-            raise TypeError("the offsets of this index are in its file")
-        self._rows[row.name] = len(self._names)
-        for column, number in zip(self._columns(), _numbers(row), strict=True):
-            column.append(number)
-        self._offsets.extend(row.offsets)
-        self._first.append(len(self._offsets))
-
-    def _columns(self) -> tuple[array[int], ...]:
-        return self._names, self._versions, self._sizes, self._records, self._ends
-
-    def _row(self, row: int) -> IndexedObject:
-        offsets = self._offsets[self._first[row] : self._first[row + 1]]
-        name, version, size, records, end = (column[row] for column in self._columns())
-        return IndexedObject(name, version, size, records, end, offsets)
-
-    # The file
-
-    def header(self) -> bytes:
-        """Return the first bytes of the index's file."""
-        text = _HEADER.pack(MAGIC, VERSION, self.stride, str(self.format).encode(), 0)[: -_CRC.size]
-        return text + _CRC.pack(crc32(text))
-
-    @classmethod
-    def read(cls, data: bytes) -> tuple[RecordIndex, int]:
-        """Return the index of a file's bytes, and the number of bytes up to the end of its last whole block.
-
-        Raises Damaged if the header is not that of an index.
-        """
-        return cls._load(_Bytes(data), stored=False)
-
-    @classmethod
-    def open(cls, source: IndexSource) -> tuple[RecordIndex, int]:
-        """Return what `read` returns, for an index whose offsets stay in `source`. No row can be added."""
-        return cls._load(source, stored=True)
-
-    @classmethod
-    def _load(cls, source: IndexSource, *, stored: bool) -> tuple[RecordIndex, int]:
-        index = cls(*_read_header(memoryview(source.read(0, min(source.size, _HEADER.size)))))
-        if stored:
-            index._offsets = StoredOffsets(source)
-        at = _HEADER.size
-        return index, index.read_on(source, at)
-
-    def read_on(self, source: IndexSource, at: int) -> int:
-        """Add the rows of the blocks from byte `at` of its file on; return the end of the last whole one.
-
-        `source`: that of `open`, or the bytes of `read`.
-        """
-        while (end := self._add_block(source, at)) is not None:
-            at = end
-        return at
-
-    def _add_block(self, source: IndexSource, at: int) -> int | None:
+    def _add_block(self, at: int) -> int | None:
         """Add the rows of the block at `at`; return its end, or None if there is no whole, undamaged one."""
-        sizes = _block_sizes(source, at)
-        if sizes is None:
+        source = self._source
+        if (sizes := _block_sizes(source, at)) is None:
             return None
         count, middle, end = sizes
         head = source.read(at, middle - at)
         numbers = numbers_of(memoryview(head)[_BLOCK.size :])
-        names, versions, object_sizes, records, ends = (
-            numbers[column * count : (column + 1) * count] for column in range(_COLUMNS)
-        )
+        columns = [numbers[column * count : (column + 1) * count] for column in range(_COLUMNS)]
+        names, _, object_sizes, records, ends = columns
         first = list(accumulate((-(-number // self.stride) for number in records), initial=0))
         fits = le if self.format.kind == "tar" else eq  # an end mark follows the last sample
         if first[-1] * NUMBER != end - middle or not all(map(fits, ends, object_sizes)):
             return None
-        checksum, offsets, sums = crc32(head), array("Q"), array("I")
-        for start in range(middle, end, _READ):
-            data = memoryview(source.read(start, min(_READ, end - start)))
+        checksum, sums = crc32(head), array("I")
+        for start in range(middle, end, PIECE * NUMBER):
+            data = memoryview(source.read(start, min(PIECE * NUMBER, end - start)))
             checksum = crc32(data, checksum)
-            if isinstance(self._offsets, StoredOffsets):
-                pages = range(0, len(data), PAGE * NUMBER)
-                sums.extend(crc32(data[page : page + PAGE * NUMBER]) for page in pages)
-            else:
-                offsets.extend(numbers_of(data))
+            pages = range(0, len(data), PAGE * NUMBER)
+            sums.extend(crc32(data[page : page + PAGE * NUMBER]) for page in pages)
         if checksum != _CRC.unpack(source.read(end, _CRC.size))[0]:
             return None
-        base, before = len(self._offsets), len(self._names)
-        for column, more in zip(self._columns(), (names, versions, object_sizes, records, ends), strict=True):
+        base, before = len(self.offsets), len(self._names)
+        for column, more in zip(self._columns, columns, strict=True):
             column.extend(more)
-        if isinstance(self._offsets, StoredOffsets):
-            self._offsets.add(middle, first[-1], sums)
-        else:
-            self._offsets.extend(offsets)
+        self.offsets.add(middle, first[-1], sums)
         self._first.extend(base + each for each in first[1:])
         self._rows.update(zip(names, range(before, before + count), strict=True))
         return end + _CRC.size
 
 
 def memory_of(source: IndexSource) -> int:
-    """Return the memory, in bytes, that `RecordIndex.open` takes, by the sizes of the blocks alone."""
-    rows, sums, at, read = 0, 0, _HEADER.size, 0
+    """Return the memory, in bytes, that a `RecordIndex` takes, by the sizes of the blocks alone."""
+    rows, sums, at, read = 0, 0, HEADER_BYTES, 0
     while (sizes := _block_sizes(source, at)) is not None:
         count, middle, end = sizes
         rows, sums, read = rows + count, sums + (end - middle) // PAGE, max(read, middle - at)
@@ -277,33 +212,21 @@ def _block_sizes(source: IndexSource, at: int) -> tuple[int, int, int] | None:
     return count, middle, end
 
 
-class _Bytes:
-    """The bytes of an index, in memory."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = memoryview(data)
-        self.size = len(data)
-
-    def read(self, position: int, count: int) -> memoryview:
-        return self._data[position : position + count]
-
-    def changed(self) -> Exception:
-        return Damaged("its bytes have changed")
+def header(record_format: RecordFormat, stride: int) -> bytes:
+    """Return the first bytes of an index's file."""
+    text = _HEADER.pack(MAGIC, VERSION, stride, str(record_format).encode(), 0)[: -_CRC.size]
+    return text + _CRC.pack(crc32(text))
 
 
-def _numbers(row: IndexedObject) -> tuple[int, int, int, int, int]:
-    """Return the numbers of a row, one for each column."""
-    return row.name, row.version, row.size, row.records, row.end
-
-
-def _read_header(view: memoryview) -> tuple[RecordFormat, int]:
+def read_header(source: IndexSource) -> tuple[RecordFormat, int]:
     """Return format and stride of an index's file. Raises Damaged."""
-    if len(view) < _HEADER.size or view[: len(MAGIC)] != MAGIC:
+    data = bytes(source.read(0, min(source.size, HEADER_BYTES)))
+    if len(data) < HEADER_BYTES or not data.startswith(MAGIC):
         raise Damaged("it does not begin as a record index does")
-    _, version, stride, name, checksum = _HEADER.unpack_from(view, 0)
+    _, version, stride, name, checksum = _HEADER.unpack(data)
     if version != VERSION:
         raise Damaged(f"it has version {version}, and this Penstock reads version {VERSION}")
-    if crc32(view[: _HEADER.size - _CRC.size]) != checksum or not stride:
+    if crc32(data[: -_CRC.size]) != checksum or not stride:
         raise Damaged("its header is damaged")
     try:
         return RecordFormat.parse(name.rstrip(b"\0").decode("ascii", "replace")), stride
@@ -315,7 +238,7 @@ def block(rows: Iterable[IndexedObject]) -> bytes:
     """Return the block of these rows, to be appended to a file."""
     rows = list(rows)
     numbers = array("Q")
-    for column in zip(*map(_numbers, rows), strict=True):
+    for column in zip(*(row[:_COLUMNS] for row in rows), strict=True):
         numbers.extend(column)
     for row in rows:
         numbers.extend(row.offsets)

@@ -40,7 +40,7 @@ from streamer.formats.borders import BadRecord
 from streamer.formats.join import Joiner, NotJoinable
 from streamer.formats.lines import LineReader
 from streamer.formats.record_format import RecordFormat
-from streamer.formats.record_index import Damaged, IndexedObject, RecordIndex, block
+from streamer.formats.record_index import Damaged, IndexedObject, RecordIndex, block, header
 from streamer.formats.recordio import RecordIOReader
 from streamer.formats.tar import TarReader, sample
 from streamer.formats.tar_joiner import TarJoiner
@@ -68,6 +68,7 @@ from streamer.s3.http.response import ResponseHeader, ResponseReader
 from streamer.s3.http_source import error_of
 from streamer.s3.ranges import check_header
 from streamer.trailer import Trailer, parse_trailer
+from tests.kit.index import IndexBytes
 from tests.kit.pieces import Pieces
 
 MOST = 16 * 1024
@@ -166,13 +167,13 @@ def borders(kind: str) -> Callable[[bytes], None]:
 
 def index_file(data: bytes) -> None:
     """What is read is written again as the same index."""
-    index, end = RecordIndex.read(data)
-    again, _ = RecordIndex.read(index.header() + block(index))
-    if end > len(data) or list(again) != list(index):
+    index = RecordIndex(IndexBytes(data))
+    again = RecordIndex(IndexBytes(header(index.format, index.stride) + block(index)))
+    if index.end > len(data) or list(again) != list(index):
         raise AssertionError(list(index))
 
 
-INDEX = RecordIndex(RecordFormat.parse("TFRecord"), 2)
+INDEX_HEADER = header(RecordFormat.parse("TFRecord"), 2)
 ROWS = [IndexedObject(number, 9, 100, 3, 100, array("Q", [0, 70])) for number in (1, 2, 1)]
 
 
@@ -483,7 +484,7 @@ TARGETS: dict[str, Target] = {
     "borders-lines": Target(borders("lines"), (b"a\nb\n", b"\n\na")),
     "borders-tar": Target(borders("tar"), (tar(),), (BadRecord,)),
     "record-index": Target(
-        index_file, (INDEX.header() + block(ROWS[:2]) + block(ROWS[2:]), INDEX.header()), (Damaged,)
+        index_file, (INDEX_HEADER + block(ROWS[:2]) + block(ROWS[2:]), INDEX_HEADER), (Damaged,)
     ),
     "protobuf": Target(
         proto,

@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 from sidecar.job.index_file import open_index
-from sidecar.job.stored_index import read_index
 from streamer.errors import SinkError
 from streamer.formats import tfrecord
 from streamer.formats.borders import STRIDE
 from streamer.formats.record_format import RecordFormat
-from streamer.formats.record_index import IndexedObject, RecordIndex, block, object_name
+from streamer.formats.record_index import IndexedObject, block, header, object_name
 from tests.kit.faults import resets_after
+from tests.kit.index import read_index
 from tests.kit.processes import job, penstock, write_job
 from tests.kit.raw import etag
 from tests.kit.stub import S3Stub, fails, stalls
@@ -241,10 +241,10 @@ def test_an_object_of_another_format_is_named_and_the_others_are_kept(stub: S3St
 def rewrite(folder: Path, **changes: Any) -> None:
     """Change the row of `train/0`, as if another program had written it, with a right checksum."""
     path = folder / "train.index"
-    index, _ = RecordIndex.read(path.read_bytes())
+    index = read_index(str(path))
     name = object_name("b", "train/0")
     changed = [row._replace(**changes) if row.name == name else row for row in index]
-    path.write_bytes(index.header() + block(changed))
+    path.write_bytes(header(index.format, index.stride) + block(changed))
 
 
 def test_a_record_that_is_elsewhere_is_an_error_by_name(stub: S3Stub, tmp_path: Path) -> None:
@@ -321,7 +321,7 @@ def lose(file: Path, key: str, record: int) -> None:
         else row
         for row in index
     ]
-    file.write_bytes(index.header() + block(rows))
+    file.write_bytes(header(index.format, index.stride) + block(rows))
 
 
 @pytest.mark.parametrize("kind", ["TFRecord", "RecordIO", "lines", "tar"])
@@ -352,7 +352,7 @@ def test_the_last_record_of_every_object_is_looked_at(
         lose(file, "train/0", records - 1)
     else:
         rows[name] = rows[name]._replace(records=records - 1)
-        file.write_bytes(index.header() + block(rows.values()))
+        file.write_bytes(header(index.format, index.stride) + block(rows.values()))
     found = every == "1" or kind == "lines"
     done = verify(path, folder, "--samples", "1", code=8 if found else 0)
     assert ("s3://b/train/0" in done.stderr) == found
@@ -367,7 +367,9 @@ def test_a_row_that_ends_before_its_object_is_damage(stub: S3Stub, tmp_path: Pat
     rows = list(index)
     (row,) = (row for row in rows if row.name == name)
     short = row._replace(records=299, end=row.offsets[299], offsets=row.offsets[:299])
-    file.write_bytes(index.header() + block([short, *(each for each in rows if each != row)]))
+    file.write_bytes(
+        header(index.format, index.stride) + block([short, *(each for each in rows if each != row)])
+    )
     assert "is damaged at byte 36" in verify(path, folder, code=7).stderr
     build(path, folder)
     assert {row.name: row for row in read_index(str(file))} == {row.name: row for row in rows}

@@ -16,6 +16,7 @@ import yaml
 from aiohttp import web
 
 from streamer.formats.record_index import RecordIndex, object_name
+from tests.kit.index import IndexBytes
 from tests.kit.pipes import read_all
 from tests.kit.processes import job, penstock, sidecar, write_job
 from tests.kit.stub import Answer, Fault, S3Stub, error, fails, stalls
@@ -51,8 +52,8 @@ def build(path: str, *options: str, place: str = PLACE, code: int = 0, every: st
 
 
 def rows(data: bytes) -> dict[int, list[int]]:
-    index, end = RecordIndex.read(data)
-    assert end == len(data)
+    index = RecordIndex(IndexBytes(data))
+    assert index.end == len(data)
     return {row.name: list(row.offsets) for row in index}
 
 

@@ -16,10 +16,10 @@ import pytest
 
 from sidecar.job.index_file import open_index
 from sidecar.job.index_learning import IndexLearner
-from sidecar.job.stored_index import read_index
 from streamer.formats.record_format import RecordFormat
 from streamer.formats.record_index import IndexedObject, RecordIndex
-from streamer.plan import Plan
+from streamer.plan import ObjectRef, Plan
+from tests.kit.index import IndexBytes, read_index
 from tests.kit.pipes import read_all, read_some
 from tests.kit.processes import Sidecar, job, penstock, sidecar, write_job
 from tests.kit.stub import S3Stub, fails
@@ -250,8 +250,8 @@ def test_an_index_in_s3(stub: S3Stub, tmp_path: Path, place: str) -> None:
         streamed(started, tmp_path, stream, 1)
         assert started.end() == 0
     expected = built(path, tmp_path)
-    index, end = RecordIndex.read(stub.objects["b/train/train.index"])
-    assert end == len(stub.objects["b/train/train.index"])
+    index = RecordIndex(IndexBytes(stub.objects["b/train/train.index"]))
+    assert index.end == len(stub.objects["b/train/train.index"])
     assert {row.name: row for row in index} == expected
     with sidecar(path) as started:
         started.wait_for("record index is learnt", objects=8)
@@ -286,7 +286,7 @@ def test_an_upload_that_was_refused_once_is_repeated(stub: S3Stub, tmp_path: Pat
         started.wait_for("record index learnt")
         streamed(started, tmp_path, stream, 1)
         assert started.end() == 0
-    index, _ = RecordIndex.read(stub.objects["b/train/train.index"])
+    index = RecordIndex(IndexBytes(stub.objects["b/train/train.index"]))
     assert len(index) == 7
 
 
@@ -300,8 +300,8 @@ def test_an_index_in_s3_is_stored_when_the_job_ends(stub: S3Stub, tmp_path: Path
         with open(fifo(tmp_path, 0), "rb") as file:
             assert file.read(len(first)) == first
             assert started.end(signal.SIGINT) == 0
-    index, _ = RecordIndex.read(stub.objects["b/train/train.index"])
-    assert index.totals().records == 60
+    index = RecordIndex(IndexBytes(stub.objects["b/train/train.index"]))
+    assert index.records == 60
 
 
 def test_an_index_that_another_process_writes(stub: S3Stub, tmp_path: Path) -> None:
@@ -381,12 +381,13 @@ async def test_versions_that_replace_each_other_end_learning(tmp_path: Path) -> 
     def row(version: int) -> IndexedObject:
         return IndexedObject(1, version, 10, 1, 10, array("Q", [0]))
 
-    with open_index(str(tmp_path / "train.index"), RecordFormat.parse("TFRecord"), 256, stored=True) as file:
+    ref = ObjectRef("b", "k", 10, "etag")
+    with open_index(str(tmp_path / "train.index"), RecordFormat.parse("TFRecord"), 256) as file:
         file.append([row(0)])
-        learner = IndexLearner("train", file, "train.index", Plan.of([]), None)
+        learner = IndexLearner("train", file, Plan.of([]), None)
         for version, goes_on in ((1, True), (2, False)):
             assert learner.lacks(1, version)
-            learner.add(row(version))
+            learner.add(ref, row(version))
             await learner.close()
             assert learner.lacks(1, 3) is goes_on
 

@@ -19,13 +19,13 @@ from typing import Any
 
 import pytest
 
-from sidecar.job.stored_index import read_index
 from streamer.errors import ConfigError, StreamError
 from streamer.formats import tfrecord
 from streamer.formats.record_format import WHOLE
-from streamer.formats.record_index import RecordIndex, block
+from streamer.formats.record_index import block, header
 from streamer.readers import PipeReader
 from streamer.s3.catalog.validation import PlanMemory
+from tests.kit.index import read_index
 from tests.kit.pipes import read_all
 from tests.kit.processes import job, penstock, sidecar, write_job
 from tests.kit.raw import listing, raw_server
@@ -575,10 +575,9 @@ def test_an_index_that_does_not_fit_is_an_error_by_name(stub: S3Stub, tmp_path: 
         (1, "no record is where the index has one"),
         (1 << 40, "no record is where the index has one: the object ends before it"),
     ):
-        bad = RecordIndex(good.format, 1)
         rows = [row._replace(offsets=array("Q", row.offsets)) for row in good]
         rows[2].offsets[-1] += added
-        file.write_bytes(bad.header() + block(rows))
+        file.write_bytes(header(good.format, 1) + block(rows))
         refused(path, 8, text)
         refused(path, 8, "s3://b/train/2")
     file.write_bytes(b"no index")
@@ -737,7 +736,7 @@ def test_an_index_that_is_overwritten_later_fails_by_name(
         try:
             for rank in range(ranks["Count"]):
                 failed = running.wait_for("epoch failed", channel=f"train-{rank}")
-                assert f"the record index {file} was overwritten while the job reads it" in failed["error"]
+                assert f"the record index {file} was overwritten while it was in use" in failed["error"]
                 assert failed["fifo"] == "held open"
             assert running.end() == 7
         finally:

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from sidecar.job.index_file import open_index
-from sidecar.job.stored_index import read_index
 from streamer.errors import ConfigError, SinkError
 from streamer.formats.record_format import RecordFormat
 from streamer.formats.record_index import IndexedObject
+from tests.kit.index import read_index
 
 TFRECORD = RecordFormat.parse("TFRecord")
 
@@ -108,10 +108,10 @@ def test_the_lock_is_of_the_file_that_has_the_name(path: str, monkeypatch: pytes
 
 def test_rows_that_do_not_come_into_the_index_are_no_success(path: str) -> None:
     """Another program has made the file longer: the block is not where the index ends."""
-    with open_index(path, TFRECORD, 2, stored=True) as file:
+    with open_index(path, TFRECORD, 2) as file:
         with open(path, "ab") as other:
             other.write(b"ten bytes.")
-        with pytest.raises(SinkError, match="was overwritten while this process writes it"):
+        with pytest.raises(SinkError, match="was overwritten while it was in use"):
             file.append([row(9)])
         assert file.index.names() == [1, 2, 3, 4]
         assert file.writes == 0

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from sidecar.job.stored_index import open_stored
 from streamer.errors import ConfigError, SinkError
 from streamer.formats.record_format import RecordFormat
-from streamer.formats.record_index import IndexedObject, RecordIndex, block
+from streamer.formats.record_index import IndexedObject, block, header
 from streamer.plan import Entries, ObjectRef
 from streamer.plan.host_ranks import HostRanks
 from streamer.plan.order_columns import sum_columns
@@ -25,6 +25,7 @@ from streamer.plan.order_sums import OrderSums, sum_order
 from streamer.plan.record_order import Deal, RecordOrder, Walk
 from streamer.plan.record_selection import RecordSelection, select_records
 from streamer.plan.record_table import EndMarks, IndexedRecords
+from tests.kit.index import index_of
 from tests.unit.test_record_order import objects, remainders
 from tests.unit.test_record_selection import limits, splits
 
@@ -49,9 +50,7 @@ def rows_of(sizes: Sequence[Sequence[int]]) -> list[IndexedObject]:
 
 
 def table_of(sizes: Sequence[Sequence[int]]) -> IndexedRecords:
-    index = RecordIndex(FORMAT, 1)
-    for row in rows_of(sizes):
-        index.add(row)
+    index = index_of("TFRecord", 1, rows_of(sizes))
     return IndexedRecords(index, entries_of(sizes), range(len(sizes)))
 
 
@@ -142,10 +141,10 @@ def test_an_index_that_is_overwritten_is_an_error_by_name(tmp_path: Path) -> Non
     sizes = [[8 + number % 5 for number in range(700)] for _ in range(6)]
     entries, rows = entries_of(sizes), rows_of(sizes)
     path = tmp_path / "train.index"
-    index = RecordIndex(FORMAT, 1)
-    path.write_bytes(index.header() + block(rows[:4]) + block(rows[4:]))
-    stored = open_stored(str(path), named_by="Index", build="build").index()
-    table = IndexedRecords(stored, entries, range(len(sizes)))
+    path.write_bytes(header(FORMAT, 1) + block(rows[:4]) + block(rows[4:]))
+    stored = open_stored(str(path))
+    assert stored is not None
+    table = IndexedRecords(stored.index(), entries, range(len(sizes)))
     order, deal = RecordOrder(table.counts, entries.sizes, seed=1, block=60), Deal(8, 2, 0, 2)
 
     def summed() -> OrderSums | None:
@@ -157,7 +156,7 @@ def test_an_index_that_is_overwritten_is_an_error_by_name(tmp_path: Path) -> Non
     with path.open("r+b") as file:
         file.seek(-100, 2)
         file.write(bytes(8))
-    with pytest.raises(SinkError, match="was overwritten while the job reads it"):
+    with pytest.raises(SinkError, match="was overwritten while it was in use"):
         summed()
 
 

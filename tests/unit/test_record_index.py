@@ -11,15 +11,18 @@ from hypothesis import strategies as st
 
 from streamer.formats.record_format import RecordFormat
 from streamer.formats.record_index import (
+    HEADER_BYTES,
     Damaged,
     IndexedObject,
     RecordIndex,
     block,
+    header,
     memory_of,
     object_name,
     object_version,
 )
 from streamer.formats.stored_offsets import PAGE
+from tests.kit.index import IndexBytes
 
 TFRECORD = RecordFormat.parse("TFRecord")
 numbers = st.integers(0, 2**64 - 1)
@@ -34,25 +37,24 @@ def rows(draw: st.DrawFn, stride: int = 4) -> IndexedObject:
     return IndexedObject(name, draw(numbers), size, records, size, array("Q", offsets))
 
 
-def file_of(index: RecordIndex, blocks: list[list[IndexedObject]]) -> bytes:
-    return index.header() + b"".join(map(block, blocks))
+def file_of(blocks: list[list[IndexedObject]], stride: int = 4) -> bytes:
+    return header(TFRECORD, stride) + b"".join(map(block, blocks))
 
 
 @given(st.lists(st.lists(rows(), max_size=6), max_size=5))
 def test_a_file_is_read_as_it_was_written(blocks: list[list[IndexedObject]]) -> None:
-    index = RecordIndex(TFRECORD, 4)
-    for row in (each for rows in blocks for each in rows):
-        index.add(row)
-    data = file_of(index, blocks)
-    read, end = RecordIndex.read(data)
-    assert end == len(data)
+    data = file_of(blocks)
+    read = RecordIndex(IndexBytes(data))
+    assert read.end == len(data)
     assert (read.format, read.stride) == (TFRECORD, 4)
-    assert list(read) == list(index)
     latest = {row.name: row for rows in blocks for row in rows}
-    assert {row.name: row for row in read} == latest
+    assert list(read) == list(latest.values())
     assert read.names() == list(latest)
     assert read.replaced == sum(map(len, blocks)) - len(latest)
-    assert read.totals().records == sum(row.records for row in latest.values())
+    assert (read.records, read.bytes) == (
+        sum(row.records for row in latest.values()),
+        sum(row.size for row in latest.values()),
+    )
     assert all(read.has(row.name, row.version) for row in latest.values())
     assert not read.has(11, 0)
     assert read.get(11) is None
@@ -63,9 +65,8 @@ def test_a_damaged_file_is_read_up_to_its_last_whole_block(
     blocks: list[list[IndexedObject]], at: int, change: int
 ) -> None:
     """Cut off, or one byte changed: every row that is read was written."""
-    index = RecordIndex(TFRECORD, 4)
-    data = file_of(index, blocks)
-    borders = [len(file_of(index, blocks[:count])) for count in range(len(blocks) + 1)]
+    data = file_of(blocks)
+    borders = [len(file_of(blocks[:count])) for count in range(len(blocks) + 1)]
     at %= len(data)
     whole = max((each for each in borders if each <= at), default=0)
     changed = bytearray(data)
@@ -73,30 +74,21 @@ def test_a_damaged_file_is_read_up_to_its_last_whole_block(
     for damaged in (data[:at], bytes(changed)):
         if not whole:
             with pytest.raises(Damaged):
-                RecordIndex.read(damaged)
+                RecordIndex(IndexBytes(damaged))
             continue
-        read, end = RecordIndex.read(damaged)
-        assert end == whole
-        assert file_of(index, blocks).startswith(data[:end])
+        read = RecordIndex(IndexBytes(damaged))
+        assert read.end == whole
         assert len(read) == len({row.name for rows in blocks[: borders.index(whole)] for row in rows})
 
 
 def test_a_header_of_another_version_is_refused_by_name() -> None:
-    header = RecordIndex(TFRECORD, 256).header()
-    assert header[:8] == b"PENSTIDX"
-    assert len(header) == RecordIndex.HEADER_BYTES
+    begin = header(TFRECORD, 256)
+    assert begin[:8] == b"PENSTIDX"
+    assert len(begin) == HEADER_BYTES
     with pytest.raises(Damaged, match="it has version 2, and this Penstock reads version 1"):
-        RecordIndex.read(header[:8] + b"\2" + header[9:])
+        RecordIndex(IndexBytes(begin[:8] + b"\2" + begin[9:]))
     with pytest.raises(Damaged, match="does not begin as a record index does"):
-        RecordIndex.read(b"x" * 100)
-
-
-def test_a_record_is_found_from_the_indexed_one_before_it() -> None:
-    row = IndexedObject(1, 2, 1000, 10, 990, array("Q", [0, 400, 800]))
-    assert [row.before(number, 4) for number in (0, 3, 4, 9)] == [(0, 0), (0, 0), (4, 400), (8, 800)]
-    for wrong in (-1, 10):
-        with pytest.raises(IndexError):
-            row.before(wrong, 4)
+        RecordIndex(IndexBytes(b"x" * 100))
 
 
 def test_a_row_is_of_one_version_of_one_object() -> None:
@@ -116,69 +108,53 @@ def test_a_row_of_a_small_record_takes_less_than_a_byte_a_record() -> None:
     assert len(block(many)) / (1000 * 1000) < 0.08
 
 
-class _File:
-    """The bytes of an index's file, which may change."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-        self.size = len(data)
-
-    def read(self, position: int, count: int) -> bytes:
-        return self.data[position : position + count]
-
-    def changed(self) -> Exception:
-        return RuntimeError("changed")
-
-
 @given(st.lists(st.lists(rows(), max_size=6), max_size=5), st.data())
-def test_stored_offsets_are_those_of_an_index_in_memory(
-    blocks: list[list[IndexedObject]], data: st.DataObject
-) -> None:
+def test_offsets_are_those_of_whole_blocks(blocks: list[list[IndexedObject]], data: st.DataObject) -> None:
     """Whole files, torn ones, and ones with a wrong byte."""
-    file = file_of(RecordIndex(TFRECORD, 4), blocks)
-    cut = data.draw(st.integers(RecordIndex.HEADER_BYTES, len(file)))
-    damaged = bytearray(file[:cut])
-    if cut > RecordIndex.HEADER_BYTES and data.draw(st.booleans()):
-        damaged[data.draw(st.integers(RecordIndex.HEADER_BYTES, cut - 1))] ^= 1
-    memory, end = RecordIndex.read(bytes(damaged))
-    stored, stored_end = RecordIndex.open(_File(bytes(damaged)))
-    assert stored_end == end
-    assert list(stored) == list(memory)
-    assert list(stored.offsets) == list(memory.offsets)
+    file = file_of(blocks)
+    cut = data.draw(st.integers(HEADER_BYTES, len(file)))
+    damaged, wrong = bytearray(file[:cut]), cut
+    if cut > HEADER_BYTES and data.draw(st.booleans()):
+        wrong = data.draw(st.integers(HEADER_BYTES, cut - 1))
+        damaged[wrong] ^= 1
+    count = max(count for count in range(len(blocks) + 1) if len(file_of(blocks[:count])) <= wrong)
+    read = RecordIndex(IndexBytes(bytes(damaged)))
+    assert read.end == len(file_of(blocks[:count]))
+    whole = [row for rows in blocks[:count] for row in rows]
+    assert list(read.offsets) == [each for row in whole for each in row.offsets]
+    assert list(read) == list({row.name: row for row in whole}.values())
 
 
 def test_stored_offsets_of_many_pages() -> None:
     """Blocks that end within a page, looked up in any order and in slices."""
     counts = [3 * PAGE, 1, PAGE - 1, 70 * PAGE + 5, 0]
-    index, blocks = RecordIndex(TFRECORD, 1), []
+    expected, blocks = array("Q"), []
     for name, count in enumerate(counts):
         offsets = array("Q", (name * 10**9 + each * 31 for each in range(count)))
         row = IndexedObject(name, 0, 10**12, count, 10**12, offsets)
-        index.add(row)
+        expected.extend(offsets)
         blocks.append([row])
-    file = _File(file_of(index, blocks))
+    file = IndexBytes(file_of(blocks, 1))
     assert 0 < memory_of(file) < 10_000
-    stored, end = RecordIndex.open(file)
-    assert end == file.size
+    stored = RecordIndex(file)
+    assert stored.end == file.size
     assert len(stored.offsets) == sum(counts)
     drawn = random.Random(5)
     numbers = range(sum(counts))
     for number in [*drawn.sample(numbers, 2000), *numbers[-3:]]:
-        assert stored.offsets[number] == index.offsets[number]
+        assert stored.offsets[number] == expected[number]
     for _ in range(50):
         start, stop = sorted(drawn.sample(numbers, 2))
-        assert stored.offsets[start:stop] == index.offsets[start:stop]
+        assert stored.offsets[start:stop] == expected[start:stop]
     with pytest.raises(IndexError):
         stored.offsets[sum(counts)]
-    with pytest.raises(TypeError):
-        stored.add(row)
 
 
 def test_stored_offsets_that_change_are_noticed() -> None:
     row = IndexedObject(1, 0, 10**9, 2 * PAGE, 10**9, array("Q", range(2 * PAGE)))
-    data = file_of(RecordIndex(TFRECORD, 1), [[row]])
-    file = _File(data)
-    stored, _ = RecordIndex.open(file)
+    data = file_of([[row]], 1)
+    file = IndexBytes(data)
+    stored = RecordIndex(file)
     assert stored.offsets[0] == 0
     file.data = data[:-5] + b"\1" + data[-4:]  # the last offset
     assert stored.offsets[1] == 1

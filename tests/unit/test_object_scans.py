@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from sidecar.job import object_learner
-from sidecar.job.object_learner import ObjectLearner
+from sidecar.job import object_scans
+from sidecar.job.object_scans import ObjectScans
+from streamer.formats.borders import BadRecord
 from streamer.formats.record_format import RecordFormat
-from streamer.formats.record_index import IndexedObject, RecordIndex, object_version
+from streamer.formats.record_index import IndexedObject, object_version
 from streamer.plan import ObjectRef, Part, Segment, Span, cut
 from streamer.plan.validators import modified
 from streamer.relay.staging.observed import ObservedStages
@@ -25,22 +26,27 @@ class Rows:
     """The rows that a learner finds, and the objects that it refuses."""
 
     def __init__(self, kind: str = "TFRecord", stride: int = 1) -> None:
-        self.index = RecordIndex(RecordFormat.parse(kind), stride)
+        self.kind, self.stride = RecordFormat.parse(kind), stride
+        self.rows: list[IndexedObject] = []
         self.refused: dict[str, str] = {}
-        self.settled: set[int] = set()
         self.added: list[int] = []
         self.refusals: list[int] = []
 
-    def lacks(self, name: int, version: int) -> bool:
-        return not self.index.has(name, version) and version not in self.settled
+    def lacks(self, _: int, version: int) -> bool:
+        return version not in self.added and version not in self.refusals
 
-    def add(self, row: IndexedObject) -> None:
-        self.index.add(row)
+    def scans(self) -> ObjectScans:
+        """As that of a FIFO whose channel learns its index."""
+        return ObjectScans(
+            self.kind, self.stride, on_row=self.add, on_bad=self.refuse, lacks=self.lacks, limited=True
+        )
+
+    def add(self, _: ObjectRef, row: IndexedObject) -> None:
+        self.rows.append(row)
         self.added.append(row.version)
 
-    def refuse(self, ref: ObjectRef, version: int, why: str) -> None:
-        self.refused[ref.key] = why
-        self.settled.add(version)
+    def refuse(self, ref: ObjectRef, version: int, error: BadRecord) -> None:
+        self.refused[ref.key] = str(error)
         self.refusals.append(version)
 
 
@@ -53,7 +59,7 @@ def parts_of(objects: dict[str, bytes], size: int, epoch: int = 0) -> list[Part]
     return list(cut(segments, part_size=lambda: size, epoch=epoch))
 
 
-def show(learner: ObjectLearner, objects: dict[str, bytes], parts: list[Part], step: int) -> None:
+def show(learner: ObjectScans, objects: dict[str, bytes], parts: list[Part], step: int) -> None:
     """Show the bytes of the parts, `step` at a time."""
     for part in parts:
         data = objects[part.object.key][part.start : part.end]
@@ -62,7 +68,7 @@ def show(learner: ObjectLearner, objects: dict[str, bytes], parts: list[Part], s
 
 
 def offsets(rows: Rows) -> list[list[int]]:
-    return [list(row.offsets) for row in rows.index]
+    return [list(row.offsets) for row in rows.rows]
 
 
 @pytest.mark.parametrize("kind", ["TFRecord", "RecordIO", "lines", "tar"])
@@ -71,7 +77,7 @@ def test_parts_and_pieces_of_any_size(kind: str, size: int) -> None:
     payloads = PAYLOADS[11:131]  # without one of many line ends, whose lines would be too short
     objects = {str(number): made(kind, payloads[number * 30 : number * 30 + 30]) for number in range(4)}
     rows = Rows(kind)
-    learner = ObjectLearner(rows)
+    learner = rows.scans()
     show(learner, objects, parts_of(objects, size), step=size // 3)
     assert offsets(rows) == [naive(kind, data) for data in objects.values()]
     assert learner.outcomes == {"learnt": 4}
@@ -88,13 +94,13 @@ def test_only_objects_whose_bytes_all_pass_have_a_row() -> None:
     }
     assert 0 < len(whole) < 30
     rows = Rows()
-    learner = ObjectLearner(rows)
+    learner = rows.scans()
     show(learner, objects, seen, step=500)
     versions = {
         ref.key: object_version("b", ref.key, size=ref.size, etag=ref.etag, version=None)
         for ref in refs(objects)
     }
-    assert {row.version for row in rows.index} == {versions[key] for key in whole}
+    assert {row.version for row in rows.rows} == {versions[key] for key in whole}
     show(learner, objects, parts_of(objects, 3000, epoch=1), step=1 << 20)
     assert sorted(offsets(rows)) == sorted(naive("TFRecord", data) for data in objects.values())
     assert not rows.refused
@@ -105,7 +111,7 @@ def test_an_object_that_begins_again() -> None:
     objects = {"0": made("TFRecord", PAYLOADS)}
     first, again = parts_of(objects, 1 << 20), parts_of(objects, 1 << 20, epoch=1)
     rows = Rows()
-    learner = ObjectLearner(rows)
+    learner = rows.scans()
     learner.see(first[0], memoryview(objects["0"])[:5000])
     show(learner, objects, again, step=5000)
     assert offsets(rows) == [naive("TFRecord", objects["0"])]
@@ -114,12 +120,12 @@ def test_an_object_that_begins_again() -> None:
 @pytest.mark.parametrize("limit", ["SHORTEST_MEAN", "MOST_OFFSETS"])
 def test_objects_with_too_many_records(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
     """They are refused once, and the next object is learnt."""
-    monkeypatch.setattr(object_learner, "JUDGED_AFTER", 40)
-    monkeypatch.setattr(object_learner, "MOST_OFFSETS", 10_000 if limit == "SHORTEST_MEAN" else 100)
+    monkeypatch.setattr(object_scans, "JUDGED_AFTER", 40)
+    monkeypatch.setattr(object_scans, "MOST_OFFSETS", 10_000 if limit == "SHORTEST_MEAN" else 100)
     few = [b"x" * 20] * 900 if limit == "SHORTEST_MEAN" else [b"x" * 300] * 900
     objects = {"0": made("TFRecord", few), "1": made("TFRecord", PAYLOADS[:50])}
     rows = Rows()
-    learner = ObjectLearner(rows)
+    learner = rows.scans()
     for epoch in range(2):
         show(learner, objects, parts_of(objects, 4000, epoch), step=1000)
     assert offsets(rows) == [naive("TFRecord", objects["1"])]
@@ -130,9 +136,9 @@ def test_objects_with_too_many_records(monkeypatch: pytest.MonkeyPatch, limit: s
 @pytest.mark.parametrize("step", [1, 1000, 1 << 16])
 def test_a_small_object_of_short_records_is_learnt_in_whatever_pieces(step: int) -> None:
     objects = {"0": made("TFRecord", [b"x"] * 3800)}
-    assert 60_000 < len(objects["0"]) < object_learner.JUDGED_AFTER * object_learner.SHORTEST_MEAN
+    assert 60_000 < len(objects["0"]) < object_scans.JUDGED_AFTER * object_scans.SHORTEST_MEAN
     rows = Rows()
-    show(ObjectLearner(rows), objects, parts_of(objects, 1 << 20), step=step)
+    show(rows.scans(), objects, parts_of(objects, 1 << 20), step=step)
     assert offsets(rows) == [naive("TFRecord", objects["0"])]
 
 
@@ -158,7 +164,7 @@ def test_the_objects_of_a_span_are_told_apart(step: int) -> None:
         parts.append(Part(0, part.object, 0, part.end, offset, b"before", b"end" if part.start else b""))
         offset += len(parts[-1])
     rows, stages = Rows(), Observed()
-    learner = ObjectLearner(rows)
+    learner = rows.scans()
     read: Any = stages
     observed = ObservedStages(read, read, learner)
     observed.make(Span.of(parts), on_change=lambda: None, counters=read)
@@ -174,7 +180,7 @@ def test_two_fifos_inside_one_object(last: bytes) -> None:
     """One of them adds its row, or refuses it."""
     objects = {"0": made("TFRecord", PAYLOADS[:50]) + last}
     rows = Rows()
-    learners = [ObjectLearner(rows) for _ in range(2)]
+    learners = [rows.scans() for _ in range(2)]
     parts = parts_of(objects, 1 << 20)
     for part in parts:
         for at in range(0, len(objects["0"]), 1000):
@@ -189,8 +195,8 @@ def test_an_object_without_an_etag_has_no_row() -> None:
     data = made("TFRecord", PAYLOADS[:9])
     ref = ObjectRef("b", "0", len(data), modified("2026-01-01T00:00:00.000Z"))
     rows = Rows()
-    learner = ObjectLearner(rows)
+    learner = rows.scans()
     (part,) = cut([Segment(ref, 0, ref.size)], part_size=lambda: 1 << 20, epoch=0)
     assert not learner.wants(part)
     learner.see(part, memoryview(data))
-    assert not len(rows.index)
+    assert not len(rows.rows)

@@ -1,0 +1,36 @@
+"""Record indexes in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from streamer.formats.record_format import RecordFormat
+from streamer.formats.record_index import IndexedObject, RecordIndex, block, header
+
+
+class IndexBytes:
+    """The bytes of an index's file, which may change."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.size = len(data)
+
+    def read(self, position: int, count: int) -> bytes:
+        return self.data[position : position + count]
+
+    def changed(self) -> Exception:
+        return RuntimeError("changed")
+
+
+def index_of(kind: str, stride: int, rows: Iterable[IndexedObject] = ()) -> RecordIndex:
+    """An index of one block."""
+    return RecordIndex(IndexBytes(header(RecordFormat.parse(kind), stride) + block(rows)))
+
+
+def read_index(path: str) -> RecordIndex:
+    """The index of a whole file, which may be overwritten afterwards."""
+    data = Path(path).read_bytes()
+    index = RecordIndex(IndexBytes(data))
+    assert index.end == len(data)
+    return index
