@@ -172,7 +172,7 @@ class Manifest:
     async def _blocks(self, body: AsyncGenerator[bytes, None]) -> AsyncGenerator[RowBlock, None]:
         """Yield the manifest's rows in blocks, as they are read."""
         block = RowBlock(0, self._pattern)
-        async with aclosing(self._own_items(body)) as all_items:
+        async with aclosing(self._rows_to_plan(body)) as all_items:
             async for left in all_items:
                 items = left
                 while items:
@@ -185,37 +185,32 @@ class Manifest:
         if block.rows:
             yield block
 
-    async def _own_items(self, body: AsyncGenerator[bytes, None]) -> AsyncGenerator[list[bytes | str], None]:
-        """Yield the items of the rows to plan, of whole rows at a time."""
-        part, width = self._part, len(self._pattern)
-        async with aclosing(self._selected_items(body)) as all_items:
-            async for items in all_items:
-                own, rows = items, len(items) // width
-                if part.count > 1:
-                    first = (part.index - self._dealt) % part.count
-                    numbers = range(first, rows, part.count)
-                    own = [item for row in numbers for item in items[row * width : (row + 1) * width]]
-                self._dealt += rows
-                if own:
-                    yield own
-
-    async def _selected_items(
+    async def _rows_to_plan(
         self, body: AsyncGenerator[bytes, None]
     ) -> AsyncGenerator[list[bytes | str], None]:
-        """Yield the items of the selected rows, of whole rows at a time; read no further than needed."""
+        """Yield the items of the rows to plan, of whole rows at a time; read no further than needed."""
         selected = self._selected
         async with aclosing(self._items(body)) as all_items:
             async for items in all_items:
                 if selected is None:
-                    yield items
+                    yield self._own(items)
                     continue
                 base = self.base
-                if kept := selected.take(items, "" if base is None else base.key):
-                    yield kept
+                yield self._own(selected.take(items, "" if base is None else base.key))
                 if selected.full:
                     return
-        if selected is not None and (sample := selected.finish()):
-            yield sample
+        if selected is not None:
+            yield self._own(selected.finish())
+
+    def _own(self, items: list[bytes | str]) -> list[bytes | str]:
+        """Return the items of this part's rows, of the next rows that are selected."""
+        part, width = self._part, len(self._pattern)
+        rows, before = len(items) // width, self._dealt
+        self._dealt += rows
+        if part.count == 1:
+            return items
+        own = range((part.index - before) % part.count, rows, part.count)
+        return [item for row in own for item in items[row * width : (row + 1) * width]]
 
     async def _items(self, body: AsyncGenerator[bytes, None]) -> AsyncGenerator[list[bytes | str], None]:
         """Yield the items of all rows, of one or more whole rows at a time."""
