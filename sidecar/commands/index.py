@@ -4,7 +4,7 @@ build, verify   plan the channels ─▶ objects of all hosts ─▶ `sidecar.jo
 show            reads the indexes of a job's channels in S3; those of a folder are `index_figures`
 
 An index that is in S3 is copied before the channels are listed, so that it has no rows of objects that
-another build has found later, and that this one would remove (`sidecar.job.index_object`).
+another build has found later, and that this one would remove (`sidecar.job.index_target`).
 """
 
 from __future__ import annotations

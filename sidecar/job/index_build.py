@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from sidecar.job.index_file import IndexFile
-    from sidecar.job.index_object import IndexUpload
     from sidecar.job.index_objects import Access, ChannelObjects
+    from sidecar.job.index_target import IndexUpload
     from streamer.formats.borders import BadRecord
     from streamer.formats.record_format import RecordFormat
     from streamer.formats.record_index import IndexedObject
@@ -88,7 +88,7 @@ class IndexBuild:
     """The build of one channel's index: `prepare`, then `run`, once."""
 
     def __init__(
-        self, file: IndexFile, objects: ChannelObjects, findings: Findings, upload: IndexUpload | None
+        self, file: IndexFile, objects: ChannelObjects, findings: Findings, upload: IndexUpload
     ) -> None:
         """`findings`: gets each object that is not of the index's format. `upload`: stores the file in S3."""
         self.scanned = 0
@@ -142,7 +142,7 @@ class IndexBuild:
             "repair the object, or leave it out by Exclude",
         )
         names = objects.names.tolist()
-        if self._upload is not None and (adopted := await self._upload.settle()):
+        if adopted := await self._upload.settle():
             names = list(dict.fromkeys([*names, *adopted]))
         await in_thread(self._file.tidy, names)
 
@@ -155,6 +155,5 @@ class IndexBuild:
         if self._pending:
             rows, self._pending = self._pending, []
             self._file.append(rows)
-            if self._upload is not None:
-                self._upload.appended(rows)
+            self._upload.appended(rows)
         self._appended = time.monotonic()

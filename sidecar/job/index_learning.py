@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from sidecar.config.index_place import index_uri
 from sidecar.job.index_file import open_index
 from sidecar.job.index_objects import Access
-from sidecar.job.index_target import index_target
+from sidecar.job.index_target import IndexUpload, index_target
 from sidecar.job.object_scans import ObjectScans
 from sidecar.process.logs import log
 from streamer.aio import in_thread
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from sidecar.config.job import Job
     from sidecar.config.learning import LearnIndexConfig
     from sidecar.job.index_file import IndexFile
-    from sidecar.job.index_object import IndexUpload
     from sidecar.job.planned import Planned
     from streamer.formats.borders import BadRecord
     from streamer.formats.record_index import IndexedObject, RecordIndex
@@ -64,7 +63,7 @@ class IndexLearner:
     Its owner runs and closes it.
     """
 
-    def __init__(self, channel: str, file: IndexFile, plan: Plan, upload: IndexUpload | None) -> None:
+    def __init__(self, channel: str, file: IndexFile, plan: Plan, upload: IndexUpload) -> None:
         """`plan`: of the channel. `upload`: stores the file in S3."""
         self.channel = channel
         self._file = file
@@ -171,11 +170,10 @@ class IndexLearner:
         """Note that the file has these rows."""
         self._learnt += len(rows)
         self._settled.difference_update(row.version for row in rows)
-        if self._upload is not None:
-            try:
-                self._upload.appended(rows)
-            except PenstockError as error:
-                self._not_stored(error)
+        try:
+            self._upload.appended(rows)
+        except PenstockError as error:
+            self._not_stored(error)
         if self._file.index.replaced > self._replaceable:  # or every epoch would write rows for both
             self._stop(
                 f"{self._file.name} has one version of each object, and the manifest names an object in two, "
@@ -211,7 +209,7 @@ class IndexLearner:
 
     async def _store(self) -> None:
         """Store the file in S3, if it is a copy and has new rows."""
-        if self._upload is not None and self._file.writes != self._at_open:
+        if self._file.writes != self._at_open:
             try:
                 await self._upload.finish()
             except PenstockError as error:
@@ -229,8 +227,7 @@ class IndexLearner:
         except TimeoutError:
             log.warning("record index not stored", channel=self.channel, error="the job ended before")
         finally:
-            if self._upload is not None:
-                await self._upload.cancel()
+            await self._upload.cancel()
 
 
 @contextlib.asynccontextmanager
@@ -271,7 +268,7 @@ async def _learning(
         stride = learn.every or (target.kind() or (None, STRIDE))[1]
         opening = open_index(target.path, learn.record_format, stride, name=target.name)
         file = await in_thread(stack.enter_context, opening)
-        learner = IndexLearner(channel, file, plan, target.upload(file))
+        learner = IndexLearner(channel, file, plan, IndexUpload(target, file))
         log.info(
             "record index is learnt",
             channel=channel,

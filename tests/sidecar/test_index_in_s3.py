@@ -30,8 +30,8 @@ OBJECTS = {
 }
 PLACE, KEY = "s3://b/train/", "b/train/train.index"
 """Beside the data."""
-SETTINGS = "from sidecar.job import index_build, index_object; from streamer.s3.client import object_put; "
-EAGER = SETTINGS + "index_build.APPEND_EVERY = index_object.UPLOAD_EVERY = index_object.UPLOAD_SHARE = 0; "
+SETTINGS = "from sidecar.job import index_build, index_target; from streamer.s3.client import object_put; "
+EAGER = SETTINGS + "index_build.APPEND_EVERY = index_target.UPLOAD_EVERY = index_target.UPLOAD_SHARE = 0; "
 IN_PARTS = SETTINGS + "object_put.PART = 3000; "
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from sidecar.job.index_file import open_index
 from sidecar.job.index_learning import IndexLearner
+from sidecar.job.index_target import IndexTarget, IndexUpload
 from streamer.formats.record_format import RecordFormat
 from streamer.formats.record_index import IndexedObject, RecordIndex
 from streamer.plan import ObjectRef, Plan
@@ -382,9 +383,11 @@ async def test_versions_that_replace_each_other_end_learning(tmp_path: Path) -> 
         return IndexedObject(1, version, 10, 1, 10, array("Q", [0]))
 
     ref = ObjectRef("b", "k", 10, "etag")
-    with open_index(str(tmp_path / "train.index"), RecordFormat.parse("TFRecord"), 256) as file:
+    clients: Any = None
+    target = IndexTarget(str(tmp_path / "train.index"), None, None, clients)
+    with open_index(target.path, RecordFormat.parse("TFRecord"), 256) as file:
         file.append([row(0)])
-        learner = IndexLearner("train", file, Plan.of([]), None)
+        learner = IndexLearner("train", file, Plan.of([]), IndexUpload(target, file))
         for version, goes_on in ((1, True), (2, False)):
             assert learner.lacks(1, version)
             learner.add(ref, row(version))
