@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 from sidecar.job.index_objects import Access
 from sidecar.job.planned import Planned
 from sidecar.job.planning_log import PlanningLog
-from sidecar.job.record_ranks import plan_by_record, set_up
+from sidecar.job.record_ranks import deal_of, load_index, plan_by_record
 from sidecar.job.rehearsal import disk
 from sidecar.process.logs import log
 from streamer.aio import in_thread
@@ -141,12 +141,13 @@ class _JobPlanner:
     async def plan(self, channel: ChannelConfig) -> None:
         """Make the whole plan of a channel."""
         job, name, notes = self._state.job, channel.channel_name, PlanningLog(self._state, channel)
-        setup, epoch = None, self._epochs.get(name, 0)
+        deal, index, epoch = None, None, self._epochs.get(name, 0)
+        access = Access(job, self._clients)
         if (ranks := channel.penstock.by_record) is not None:
-            shard = _arrangement(job, channel, self._state.hosts).shard
-            access = Access(job, self._clients)
-            async with self._one_index:
-                setup = await set_up(channel, ranks, shard, self._memory, access)
+            deal = deal_of(ranks, _arrangement(job, channel, self._state.hosts).shard)
+            if ranks.index is not None:
+                async with self._one_index:
+                    index = await load_index(channel, ranks.index, self._memory, access)
 
         def plan(progressed: Callable[[], None]) -> Awaitable[Plan]:
             def note(entries: int) -> None:
@@ -157,16 +158,11 @@ class _JobPlanner:
 
         with notes:
             whole = await retry_while_unavailable(plan, self._policy, on_wait=notes.waiting)
-            if setup is not None:
+            if deal is not None:
                 notes.record_index()
                 async with self._one_index:
                     whole = await plan_by_record(
-                        whole,
-                        setup,
-                        job=job,
-                        clients=self._clients,
-                        memory=self._memory,
-                        epoch=epoch,
+                        whole, channel, deal, index, access, memory=self._memory, epoch=epoch
                     )
             planned = self.plans[name] = Planned.dealt(whole, job.fifos(channel), channel)
             notes.digest()

@@ -19,7 +19,6 @@ import contextlib
 import random
 import shlex
 from array import array
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -38,13 +37,11 @@ from streamer.plan.record_table import FixedRecords, IndexedRecords, only_object
 
 if TYPE_CHECKING:
     from sidecar.config.extras import RanksConfig
-    from sidecar.config.job import Job
     from sidecar.config.request import ChannelConfig
     from streamer.formats.record_index import RecordIndex
     from streamer.plan import Entries, Plan, Shard
     from streamer.plan.record_table import RecordTable
     from streamer.s3.catalog.validation import PlanMemory
-    from streamer.s3.client.session import Clients
 
 MOST_OBJECTS = 1000
 """Most objects whose last record is looked at."""
@@ -52,57 +49,41 @@ MOST_RECORDS = 250
 """Most further records that are looked at. With these the start takes about a second, most of it waiting."""
 
 
-@dataclass(frozen=True, slots=True)
-class RankSetup:
-    """Settings, deal and record index of a channel's ranks, known before its objects are listed."""
-
-    channel: ChannelConfig
-    ranks: RanksConfig
-    deal: Deal
-    index: RecordIndex | None
-    """None: the records have one size."""
-
-
-async def set_up(
-    channel: ChannelConfig, ranks: RanksConfig, shard: Shard, memory: PlanMemory, access: Access
-) -> RankSetup:
-    """Return the set-up of a channel's ranks by record. `shard`: this host's.
-
-    Raises ConfigError for ranks that get no equal slices, or an index that is absent or of another kind,
-    SinkError or SourceError for one that cannot be read.
-    """
-    deal, index = deal_of(ranks, shard), None
-    if ranks.index is not None:
-        index = await load_index(channel, ranks.index, memory, access)
-    return RankSetup(channel, ranks, deal, index)
-
-
 async def plan_by_record(
-    plan: Plan, setup: RankSetup, *, job: Job, clients: Clients, memory: PlanMemory, epoch: int
+    plan: Plan,
+    channel: ChannelConfig,
+    deal: Deal,
+    index: RecordIndex | None,
+    access: Access,
+    *,
+    memory: PlanMemory,
+    epoch: int,
 ) -> RecordPlan:
     """Return the plan of this host's ranks. `plan`: of the channel. `memory`: counts a split's blocks.
 
-    `epoch`: the first one, which is summed up while sampled records are looked at.
-    Raises ConfigError for too few records or too many blocks, SourceChanged for an object that the index does
-    not have, CorruptObject for a record that is not where it is indexed, and SourceError.
+    `index`: None if the records have one size. `epoch`: the first one, which is summed up while sampled
+    records are looked at. Raises ConfigError for too few records or too many blocks, SourceChanged for an
+    object that the index does not have, CorruptObject for a record that is not where it is indexed, and
+    SourceError.
     """
     table: RecordTable
     objects: ChannelObjects | None = None
-    if setup.index is None:
-        table = await in_thread(FixedRecords, plan.entries, int(setup.ranks.record_size or 0))
+    if index is None:
+        ranks = channel.penstock.by_record
+        size = 0 if ranks is None else ranks.record_size or 0
+        table = await in_thread(FixedRecords, plan.entries, size)
     else:
         objects = await in_thread(ChannelObjects, plan)
-        join = setup.channel.penstock.join is not None
-        table = await in_thread(partial(_table, setup.index, plan, objects, join=join))
+        join = channel.penstock.join is not None
+        table = await in_thread(partial(_table, index, plan, objects, join=join))
 
-    channel = setup.channel
     if (split := channel.penstock.record_selection.split) is not None:
         size = await in_thread(memory_of_split, table.counts, plan.entries.sizes, split)
         memory.count_split(channel.channel_name, size)
 
     def arrange() -> RecordPlan:
-        order = record_order(setup.channel, plan.entries, table.counts, setup.deal.global_batch)
-        return RecordPlan(HostRanks(plan.entries, table, order, setup.deal))
+        order = record_order(channel, plan.entries, table.counts, deal.global_batch)
+        return RecordPlan(HostRanks(plan.entries, table, order, deal))
 
     planned = await in_thread(arrange)
 
@@ -110,11 +91,11 @@ async def plan_by_record(
         with contextlib.suppress(PenstockError):  # comes again when the sums are used
             await in_thread(planned.total_bytes, epoch)
 
-    if setup.index is not None and objects is not None:
+    if index is not None and objects is not None:
         async with task_group() as tasks:
             summing = tasks.create_task(sum_up())
             try:
-                await _check(setup.index, objects, Access(job, clients))
+                await _check(index, objects, access)
             except BaseException:
                 summing.cancel()
                 raise
