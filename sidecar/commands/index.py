@@ -165,8 +165,7 @@ async def _build(
     """Build the index of a channel; return its part of the document. Raises CorruptObject at the end."""
     objects = await in_thread(ChannelObjects, plan)
     async with target.open(*kind) as (file, upload):
-        building = IndexBuild(file, objects, Findings(name), upload)
-        await in_thread(building.prepare)
+        building = await in_thread(IndexBuild, file, objects, Findings(name), upload)
         access = work.begin(name, building.bytes_to_read)
         began, cpu = time.monotonic(), time.process_time()
         await building.run(access)

@@ -85,29 +85,26 @@ class Findings:
 
 
 class IndexBuild:
-    """The build of one channel's index: `prepare`, then `run`, once."""
+    """The build of one channel's index; call `run` once."""
 
     def __init__(
         self, file: IndexFile, objects: ChannelObjects, findings: Findings, upload: IndexUpload
     ) -> None:
-        """`findings`: gets each object that is not of the index's format. `upload`: stores the file in S3."""
+        """Find the objects without a row of their version; takes seconds a million.
+
+        `findings`: gets each object that is not of the index's format. `upload`: stores the file in S3.
+        """
         self.scanned = 0
         """Number of rows that this build has made."""
-        self.bytes_to_read = 0
         self._file = file
         self._objects = objects
-        self._to_read, self._others = array("Q"), array("Q")
-        """Numbers in `objects` of those without a row: of which all bytes are needed, and none."""
+        without_row = objects.without_row(file.index)
+        self._to_read, self._others = in_two(file.index.format, objects, without_row)
+        self.bytes_to_read = sum(objects[number].size for number in self._to_read)
         self._findings = findings
         self._upload = upload
         self._pending: list[IndexedObject] = []
         self._appended = time.monotonic()
-
-    def prepare(self) -> None:
-        """Find the objects without a row of their version; takes seconds a million."""
-        index, objects = self._file.index, self._objects
-        self._to_read, self._others = in_two(index.format, objects, objects.without_row(index))
-        self.bytes_to_read = sum(objects[number].size for number in self._to_read)
 
     async def run(self, access: Access) -> None:
         """Scan the objects without a row. Raises SourceError, SinkError; CorruptObject after all others.
@@ -129,7 +126,7 @@ class IndexBuild:
                 await in_thread(scans.measure, map(objects.__getitem__, some))
                 self._append()
             plan = await in_thread(Plan.of, map(objects.__getitem__, self._to_read))
-            await read_plan(plan, objects.buckets, scan, access)
+            await read_plan(plan, scan, access)
         finally:
             self._append()
         everything = len(self._to_read) + len(self._others) == len(objects)

@@ -140,7 +140,7 @@ async def _look(
             evidence.clear()
 
     plan = RangePlan([segment for _, segment in looks])
-    await read_plan(plan, {border.ref.bucket for border, _ in looks}, look, access)
+    await read_plan(plan, look, access)
 
 
 async def check_all(
@@ -159,7 +159,7 @@ async def check_all(
     to_read, others = in_two(index.format, objects, range(len(objects)))
     await in_thread(scans.measure, map(objects.__getitem__, others))
     plan = await in_thread(Plan.of, map(objects.__getitem__, to_read))
-    await read_plan(plan, objects.buckets, scans.see, access)
+    await read_plan(plan, scans.see, access)
 
 
 def _misplaced(border: Border, why: str) -> CorruptObject:

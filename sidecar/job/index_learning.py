@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from sidecar.job.index_file import IndexFile
     from sidecar.job.planned import Planned
     from streamer.formats.borders import BadRecord
-    from streamer.formats.record_index import IndexedObject, RecordIndex
+    from streamer.formats.record_index import IndexedObject
     from streamer.plan import ObjectRef, Plan
     from streamer.s3.client.session import Clients
     from streamer.trailer import Trailer
@@ -85,18 +85,14 @@ class IndexLearner:
     def __repr__(self) -> str:
         return f"<IndexLearner {self._file.name}, {self._learnt} rows>"
 
-    @property
-    def index(self) -> RecordIndex:
-        return self._file.index
-
     def observer(self) -> ObjectScans:
         """Return the observer of one more FIFO of the channel."""
         return self._scans(self.add)
 
     def _scans(self, on_row: Callable[[ObjectRef, IndexedObject], None]) -> ObjectScans:
         return ObjectScans(
-            self.index.format,
-            self.index.stride,
+            self._file.index.format,
+            self._file.index.stride,
             on_row=on_row,
             on_bad=self._refuse,
             lacks=self.lacks,
@@ -187,7 +183,11 @@ class IndexLearner:
                 self.add(ref, row)
             self._measured = True
             await self._keep()
-        await self._store()
+        if self._file.writes != self._at_open:
+            try:
+                await self._upload.finish()
+            except PenstockError as error:
+                self._not_stored(error)
         if (found := (self._learnt, self._refused)) != self._reported:
             self._reported = found
             log.info(
@@ -196,7 +196,7 @@ class IndexLearner:
                 index=self._file.name,
                 learnt=self._learnt,
                 refused=self._refused,
-                objects=len(self.index),
+                objects=len(self._file.index),
             )
 
     def _empty_objects(self) -> list[tuple[ObjectRef, IndexedObject]]:
@@ -206,14 +206,6 @@ class IndexLearner:
         empty = (number for number in range(len(entries)) if not entries.sizes[number])
         scans.measure(only_object(entries, number) for number in empty)
         return rows
-
-    async def _store(self) -> None:
-        """Store the file in S3, if it is a copy and has new rows."""
-        if self._file.writes != self._at_open:
-            try:
-                await self._upload.finish()
-            except PenstockError as error:
-                self._not_stored(error)
 
     def _not_stored(self, error: PenstockError) -> None:
         log.warning("record index not stored", channel=self.channel, error=str(error))

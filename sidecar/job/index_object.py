@@ -98,7 +98,7 @@ async def _copy(ref: ObjectRef, fd: int, uri: S3Uri, access: Access) -> None:
                 count = os.pwrite(fd, data, at)
                 at, data = at + count, data[count:]
 
-    await read_plan(Plan.of([ref]), {ref.bucket}, write, access)
+    await read_plan(Plan.of([ref]), write, access)
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ from streamer.relay.transport import open_transport
 from streamer.sink.outlet import FileOutlet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
     from sidecar.config.job import Job
     from streamer.formats.record_index import RecordIndex
@@ -90,11 +90,6 @@ class ChannelObjects:
         """Sum of the objects' sizes."""
         return sum(self._entries.sizes[number] for number in self._numbers)
 
-    @property
-    def buckets(self) -> set[str]:
-        """Buckets of the objects."""
-        return self._entries.buckets
-
 
 def check_etag(ref: ObjectRef) -> None:
     """Raise BadAnswer for an object that the server lists without an ETag."""
@@ -116,9 +111,7 @@ class _Scan:
         return True
 
 
-async def read_plan(
-    plan: Plan, buckets: Iterable[str], on_bytes: Callable[[Part, memoryview], None], access: Access
-) -> None:
+async def read_plan(plan: Plan, on_bytes: Callable[[Part, memoryview], None], access: Access) -> None:
     """Fetch the plan's bytes once; `on_bytes` gets them in order. Raises SourceError, and what it raises.
 
     The memory is valid during the call alone. The transport is the job's; `splice`, which keeps bytes out of
@@ -126,7 +119,7 @@ async def read_plan(
     """
     if not plan.total_bytes(0):
         return
-    spec = transport_spec(access.job, set(buckets), [WHY_READ])
+    spec = transport_spec(access.job, plan.buckets(), [WHY_READ])
     if spec.wish == "splice":
         spec = replace(spec, wish="auto")
     async with open_transport(access.clients, spec) as transport:

@@ -197,19 +197,15 @@ def _sum_up(planned: Planned, epoch: int) -> None:
 
 
 def _arrangement(job: Job, channel: ChannelConfig, hosts: Hosts) -> Arrangement:
+    extras = channel.penstock
     by: Literal["bytes", "count"] = "bytes" if job.penstock.shard_by == "bytes" else "count"
     return Arrangement(
         wrap=channel.record_wrapper_type == "RecordIO",
         inflate=channel.compression_type == "Gzip",
-        join=_join(channel),
+        join=extras.join if extras.skip_bytes is None else f"{SKIP}{extras.skip_bytes}",
         seed=None if channel.shuffle_config is None else channel.shuffle_config.seed,
         shard=replace(hosts.shard(channel.source) or Shard(), by=by),
     )
-
-
-def _join(channel: ChannelConfig) -> str | None:
-    extras = channel.penstock
-    return extras.join if extras.skip_bytes is None else f"{SKIP}{extras.skip_bytes}"
 
 
 def _entry_arrangement(job: Job, channel: ChannelConfig, hosts: Hosts) -> Arrangement:

@@ -40,6 +40,10 @@ class RangePlan(Plan):
         """Return the bytes of all ranges."""
         return self._bytes
 
+    def buckets(self) -> set[str]:
+        """Return the buckets of the ranges' objects."""
+        return {each.object.bucket for each in self._ranges}
+
     def segments(self, epoch: int, first: int = 0, end: int | None = None) -> Iterator[Segment | Literal]:  # noqa: ARG002 - likewise
         """Yield the ranges from number `first` up to `end`."""
         yield from self._ranges[first:end]
