@@ -17,7 +17,6 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from streamer.cancellation import Cancelled, cancelled
-from streamer.formats.stored_offsets import PIECE, StoredOffsets
 from streamer.plan.order_sums import OrderSums, StepPosition
 from streamer.plan.record_order import RecordOrder, WalkPosition
 from streamer.plan.record_table import IndexedRecords
@@ -177,8 +176,7 @@ class _Offsets:
         self._np = np
         self._offsets = columns.offsets
         self.firsts, self.counts, self.ends = (np.array(each, np.int64) for each in columns[1:])
-        pieces = columns.offsets.pieces if isinstance(columns.offsets, StoredOffsets) else None
-        self._pieces = np.array(range(0, len(columns.offsets), PIECE) if pieces is None else pieces, np.int64)
+        self._pieces = np.array(columns.offsets.pieces, np.int64)
 
     def at(self, numbers: Numbers) -> Numbers:
         """Return the offsets with these numbers. Raises the errors of the index's source, and Cancelled."""
@@ -202,9 +200,7 @@ class _Offsets:
         return found
 
     def _view(self, start: int, stop: int) -> Numbers:
-        offsets = self._offsets
-        some = offsets.view(start, stop) if isinstance(offsets, StoredOffsets) else offsets[start:stop]
-        return cast("Numbers", self._np.frombuffer(some, self._np.int64))
+        return cast("Numbers", self._np.frombuffer(self._offsets.view(start, stop), self._np.int64))
 
 
 class _ColumnSums:

@@ -86,7 +86,7 @@ class FixedRecords:
 class OffsetColumns(NamedTuple):
     """What an index has of the objects of a plan."""
 
-    offsets: array[int] | StoredOffsets
+    offsets: StoredOffsets
     """The offsets of all rows of the index."""
     firsts: array[int]
     """Number in `offsets` of the first record of each object."""
@@ -102,10 +102,9 @@ class IndexedRecords:
     ) -> None:
         """`names`: of the objects, by entry; the index has rows of their versions.
 
-        `join`: an epoch of tar samples is one archive; else each run of adjacent samples is one. If the
-        offsets are in a file, `border` and `borders` read it, and raise the errors of its source. Raises
-        CorruptObject for a row that ends after its object, ValueError for an index that does not have every
-        record.
+        `join`: an epoch of tar samples is one archive; else each run of adjacent samples is one. `border` and
+        `borders` read the index's file, and raise the errors of its source. Raises CorruptObject for a row
+        that ends after its object, ValueError for an index that does not have every record.
         """
         if index.stride != 1:
             raise ValueError(f"the index has 1 record of {index.stride}")
