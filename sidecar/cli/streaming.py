@@ -68,7 +68,7 @@ FEW = 10 * MIB
 @selection_options
 @click.option(
     "--join",
-    type=click.Choice(["tar", "arrow", "lines"]),
+    type=click.Choice(["tar", "lines"]),
     help="Join the objects into one of this format, because programs stop at the first one's end mark.",
 )
 @closing_options

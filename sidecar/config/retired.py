@@ -7,6 +7,8 @@ RETIRED = {
     "the epoch, and a restart lists anew",
     "InputDataConfig[].Penstock.WhenFailed: poison": "use close, or hold, which is the default",
     "InputDataConfig[].Penstock.Framing": "remove it; no setting needs to know what a record is",
+    "InputDataConfig[].Penstock.Join: arrow": "set RecordWrapperType: RecordIO in place of it, and read the "
+    "channel with TableReader",
     "Penstock.Processes": "one process sends all requests; remove it, and to use more cores run several "
     "sidecars, each with some of the channels",
 }

@@ -86,10 +86,10 @@ async def storage(job: Job, clients: Clients) -> AsyncIterator[Finding]:
                 yield Finding(f"strays {channel.channel_name}", "warning", text, channel_advice(strays))
             if refs:
                 if job.mode(channel) == "Pipe" and (
-                    join := unjoined_keys(channel, (ref.key for ref in refs))
+                    form := unjoined_keys(channel, (ref.key for ref in refs))
                 ):
-                    text = f"objects of the format {join}, which ends with a mark, one after the other"
-                    fix = end_mark_advice(channel, join)
+                    text = f"objects of the format {form}, which ends with a mark, one after the other"
+                    fix = end_mark_advice(channel, form)
                     yield Finding(f"end marks {channel.channel_name}", "warning", text, fix)
                 if job.mode(channel) == "Pipe" and (ref := await without_line_feed(channel, refs, clients)):
                     text = f"s3://{ref.bucket}/{ref.key} does not end with a line feed"

@@ -15,32 +15,36 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from sidecar.config.request import ChannelConfig
-    from streamer.plan import Join, Plan
+    from streamer.plan import Plan
 
-SUFFIXES: dict[Join, tuple[str, ...]] = {
+SUFFIXES = {
     "tar": (".tar", ".tar.gz", ".tgz", ".tar.zst"),
     "arrow": (".arrow", ".arrows", ".arrow.gz", ".arrows.gz"),
 }
+"""By format with an end mark, the suffixes of its objects."""
 MOST_KEYS = 1000
 """Most keys of a channel that are compared with the suffixes."""
 
+_STOPS = "programs that know the format stop at the first end mark and report success"
 
-def end_mark_advice(channel: ChannelConfig, join: Join) -> str:
+
+def end_mark_advice(channel: ChannelConfig, form: str) -> str:
     """Return advice for a channel whose objects of this format have end marks."""
-    stops = "programs that know the format stop at the first end mark and report success"
     own_readers = "Penstock's own readers, which read on"
     ranks = channel.penstock.by_record
-    if ranks is not None and (join != "tar" or ranks.index is None):  # such a channel can have no Join
-        return f"{stops}; read the channel with {own_readers}"
-    return f"{stops}; add Penstock: {{Join: {join}}} to the channel, or read it with {own_readers}"
+    if ranks is not None and (form != "tar" or ranks.index is None):  # such a channel can have no Join
+        return f"{_STOPS}; read the channel with {own_readers}"
+    if form == "arrow":
+        return f"{_STOPS}; set RecordWrapperType: RecordIO, and read the channel with TableReader"
+    return f"{_STOPS}; add Penstock: {{Join: tar}} to the channel, or read it with {own_readers}"
 
 
-def unjoined(channel: ChannelConfig, plan: Plan) -> Join | None:
+def unjoined(channel: ChannelConfig, plan: Plan) -> str | None:
     """Return the format of objects with end marks that follow each other in this channel; None if none do."""
     return unjoined_keys(channel, _keys(plan))
 
 
-def unjoined_keys(channel: ChannelConfig, keys: Iterable[str]) -> Join | None:
+def unjoined_keys(channel: ChannelConfig, keys: Iterable[str]) -> str | None:
     """Return the same as `unjoined`, for objects with these keys."""
     if channel.penstock.join is not None or channel.record_wrapper_type != "None":
         return None
@@ -49,23 +53,21 @@ def unjoined_keys(channel: ChannelConfig, keys: Iterable[str]) -> Join | None:
 
 def warn_of_end_marks(plan: Plan) -> None:
     """Log that objects with end marks follow each other in the stream of `penstock cat`, if they do."""
-    if (join := _end_marked(_keys(plan))) is not None:
-        log.warning(
-            "objects carry end marks",
-            format=join,
-            do="programs that know the format stop at the first end mark and report success; add --join "
-            f"{join}, or for compressed objects read on after an end mark (tar --ignore-zeros)",
-        )
+    if (form := _end_marked(_keys(plan))) is not None:
+        do = "add --join tar, or for compressed objects read on after an end mark (tar --ignore-zeros)"
+        if form == "arrow":
+            do = "read each object by itself, or a channel with RecordWrapperType: RecordIO by TableReader"
+        log.warning("objects carry end marks", format=form, do=f"{_STOPS}; {do}")
 
 
 def _keys(plan: Plan) -> Iterator[str]:
     return (ref.key for ref in islice(plan.refs(0), MOST_KEYS) if ref.size)
 
 
-def _end_marked(keys: Iterable[str]) -> Join | None:
+def _end_marked(keys: Iterable[str]) -> str | None:
     """Return the format with end marks that more than one key names; None if there is none."""
     lowered = [key.lower() for key in keys]
-    for join, suffixes in SUFFIXES.items():
+    for form, suffixes in SUFFIXES.items():
         if sum(key.endswith(suffixes) for key in lowered) > 1:
-            return join
+            return form
     return None

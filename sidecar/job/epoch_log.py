@@ -56,7 +56,8 @@ class EpochLog(ChannelEvents):
             channel=self._name,
             epoch=epoch,
             offset=offset,
-            do="if it reads tar or Arrow, add Penstock: {Join: tar} or {Join: arrow} to the channel",
+            do="if it reads tar, add Penstock: {Join: tar} to the channel; "
+            "if it reads Arrow, set RecordWrapperType: RecordIO and read the channel with TableReader",
         )
 
     def epoch_ended(self, trailer: Trailer, requests: EpochRequests) -> None:

@@ -108,21 +108,21 @@ class PlanningLog:
 
     def end_marks(self, whole: Plan) -> None:
         """Warn of objects with end marks, after which a program may stop reading."""
-        if (join := unjoined(self._channel, whole)) is None:
+        if (form := unjoined(self._channel, whole)) is None:
             return
-        self._state.unjoined |= dict.fromkeys(self._state.job.fifos(self._channel), join)
+        self._state.unjoined.update(self._state.job.fifos(self._channel))
         log.warning(
             "objects carry end marks",
             channel=self._name,
-            format=join,
-            do=end_mark_advice(self._channel, join),
+            format=form,
+            do=end_mark_advice(self._channel, form),
         )
 
     async def line_ends(self, whole: Plan, clients: Clients) -> None:
         """Warn of objects of text that do not end with a line feed, by a sample."""
         if (ref := await without_line_feed(self._channel, whole.refs(0), clients)) is None:
             return
-        self._state.unjoined |= dict.fromkeys(self._state.job.fifos(self._channel), "lines")
+        self._state.unjoined.update(self._state.job.fifos(self._channel))
         log.warning(
             "an object does not end with a line feed",
             channel=self._name,

@@ -114,8 +114,8 @@ METRICS: dict[str, Spec] = {
     "penstock_channel_unjoined": Spec(
         "gauge",
         ("channel",),
-        "1 if objects are streamed one after another that `Join` would join: tar, Arrow, lines without a "
-        "last line feed.",
+        "1 if a program may misread the border between two objects: tar, Arrow, lines without a last line "
+        "feed.",
     ),
     "penstock_channel_failed": Spec(
         "gauge", ("channel",), "1 after the channel has failed; it stays failed until a restart."

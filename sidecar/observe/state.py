@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from sidecar.config.hosts import Hosts
     from sidecar.config.job import Job
     from streamer.errors import SinkError, SourceError
-    from streamer.plan import Join
     from streamer.plan.host_ranks import HostRanks
     from streamer.relay.statistics import ChannelStatistics
     from streamer.relay.transport import Transport
@@ -100,8 +99,8 @@ class JobState:
         """Memory budget of all channels; None until the transport is open."""
         self.control_requests: Counter[str] = Counter()
         """Number of requests other than those for parts, by operation."""
-        self.unjoined: dict[str, Join] = {}
-        """By FIFO, the format of objects that have end marks and are not joined."""
+        self.unjoined: set[str] = set()
+        """FIFOs whose objects have end marks, or lack a last line feed, and are not joined."""
         self.planning_seconds = 0.0
         self.planning: dict[str, PlanningStep] = {}
         """By channel, how far its plan is; a channel whose plan is made is not there."""

@@ -4,6 +4,10 @@ An archive is a sequence of blocks of 512 bytes: a header, the member's data pad
 header. A block of zeros ends it, usually followed by more zeros, up to the writer's blocking factor (POSIX
 pax, "ustar Interchange Format"; tar(5)). An object may hold several archives.
 
+The joiner goes from header to header and never searches for a mark, because data may look like one. It keeps
+at most one header, and passes on the data between headers without a copy. An archive must end with its mark,
+or NotJoinable is raised: an archive that is cut off between two members looks whole otherwise.
+
 The joiner accepts v7, ustar, pax and GNU archives, with long names, sparse members of each kind and sizes in
 base 256. A global pax header applies to all members after it, also to those of the next archives. So the
 joiner refuses a global pax header that sets anything but a comment, which changes no member.
@@ -11,7 +15,7 @@ joiner refuses a global pax header that sets anything but a comment, which chang
 
 from __future__ import annotations
 
-from streamer.formats.join import NotJoinable, UnitJoiner
+from streamer.formats.join import Joiner, NotJoinable
 from streamer.formats.tar import BLOCK, EMPTY, EXTENSIONS, SPARSE, number, padded, pax_records, verify
 from streamer.units import counted
 
@@ -25,13 +29,20 @@ _GLOBAL = ord("g")
 _HARMLESS = frozenset({b"comment"})
 
 
-class TarJoiner(UnitJoiner):
+class TarJoiner(Joiner):
     """Joins the members of tar archives."""
 
-    _UNIT = BLOCK
-
     def __init__(self) -> None:
-        super().__init__()
+        self._held = bytearray()
+        """Start of a header that has not arrived completely."""
+        self._wanted = BLOCK
+        """Bytes of the header, from its start, that `_header` needs next."""
+        self._passing = 0
+        """Bytes of data left before the next header."""
+        self._offset = 0
+        """Offset of the current header in the object's content."""
+        self._ended = False
+        """Whether the last header of the object was its end mark."""
         self._size: int | None = None
         """Size of the next member, if a pax header sets it."""
         self._extends = False
@@ -40,24 +51,72 @@ class TarJoiner(UnitJoiner):
         """Bytes of data after a sparse member's map; None unless the next block belongs to the map."""
 
     def begin(self) -> None:
-        super().begin()
+        self._held.clear()
+        self._wanted, self._passing, self._offset = BLOCK, 0, 0
+        self._ended = False
         self._size, self._extends, self._after_map = None, False, None
 
-    def _unit(self, unit: bytes) -> bool:
+    def feed(self, data: bytes) -> list[bytes | memoryview]:
+        view, pieces = memoryview(data), list[bytes | memoryview]()
+        first = at = 0  # view[first:at] is to be passed on
+        while at < len(view):
+            if self._passing:
+                step = min(self._passing, len(view) - at)
+                self._passing -= step
+                self._offset += step
+                at += step
+                continue
+            step = min(self._wanted - len(self._held), len(view) - at)
+            if self._held or step < self._wanted:
+                pieces.append(view[first:at])
+                self._held += view[at : at + step]
+                first = at = at + step
+                if len(self._held) < self._wanted:
+                    break
+                header = bytes(self._held)
+            else:
+                header = bytes(view[at : at + step])
+                at += step
+            size = len(header)
+            self._wanted = BLOCK
+            kept = self._header(header)
+            if self._wanted > size:  # the header is longer: hold its start and go on
+                if not self._held:
+                    pieces.append(view[first : at - size])
+                    self._held += header
+                    first = at
+                continue
+            if self._held:
+                self._held.clear()
+                if kept:
+                    pieces.append(header)
+            elif not kept:
+                pieces.append(view[first : at - size])
+                first = at
+            self._offset += size
+        pieces.append(view[first:at])
+        return [piece for piece in pieces if piece]
+
+    def _header(self, header: bytes) -> bool:
+        """Return whether the header is part of the stream; set `_passing` and `_ended`.
+
+        If the header is longer than the bytes given, set `_wanted`; the method is then called again with all
+        bytes.
+        """
         if self._after_map is not None:
-            self._map_goes_on(unit[504])
+            self._map_goes_on(header[504])
             return True
-        if unit == _ZEROS:
+        if header == _ZEROS:
             if self._extends:
                 raise self._fault("the archive ends after a header about a next member: it is corrupt")
             self._ended = True
             return False
         try:
-            verify(unit[:BLOCK])
-            kind = unit[156]
-            size = number(unit[124:136])
+            verify(header[:BLOCK])
+            kind = header[156]
+            size = number(header[124:136])
             if kind in _PAX:
-                return self._pax(unit, size)
+                return self._pax(header, size)
         except ValueError as error:
             raise self._fault(f"{error}; Join: tar takes whole, undamaged tar archives") from None
         self._ended = False
@@ -69,7 +128,7 @@ class TarJoiner(UnitJoiner):
             size, self._size = self._size, None
         if kind in EMPTY:
             size = 0
-        if kind == SPARSE and unit[482]:
+        if kind == SPARSE and header[482]:
             self._after_map = size
         else:
             self._passing = padded(size)
@@ -80,15 +139,15 @@ class TarJoiner(UnitJoiner):
         if not more and self._after_map is not None:
             self._passing, self._after_map = padded(self._after_map), None
 
-    def _pax(self, unit: bytes, size: int) -> bool:
+    def _pax(self, header: bytes, size: int) -> bool:
         if size > LONGEST_PAX:
             raise ValueError(f"a pax header of {size} bytes, and no more than {LONGEST_PAX} are read")
         self._wanted = BLOCK + padded(size)
-        if len(unit) < self._wanted:
+        if len(header) < self._wanted:
             return True
         self._wanted, self._ended = BLOCK, False
-        records = dict(pax_records(unit[BLOCK : BLOCK + size]))
-        if unit[156] == _GLOBAL:
+        records = dict(pax_records(header[BLOCK : BLOCK + size]))
+        if header[156] == _GLOBAL:
             if strange := sorted(records.keys() - _HARMLESS):
                 raise ValueError(
                     f"a global pax header sets {strange[0].decode(errors='replace')!r}, which would hold for "

@@ -35,7 +35,6 @@ from sidecar.job.layout import Layout, platform_resource_config, resource_config
 from sidecar.job.resume import parse_saved
 from streamer.errors import BadAnswer, ErrorContext, PenstockError
 from streamer.formats import recordio, tfrecord
-from streamer.formats.arrow_joiner import ArrowJoiner
 from streamer.formats.borders import BadRecord
 from streamer.formats.join import Joiner, NotJoinable
 from streamer.formats.lines import LineReader
@@ -82,16 +81,11 @@ AT_ONCE = RetryPolicy(wrong_answers=1)
 
 @dataclass(frozen=True)
 class Target:
-    """A parser; `ends`: what it may raise beside errors of ours; `takes`: what it takes, or its maker."""
+    """A parser; `ends`: what it may raise beside errors of ours; `seeds`: what it takes."""
 
     parse: Callable[[bytes], object]
-    takes: tuple[bytes, ...] | Callable[[], tuple[bytes, ...]]
+    seeds: tuple[bytes, ...]
     ends: tuple[type[BaseException], ...] = ()
-
-    @property
-    def seeds(self) -> tuple[bytes, ...]:
-        """Inputs that the parser takes."""
-        return self.takes() if callable(self.takes) else self.takes
 
     def run(self, data: bytes) -> None:
         """Raises whatever the parser must not raise."""
@@ -175,20 +169,6 @@ def index_file(data: bytes) -> None:
 
 INDEX_HEADER = header(RecordFormat.parse("TFRecord"), 2)
 ROWS = [IndexedObject(number, 9, 100, 3, 100, array("Q", [0, 70])) for number in (1, 2, 1)]
-
-
-@functools.cache
-def arrow() -> tuple[bytes]:
-    """Return a stream of Arrow; pyarrow is imported when a test needs it."""
-    import pyarrow as pa
-
-    made = io.BytesIO()
-    words = pa.array(["a", "b"]).dictionary_encode()
-    times = pa.array([1, 2], pa.timestamp("us", "UTC"))
-    table = pa.table({"w": words, "t": times, "l": [[1], []]})
-    with pa.ipc.new_stream(made, table.schema) as writer:
-        writer.write_table(table)
-    return (made.getvalue(),)
 
 
 def inflated(data: bytes) -> None:
@@ -494,7 +474,6 @@ TARGETS: dict[str, Target] = {
         ),
     ),
     "join-tar": Target(joined(TarJoiner), (tar(),), (NotJoinable,)),
-    "join-arrow": Target(joined(lambda: ArrowJoiner(resumed=False)), arrow, (NotJoinable,)),
     "inflate": Target(
         inflated, (gzip.compress(b"hello", mtime=0) * 2, bytes.fromhex("28b52ffd2005290000") + b"hello")
     ),

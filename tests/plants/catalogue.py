@@ -294,13 +294,6 @@ PLANTS = (
         ("tests/unit/test_inflate.py",),
     ),
     Plant(
-        "mark told before the schema is compared",
-        "streamer/relay/deliver/delivery.py",
-        "if points is not None and points.pending and transformer.writer.anchored:",
-        "if points is not None and points.pending:",
-        ("tests/relay/test_joined.py",),
-    ),
-    Plant(
         "bytes before a restart delivered again",
         "streamer/relay/deliver/delivery.py",
         "again=self.delivered - first.mark.streamed if first is self._first else 0",

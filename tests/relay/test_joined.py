@@ -10,11 +10,9 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from backports import zstd
 
-from streamer.formats.arrow_joiner import ArrowJoiner
 from streamer.plan import Arrangement, Position, ResumePoint, S3Uri, Shard
 from streamer.relay.deliver import resume_points
 from streamer.relay.transport import Wish
@@ -24,7 +22,7 @@ from tests.kit.planning import plan_prefix
 from tests.kit.stub import S3Stub, cut_after
 from tests.kit.trailers import published_trailer
 from tests.relay.test_faults import failed_after
-from tests.unit.test_joiners import arrow, joined, listed, table, without_mark
+from tests.unit.test_joiners import listed, without_mark
 from tests.unit.test_tar import archive
 
 TRANSPORTS: tuple[Wish, ...] = ("splice", "buffered", "aiobotocore")
@@ -66,12 +64,6 @@ def tars(
     return found
 
 
-def streams(stub: S3Stub, count: int = 4, rows: int = 600) -> list[bytes]:
-    found = [arrow(table(i * rows, rows, metadata={"i": str(i)})) for i in range(count)]
-    stub.objects |= {f"b/data/{i:04d}.arrows": data for i, data in enumerate(found)}
-    return found
-
-
 def texts(stub: S3Stub, count: int = 4) -> list[bytes]:
     """Put texts, of which every other one ends in the middle of a line, and one has no byte."""
     found = [b"\n".join(b"%d %d" % (i, n) for n in range(i * 9000)) + b"\n" * (i % 2) for i in range(count)]
@@ -95,15 +87,11 @@ def one_body(objects: list[bytes]) -> bytes:
     return b"".join(data[7:] for data in objects)
 
 
-PUT: dict[str, Callable[..., list[bytes]]] = {"tar": tars, "arrow": streams, "lines": texts, "skip:7": headed}
+PUT: dict[str, Callable[..., list[bytes]]] = {"tar": tars, "lines": texts, "skip:7": headed}
 
 
 def one_tar(archives: list[bytes]) -> bytes:
     return b"".join(map(without_mark, archives)) + bytes(1024)
-
-
-def one_stream(objects: list[bytes]) -> bytes:
-    return joined(ArrowJoiner(resumed=False), objects, [])
 
 
 @pytest.mark.parametrize("compress", [None, gzip.compress, zstd.compress])
@@ -125,17 +113,7 @@ async def test_every_epoch_is_one_archive(
             assert trailer.bytes_delivered == trailer.bytes_total == len(found)
 
 
-async def test_every_epoch_is_one_arrow_stream(run: RunChannel, stub: S3Stub, tmp_path: Path) -> None:
-    objects = streams(stub)
-    async with run(stub, tmp_path, "arrow") as running:
-        for epoch in range(2):
-            found = await off_loop(read_all, running.fifo(epoch))
-            assert found == one_stream(objects)
-            with pa.ipc.open_stream(found) as reader:
-                assert reader.read_all()["number"].to_pylist() == list(range(2400))
-
-
-ONE = {"tar": one_tar, "arrow": one_stream, "lines": one_text, "skip:7": one_body}
+ONE = {"tar": one_tar, "lines": one_text, "skip:7": one_body}
 
 
 @pytest.mark.parametrize("join", PUT)
@@ -170,15 +148,6 @@ async def test_a_cut_archive_fails_by_name(
     assert "the archive has no end mark" in error
     assert "s3://b/data/0001.tar" in error
     assert (f"at byte {len(cut)} of what it inflates to" if inflate else f"offset {len(cut)}") in error
-
-
-async def test_another_schema_fails_by_name(run: RunChannel, stub: S3Stub, tmp_path: Path) -> None:
-    objects = streams(stub, 2)
-    stub.objects["b/data/0001.arrows"] = arrow(pa.table({"number": [1]}))
-    async with run(stub, tmp_path, "arrow") as running:
-        error = await failed_after(running, len(objects[0]) - 8)
-    assert "another schema than that of the objects before it (1 fields, and 7 are due)" in error
-    assert "s3://b/data/0001.arrows (offset 0" in error
 
 
 @pytest.mark.parametrize("join", PUT)
@@ -222,18 +191,6 @@ async def test_compressed_texts_end_with_a_line_feed(run: RunChannel, stub: S3St
     stub.objects |= {key: gzip.compress(data) for key, data in stub.objects.items()}
     async with run(stub, tmp_path, "lines", inflate=True) as running:
         assert await off_loop(read_all, running.fifo(0)) == one_text(objects)
-
-
-async def test_a_mark_waits_for_the_schema(
-    run: RunChannel, stub: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of an object whose schema has not been compared no mark is told: a restart would take it for right."""
-    monkeypatch.setattr(resume_points, "MARK_EVERY", 1)
-    objects = streams(stub, 2, rows=3)
-    stub.objects["b/data/0001.arrows"] = arrow(table(0, 3).drop(["price"]))
-    async with run(stub, tmp_path, "arrow", part_size=300) as running:  # some parts for each schema
-        await failed_after(running, len(objects[0]) - 8)
-        assert running.marks == []
 
 
 @contextlib.asynccontextmanager
@@ -287,8 +244,8 @@ async def test_digests_tell_joined_plans_apart(stub: S3Stub) -> None:
     fill(stub, [100])
     digests = set()
     async with clients_of(stub) as clients:
-        for join in (None, "tar", "arrow", "lines"):
+        for join in (None, "tar", "lines"):
             plan = await plan_prefix(clients, S3Uri("b", "data/"), Arrangement(join=join))
             digests |= {plan.digest, *(rank.digest for rank in plan.ranks(2))}
             assert {rank.join for rank in plan.ranks(2)} == {join}
-    assert len(digests) == 12
+    assert len(digests) == 9

@@ -205,7 +205,7 @@ def test_channel_names_must_differ(tmp_path: Path) -> None:
     [
         ({"CompressionType": "Gzip"}, {}, "CompressionType: Gzip has no records at fixed offsets"),
         ({"RecordWrapperType": "RecordIO"}, {}, "RecordWrapperType: RecordIO makes every object one record"),
-        ({}, {"Join": "arrow"}, "Join: arrow joins whole objects"),
+        ({}, {"Join": "lines"}, "Join: lines joins whole objects"),
         (
             {},
             {"Join": "tar", "Ranks": {"Count": 2, "Batch": 8, "RecordSize": 512}},
@@ -427,7 +427,7 @@ def test_the_job_is_frozen(tmp_path: Path) -> None:
         ({"WhenFailed": "close"}, {"InputMode": "File"}, "has WhenFailed, for Pipe mode only"),
         ({"Join": "tar"}, {"InputMode": "File"}, "has Join, for Pipe mode only"),
         ({"Join": "tar"}, {"RecordWrapperType": "RecordIO"}, "contradicts RecordWrapperType: RecordIO"),
-        ({"Join": "zip"}, {}, "is not one of 'tar', 'arrow' or 'lines'"),
+        ({"Join": "zip"}, {}, "is not one of 'tar' or 'lines'"),
         ({"WhenFailed": "stop"}, {}, "is not one of 'hold' or 'close'"),
         ({"Transport": "buffered"}, {}, "it belongs in Penstock"),
     ],

@@ -144,6 +144,7 @@ def test_rules_between_keys_and_syntax_errors_have_a_line(tmp_path: Path, text: 
             {"Framing": "TFRecord"},
             "InputDataConfig[0].Penstock.Framing: is retired: remove it",
         ),
+        ("InputDataConfig__0__Penstock", {"Join": "arrow"}, "'arrow' is retired: set RecordWrapperType"),
         ("Penstock__Transport", "Splice", "did you mean 'splice'?"),
         ("InputDataConfig__0__InputMode", "pipe", "did you mean 'Pipe'?"),
         ("InputDataConfig__0__CompressionType", "gzip", "did you mean 'Gzip'?"),

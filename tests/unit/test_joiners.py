@@ -1,22 +1,18 @@
-"""Joined archives and Arrow streams, cut anywhere or damaged, against their own readers."""
+"""Joined archives and texts, cut anywhere or damaged, against their own readers."""
 
 from __future__ import annotations
 
 import contextlib
 import io
-import struct
 import subprocess
 import tarfile
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamer.formats.arrow_joiner import ArrowJoiner
 from streamer.formats.join import NotJoinable
 from streamer.formats.line_joiner import LineJoiner
 from streamer.formats.tar_joiner import END_MARK, TarJoiner
@@ -26,11 +22,6 @@ HEADER_LIKE = archive([("inside.txt", b"not a member")])
 CONTENTS = st.sampled_from([b"", b"x", bytes(512), bytes(3000), HEADER_LIKE, b"e" * 511, b"f" * 513])
 NAMES = st.sampled_from(["a.txt", "d/" + "n" * 90 + ".jpg", "é" * 70 + ".cls"])
 MEMBERS = st.lists(st.tuples(NAMES, CONTENTS), max_size=4)
-
-
-def joiners() -> dict[Any, Any]:
-    """A new one of each kind."""
-    return {"tar": TarJoiner(), "arrow": ArrowJoiner(resumed=False), "lines": LineJoiner()}
 
 
 def joined(joiner: Any, objects: Any, cuts: list[int]) -> bytes:
@@ -199,226 +190,12 @@ def test_a_global_header_would_hold_for_other_archives() -> None:
         joined(TarJoiner(), [with_global(mtime="1")], [700])
 
 
-def arrow(*tables: Any, **options: Any) -> bytes:
-    """A stream of batches of at most three rows."""
-    sink = io.BytesIO()
-    with pa.ipc.new_stream(sink, tables[0].schema, **options) as writer:
-        for table in tables:
-            writer.write_table(table, max_chunksize=3)
-    return sink.getvalue()
-
-
-def table(start: int, rows: int, *, metadata: dict[Any, Any] | None = None) -> Any:
-    """Columns of many types, with words of its own in its dictionary."""
-    numbers = list(range(start, start + rows))
-    words = [f"word {n % 5}" if n % 7 else None for n in numbers]
-    columns = {
-        "number": pa.array(numbers, pa.int64()),
-        "text": pa.array(words, pa.large_string()),
-        "word": pa.array(words, pa.string()).dictionary_encode(),
-        "list": pa.array([[n] * (n % 3) for n in numbers], pa.list_(pa.float32())),
-        "struct": pa.array([{"a": n, "t": None} for n in numbers],
-                           pa.struct([("a", pa.int32()), ("t", pa.timestamp("us", "UTC"))])),
-        "fixed": pa.array([bytes([n % 256]) * 4 for n in numbers], pa.binary(4)),
-        "price": pa.array(numbers, pa.decimal128(20)),
-    }  # fmt: skip
-    return pa.table(columns).replace_schema_metadata(metadata)
-
-
-@settings(deadline=None)
-@given(
-    st.lists(st.lists(st.integers(0, 8), min_size=1, max_size=3), min_size=1, max_size=4),
-    st.lists(st.integers(1, 3000), max_size=3),
-    st.sampled_from([None, "lz4", "zstd"]),
-)
-def test_streams_are_their_rows_and_one_end_mark(
-    streams: list[list[int]], cuts: list[int], compression: str | None
-) -> None:
-    """Each object with a dictionary of its own; metadata of the whole schema may differ, as pandas' do."""
-    options = pa.ipc.IpcWriteOptions(compression=compression)
-    start, objects, due = 0, [], []
-    for number, sizes in enumerate(streams):
-        tables = []
-        for rows in sizes:
-            tables.append(table(start, rows, metadata={"rows": str(number)}))
-            start += rows
-        objects.append(arrow(*tables, options=options))
-        due += tables
-    data = joined(ArrowJoiner(resumed=False), objects, cuts)
-    with pa.ipc.open_stream(data) as reader:
-        found = reader.read_all()
-    assert found.to_pylist() == [row for each in due for row in each.to_pylist()]
-    assert found.num_rows == start
-    assert data.endswith(b"\xff\xff\xff\xff\0\0\0\0")
-    source = io.BytesIO(data)
-    pa.ipc.open_stream(source).read_all()
-    assert source.read() == b""  # the only mark is the last
-
-
-def test_dictionaries_that_grow() -> None:
-    """Deltas add to the dictionary of their own stream; the next stream replaces it."""
-    options = pa.ipc.IpcWriteOptions(emit_dictionary_deltas=True)
-    words = [["a", "b"], ["a", "b", "c"], ["x"], ["x", "y", "z"]]
-    columns = [
-        pa.table({"w": pa.DictionaryArray.from_arrays(pa.array(range(len(each)), pa.int32()), each)})
-        for each in words
-    ]
-    objects = [arrow(*columns[:2], options=options), arrow(*columns[2:], options=options)]
-    data = joined(ArrowJoiner(resumed=False), objects, [5])
-    with pa.ipc.open_stream(data) as reader:
-        assert reader.read_all()["w"].to_pylist() == [word for each in words for word in each]
-        assert reader.stats.num_dictionary_deltas == 2
-        assert reader.stats.num_replaced_dictionaries == 1
-
-
-def messages(data: bytes) -> list[bytes]:
-    """The messages of a stream, as bytes."""
-    found: list[bytes] = []
-    at = 0
-    source = pa.BufferReader(data)
-    while True:
-        try:
-            pa.ipc.read_message(source)
-        except EOFError:
-            return found
-        found.append(data[at : source.tell()])
-        at = source.tell()
-
-
-def test_a_delta_for_another_object_s_dictionary_is_refused() -> None:
-    options = pa.ipc.IpcWriteOptions(emit_dictionary_deltas=True)
-    columns = [
-        pa.table({"w": pa.DictionaryArray.from_arrays(pa.array([0], pa.int32()), words)})
-        for words in (["a"], ["a", "b"])
-    ]
-    schema, _, _, delta, more = messages(arrow(*columns, options=options))
-    whole = arrow(columns[0])
-    lost = schema + delta + more + b"\xff\xff\xff\xff\0\0\0\0"
-    with pytest.raises(NotJoinable, match="a delta for dictionary 0, which the stream has not") as caught:
-        joined(ArrowJoiner(resumed=False), [whole, lost], [9])
-    assert caught.value.offset == len(schema)
-
-
-FIRST = arrow(table(0, 5))
-OTHERS = [
-    (pa.table({"number": pa.array([1], pa.int32())}), "the type of field 'number'"),
-    (table(0, 5).rename_columns(["n", *table(0, 0).column_names[1:]]), "field 'n' where 'number' is due"),
-    (table(0, 5).drop(["price"]), "6 fields, and 7 are due"),
-    (table(0, 5).cast(table(0, 0).schema.set(0, pa.field("number", pa.int64(), nullable=False))), "nullable"),
-    (
-        table(0, 5).cast(table(0, 0).schema.set(0, pa.field("number", pa.int64(), metadata={"k": "v"}))),
-        "the metadata of field 'number'",
-    ),
-]
-
-
-@pytest.mark.parametrize(("other", "match"), OTHERS)
-def test_another_schema_is_refused_by_name(other: Any, match: str) -> None:
-    with pytest.raises(NotJoinable, match=f"another schema than .*{match}"):
-        joined(ArrowJoiner(resumed=False), [FIRST, arrow(other)], [100])
-
-
-@given(st.integers(1, len(FIRST) - 1), st.integers(1, 700))
-def test_a_cut_stream_is_an_error(size: int, step: int) -> None:
-    with pytest.raises(NotJoinable):
-        joined(ArrowJoiner(resumed=False), [FIRST[:size]], [step])
-
-
-def legacy() -> bytes:
-    return arrow(table(0, 1), options=pa.ipc.IpcWriteOptions(use_legacy_format=True))
-
-
-def as_file() -> bytes:
-    sink = io.BytesIO()
-    with pa.ipc.new_file(sink, table(0, 1).schema) as writer:
-        writer.write_table(table(0, 1))
-    return sink.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("data", "match"),
-    [
-        (as_file(), "an Arrow IPC file"),
-        (legacy(), "before 0.15"),
-        (b"not arrow at all", "Join: arrow takes whole Arrow IPC streams"),
-        (FIRST + b"trailing", "no Arrow IPC message"),
-        (FIRST + FIRST[:-8], "no end mark"),
-        (b"".join(messages(FIRST)[1:]) + FIRST[-8:], "before the schema"),
-        (messages(FIRST)[0] + FIRST, "a schema message where none may be"),
-        (b"\xff\xff\xff\xff\0\0\0\0", "an end mark where a schema is due"),
-        (b"\xff\xff\xff\xff\xff\xff\xff\x7f", "bytes of metadata"),
-    ],
-)
-def test_what_is_no_whole_stream_is_told(data: bytes, match: str) -> None:
-    with pytest.raises(NotJoinable, match=match):
-        joined(ArrowJoiner(resumed=False), [FIRST, data], [1000])
-
-
-def test_an_object_may_hold_several_and_a_resumed_epoch_has_its_schema() -> None:
-    data = joined(ArrowJoiner(resumed=False), [FIRST + FIRST, FIRST], [77])
-    with pa.ipc.open_stream(data) as reader:
-        assert reader.read_all().num_rows == 15
-    assert joined(ArrowJoiner(resumed=True), [FIRST], [77]) == b"".join(messages(FIRST)[1:]) + FIRST[-8:]
-    assert joined(ArrowJoiner(resumed=False), [], []) == b""
-
-
 @settings(deadline=None)
 @given(st.data())
 def test_any_damage_ends_in_a_stream_or_an_error(data: st.DataObject) -> None:
     """Foreign bytes never end in another exception, nor in a loop."""
-    which = data.draw(st.sampled_from(["tar", "arrow"]))
-    content = bytearray(WHOLE if which == "tar" else FIRST)
+    content = bytearray(WHOLE)
     for _ in range(data.draw(st.integers(1, 4))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
-    joiner = TarJoiner() if which == "tar" else ArrowJoiner(resumed=False)
     with contextlib.suppress(NotJoinable):
-        joined(joiner, [bytes(content)], [data.draw(st.integers(1, 2000))])
-
-
-def table_of(fields: Sequence[Any], at: int) -> tuple[int, bytes]:
-    """A FlatBuffers table at `at`: its vtable, then 4 bytes for each field that is not None."""
-    head = struct.pack("<HH", 4 + 2 * len(fields), 4 + 4 * len(fields))
-    head += b"".join(struct.pack("<H", 0 if f is None else 4 + 4 * i) for i, f in enumerate(fields))
-    head += bytes(-len(head) % 4)
-    start = at + len(head)
-    body = struct.pack("<i", len(head))
-    for i, field in enumerate(fields):
-        value = field(start + 4 + 4 * i) if callable(field) else field or 0
-        body += struct.pack("<I", value)
-    return start, head + body
-
-
-def test_tables_that_share_children_take_bounded_time() -> None:
-    """Each of thirty fields has the next one as its child twice: 2^30 fields for whoever believes it."""
-    data, ahead = bytearray(4), []
-
-    def put(*fields: Any) -> int:
-        start, raw = table_of(fields, len(data))
-        data.extend(raw)
-        return start
-
-    def forward(name: str) -> Callable[[Any], int]:
-        def offset(at: Any) -> int:
-            ahead.append((at, name))
-            return 0
-
-        return offset
-
-    places = {}
-    places["message"] = put(4, 1, forward("schema"))
-    places["schema"] = put(None, forward("fields"))
-    places["fields"] = len(data)
-    data += struct.pack("<II", 1, 0)
-    ahead.append((len(data) - 4, "f0"))
-    for level in range(30):
-        places[f"f{level}"] = put(None, None, 12, forward("type"), None, forward(f"c{level}"))
-        places[f"c{level}"] = len(data)
-        data += struct.pack("<III", 2, 0, 0)
-        ahead += [(len(data) - 8, f"f{level + 1}"), (len(data) - 4, f"f{level + 1}")]
-    places["f30"] = put(None, None, 1, forward("type"))
-    places["type"] = put()
-    for at, name in [(0, "message"), *ahead]:
-        data[at : at + 4] = struct.pack("<I", places[name] - at)
-    head = b"\xff\xff\xff\xff" + struct.pack("<i", len(data))
-    with pytest.raises(NotJoinable, match="metadata of more than 65536 tables"):
-        joined(ArrowJoiner(resumed=False), [head + data], [])
+        joined(TarJoiner(), [bytes(content)], [data.draw(st.integers(1, 2000))])

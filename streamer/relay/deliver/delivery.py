@@ -103,8 +103,6 @@ class Delivery:
         start = self._first if epoch == self._first.epoch else Position(epoch)
         self.delivered = start.offset
         self.consumed = start.mark.fetched if self._plan.rewrites else start.offset
-        if self._points is not None:
-            self._points.begin()
         self._drop_taken()
         self.ends.clear()
 
@@ -128,7 +126,7 @@ class Delivery:
                     timer=self._counters.timer,
                     account=self._written,
                     again=self.delivered - first.mark.streamed if first is self._first else 0,
-                    joiner=joiner_of(self._plan.join, resumed=first.mark.streamed > 0),
+                    joiner=joiner_of(self._plan.join),
                     inflated=self._plan.inflate,
                 )
                 transformer = self._transformer = BodyTransformer(
@@ -246,15 +244,13 @@ class Delivery:
             and slot.part.start == 0
             and slot.part.body
         ):
-            points.note(slot.part.epoch, ResumePoint(self.consumed, self.delivered))
+            points.reach(slot.part.epoch, ResumePoint(self.consumed, self.delivered))
         if (keys := self._keys) is not None:
             while not self._lists(keys, len(data), self.delivered - transformer.writer.again):
                 await keys.writable(outlet)
         await transformer.pass_on(slot.part, slot.delivered, data)
         if limited:
             await transformer.settle()  # the limit is of delivered bytes
-        if points is not None and points.pending and transformer.writer.anchored:
-            points.report(slot.part.epoch)
         self._consumed(len(data))
         return len(data)
 

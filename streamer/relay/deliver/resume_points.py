@@ -27,25 +27,10 @@ class ResumePoints:
         self._report = report
         self._last = (first.epoch, first.offset)
         """Epoch and offset of the last point reported."""
-        self._next: ResumePoint | None = None
 
-    @property
-    def pending(self) -> bool:
-        """Whether a point is noted and not reported."""
-        return self._next is not None
-
-    def begin(self) -> None:
-        """Begin an epoch: forget a point that is not reported."""
-        self._next = None
-
-    def note(self, epoch: int, point: ResumePoint) -> None:
-        """Note the start of an object as the next point, if enough bytes lie between it and the last one."""
+    def reach(self, epoch: int, point: ResumePoint) -> None:
+        """Report the start of an object, if enough bytes lie between it and the last point reported."""
         last = self._last[1] if self._last[0] == epoch else 0
-        self._next = point if point.streamed - last >= MARK_EVERY else None
-
-    def report(self, epoch: int) -> None:
-        """Report the point that is noted."""
-        point, self._next = self._next, None
-        if point is not None:
+        if point.streamed - last >= MARK_EVERY:
             self._last = (epoch, point.streamed)
             self._report(point)

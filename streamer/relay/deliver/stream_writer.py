@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from streamer.formats.arrow_joiner import ArrowJoiner
 from streamer.formats.header_skipper import SKIP, HeaderSkipper
 from streamer.formats.join import NotJoinable
 from streamer.formats.line_joiner import LineJoiner
@@ -69,11 +68,6 @@ class StreamWriter:
     def reader_gone(self) -> bool:
         """Whether the outlet's reader has closed its end."""
         return self._outlet.reader_gone
-
-    @property
-    def anchored(self) -> bool:
-        """Whether an epoch may be resumed at the first byte of the current object."""
-        return self._joiner is None or self._joiner.anchored
 
     def begin(self) -> None:
         """Begin an object."""
@@ -159,12 +153,10 @@ class StreamWriter:
         return found
 
 
-def joiner_of(join: str | None, *, resumed: bool) -> Joiner | None:
-    """Return a joiner for one epoch, if any. `resumed`: the reader already has bytes of earlier objects."""
+def joiner_of(join: str | None) -> Joiner | None:
+    """Return a joiner for one epoch, if any."""
     if join is None:
         return None
     if join.startswith(SKIP):
         return HeaderSkipper(int(join.removeprefix(SKIP)))
-    if join == "lines":
-        return LineJoiner()
-    return TarJoiner() if join == "tar" else ArrowJoiner(resumed=resumed)
+    return TarJoiner() if join == "tar" else LineJoiner()
