@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from examples.demo.dataset import channels as demo_channels
+from streamer.formats.recordio import encode as encode_recordio
 from streamer.formats.tfrecord import encode
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ SEED = 7
 LABEL = struct.Struct("<q")
 VECTOR = 64
 """Numbers in a vector of the records of `torch_tfrecords`."""
+SMALL = 0.2
+"""Numbers that sparse vectors leave out."""
 COLOURS = ((200, 60, 60), (60, 200, 60), (60, 60, 200))
 """Mean colour of the images of each class."""
 TOPICS = {
@@ -112,6 +115,27 @@ def sized_vectors() -> dict[str, bytes]:
     }
 
 
+def protobuf_vectors() -> dict[str, bytes]:
+    """Return the vectors as SageMaker's protobuf records in RecordIO; every fourth one is sparse."""
+    from examples.sagemaker_protobuf import record_class
+
+    found = {}
+    for name, records in vectors(2000, 400).items():
+        frames = []
+        for number, packed in enumerate(records):
+            record, vector = record_class()(), np.frombuffer(packed, "<f4", offset=LABEL.size)
+            tensor, (label,) = record.features["values"].float32_tensor, LABEL.unpack_from(packed)
+            record.label["values"].float32_tensor.values.append(label)
+            if number % 4 == 0:
+                tensor.shape.append(VECTOR)
+                tensor.keys.extend(np.flatnonzero(abs(vector) > SMALL).tolist())
+                vector = vector[abs(vector) > SMALL]
+            tensor.values.extend(vector.tolist())
+            frames.append(encode_recordio(record.SerializeToString()))
+        found |= {f"protobuf/{name}/part-{part}.rec": b"".join(frames[part::2]) for part in range(2)}
+    return found
+
+
 def images() -> dict[str, bytes]:
     """Return JPEGs of three classes, which differ in colour, and a manifest for each channel."""
     from PIL import Image
@@ -165,6 +189,11 @@ EXAMPLES = {
         sized_vectors,
         [shared_channel("train", "drop"), shared_channel("eval", "pad")],
         ranks=2,
+    ),
+    "sagemaker_protobuf": Example(
+        "examples.sagemaker_protobuf",
+        protobuf_vectors,
+        [prefix_channel(name, "protobuf") for name in ("train", "eval")],
     ),
     "text_lines": Example(
         "examples.text_lines", texts, [prefix_channel(name, "text") for name in ("train", "eval")]

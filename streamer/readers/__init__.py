@@ -19,14 +19,13 @@
     tables      Parquet and Arrow objects as record batches: `TableReader`; with table_decoder (one object),
                 table_objects (those that are corrupt) and table_dataset (`TableIterableDataset`, for PyTorch)
     tokens      raw tokens as NumPy arrays: `TokenReader`; with token_blocks (the arrays)
-    examples    tf.train.Example as NumPy arrays: `ExampleDecoder`; with example_messages (the descriptors)
+    examples    tf.train.Example as NumPy arrays: `ExampleDecoder`
     samples     the records of an augmented manifest, grouped into samples
-    protobuf    SageMaker's protobuf records as NumPy arrays
 
 `core` and `samples` import the standard library, `streamer.formats`, `streamer.trailer` and
-`streamer.errors` only. `tensorflow`, `torch`, `loader`, `table_dataset`, `tokens`, `examples` and `protobuf`
-import TensorFlow, PyTorch and NumPy, so this module does not import them; `table_decoder` imports pyarrow and
-`example_messages` protobuf late. This module loads the names below at their first use.
+`streamer.errors` only. `tensorflow`, `torch`, `loader`, `table_dataset`, `tokens` and `examples` import
+TensorFlow, PyTorch and NumPy, so this module does not import them; `table_decoder` imports pyarrow and
+`examples` protobuf late. This module loads the names below at their first use.
 """
 
 from __future__ import annotations

@@ -46,7 +46,6 @@ from streamer.formats.tar_joiner import TarJoiner
 from streamer.formats.tfrecord import TFRecordReader
 from streamer.inflate import Inflater
 from streamer.plan import ObjectRef, Part, S3Uri, parse_object_uri
-from streamer.readers import protobuf
 from streamer.readers.core.config import channels_in, check_channel
 from streamer.readers.core.position import ReaderPosition
 from streamer.readers.core.state import EpochState
@@ -359,20 +358,6 @@ def uris(data: bytes) -> None:
             continue
 
 
-def proto(data: bytes) -> None:
-    record = protobuf.decode(data)
-    for value in (*record.features.values(), *record.label.values()):
-        if isinstance(value, protobuf.Sparse) and 0 < _product(value.shape) < 1 << 16:
-            value.dense()
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    found = 1
-    for each in shape:
-        found *= each
-    return found
-
-
 JOB = """
 InputDataConfig:
   - ChannelName: train
@@ -465,13 +450,6 @@ TARGETS: dict[str, Target] = {
     "borders-tar": Target(borders("tar"), (tar(),), (BadRecord,)),
     "record-index": Target(
         index_file, (INDEX_HEADER + block(ROWS[:2]) + block(ROWS[2:]), INDEX_HEADER), (Damaged,)
-    ),
-    "protobuf": Target(
-        proto,
-        (
-            message(1, message(1, b"values") + VALUES),
-            message(2, message(1, b"l") + message(2, message(9, message(1, b"x")))) + message(3, b"u"),
-        ),
     ),
     "join-tar": Target(joined(TarJoiner), (tar(),), (NotJoinable,)),
     "inflate": Target(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 _FIELDS = {"bytes": 1, "float32": 2, "int64": 3}
@@ -41,13 +41,6 @@ def entry(key: bytes, value: bytes) -> bytes:
 
 def example(*entries: bytes) -> bytes:
     return tagged(1, b"".join(entries))
-
-
-def sequence(context: Mapping[bytes, bytes], lists: Mapping[bytes, Sequence[bytes]]) -> bytes:
-    """A SequenceExample."""
-    features = b"".join(entry(key, value) for key, value in context.items())
-    entries = [entry(key, b"".join(tagged(1, step) for step in steps)) for key, steps in lists.items()]
-    return tagged(1, features) + tagged(2, b"".join(entries))
 
 
 def numbers(kind: str, count: int) -> list[Any]:

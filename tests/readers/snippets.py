@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from streamer.formats import recordio, tfrecord
-from tests.readers.example_bytes import entry, example, feature, tagged
+from tests.readers.example_bytes import entry, example, feature
 from tests.readers.feeder import Feeder
 
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -43,16 +43,6 @@ def parquet(number: int) -> bytes:
     table = pa.table({"text": [f"text {number}"] * 3, "label": [number, 1, 2]})
     files.write_table(table, out)
     return out.getvalue()
-
-
-def labelled(number: int) -> bytes:
-    """A record of SageMaker's protobuf, with a feature `values` and a label."""
-
-    def tensor(values: list[float]) -> bytes:
-        return tagged(2, tagged(1, np.array(values, "<f4").tobytes()))
-
-    features = tagged(1, tagged(1, b"values") + tagged(2, tensor([number, 1.0])))
-    return features + tagged(2, tagged(1, b"values") + tagged(2, tensor([number % 2])))
 
 
 @functools.cache
@@ -79,7 +69,6 @@ def stream(block: str) -> list[bytes]:
         "TokenReader": lambda number: np.full(1024, number, "<u2").tobytes(),
         '"fixed:2050"': lambda number: np.full(1025, number, "<u2").tobytes(),
         "TableReader|TableIterableDataset": lambda number: recordio.encode(parquet(number)),
-        "protobuf import decode": lambda number: recordio.encode(labelled(number)),
         "ExampleDecoder": lambda number: tfrecord.encode(annotated(number)),
         "parse_example": lambda number: tfrecord.encode(example(entry(b"label", feature("int64", [number])))),
         "grouped": lambda number: recordio.encode(jpeg() if number % 2 == 0 else b"label"),

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from streamer.errors import CorruptRecord
 from streamer.formats import tfrecord
 from streamer.readers.examples import ExampleDecoder, Fixed, Var
-from tests.readers.example_bytes import entry, example, feature, numbers, sequence, tagged, varint
+from tests.readers.example_bytes import entry, example, feature, numbers, tagged, varint
 from tests.readers.feeder import Feeder
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "how-to" / "arrays-and-tables.md"
@@ -32,7 +32,7 @@ def test_values_of_every_type(packed: bool) -> None:
         entry(b"unused", feature("bytes", [b"x"])),
     )
     decoder = ExampleDecoder(
-        {"f": Fixed("float32", (3, 1)), "i": Var("int64"), "b": Fixed("bytes", (None,)), "n": Var("float32")}
+        {"f": Fixed("float32", (3, 1)), "i": Var("int64"), "b": Var("bytes"), "n": Var("float32")}
     )
     values = decoder.decode(payload)
     assert values.keys() == {"f", "i", "b", "n"}
@@ -78,11 +78,6 @@ X = {"x": Fixed("float32", (2,))}
         (example(entry(b"x", feature("int64", [1, 2]))), X, "it is a int64_list, and float_list is due"),
         (example(entry(b"x", feature("float32", [1]))), X, r"1 values, and its shape is \(2,\)"),
         (example(entry(b"x", feature("float32", []))), X, r"0 values, and its shape is \(2,\)"),
-        (
-            example(entry(b"x", feature("float32", [1, 2, 3]))),
-            {"x": Fixed("float32", (None, 2))},
-            r"3 values, and its shape is \(None, 2\)",
-        ),
         # Wrong wire types: a varint, and 8 bytes, where floats are due; a varint instead of a list.
         (
             example(entry(b"x", tagged(2, varint(1 << 3) + b"\5"))),
@@ -129,7 +124,7 @@ def test_defaults() -> None:
             "b": Fixed("bytes", default=b"none\0"),
             "c": Fixed("bytes", (2,), [b"x\0", b"y"]),
             "d": Fixed("int64", default=7),
-            "e": Fixed("int64", (None, 2)),
+            "e": Var("int64"),
         }
     )
     values = decoder.decode(b"")
@@ -138,29 +133,9 @@ def test_defaults() -> None:
         b"none\0",
         [b"x\0", b"y"],
     )
-    assert (values["d"], values["d"].dtype, values["e"].shape) == (7, np.int64, (0, 2))
+    assert (values["d"], values["d"].dtype, values["e"].shape) == (7, np.int64, (0,))
     values["a"][:] = 0
     assert decoder.decode(b"")["a"].tolist() == [[1], [2]]
-
-
-def test_sequence_examples() -> None:
-    payload = sequence(
-        {b"id": feature("bytes", [b"7"])},
-        {b"words": [feature("int64", [1, 2]), feature("int64", [])], b"v": [feature("float32", [1, 2])] * 3},
-    )
-    decoder = ExampleDecoder(
-        {"id": Fixed("bytes")},
-        sequences={"words": Var("int64"), "v": Fixed("float32", (2,)), "absent": Var("bytes")},
-    )
-    values = decoder.decode(payload)
-    assert values["id"] == b"7"
-    assert [step.tolist() for step in values["words"]] == [[1, 2], []]
-    assert np.stack(values["v"]).tolist() == [[1, 2]] * 3
-    assert values["absent"] == []
-    with pytest.raises(CorruptRecord, match="feature 'absent' of the record: the record lacks it"):
-        ExampleDecoder({}, sequences={"absent": Fixed("int64")}).decode(payload)
-    with pytest.raises(CorruptRecord, match=r"feature 'words' of the record: 0 values"):
-        ExampleDecoder({}, sequences={"words": Fixed("int64", (2,))}).decode(payload)
 
 
 @pytest.mark.parametrize(
@@ -170,15 +145,10 @@ def test_sequence_examples() -> None:
             lambda: Var(cast("Any", "float64")),
             "the type of a feature is 'float64': write bytes, float32, int64",
         ),
-        (lambda: Fixed("int64", (2, None)), "the first may be None"),
+        (lambda: Fixed("int64", cast("Any", (None, 2))), "sizes are 1 or more; or use Var"),
         (lambda: Fixed("int64", (0,)), "sizes are 1 or more"),
         (lambda: Fixed("int64", (2,), 1), r"1 values, and its shape is \(2,\)"),
-        (lambda: Fixed("int64", (None,), [1]), "a feature of any length has no default"),
         (lambda: ExampleDecoder({}), "no feature to decode"),
-        (
-            lambda: ExampleDecoder({"x": Var("int64")}, sequences={"x": Var("int64")}),
-            "feature 'x' is in features and in sequences",
-        ),
     ],
 )
 def test_wrong_features_are_refused(make: Any, error: str) -> None:

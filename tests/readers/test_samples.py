@@ -16,10 +16,9 @@ from streamer.errors import CorruptRecord, TruncatedStream
 from streamer.formats import recordio
 from streamer.readers import PipeReader
 from streamer.readers.examples import ExampleDecoder, Fixed, Var
-from streamer.readers.protobuf import decode
 from streamer.readers.samples import grouped, grouped_dataset
 from tests.kit.late import LATE
-from tests.readers.example_bytes import entry, example, feature, sequence, tagged
+from tests.readers.example_bytes import entry, example, feature, tagged
 from tests.readers.feeder import Feeder
 
 if LATE:
@@ -67,15 +66,6 @@ def test_a_sample_has_at_least_one_record(feeder: Feeder) -> None:
             group([], 0)
 
 
-def test_protobuf_records_of_a_channel(feeder: Feeder) -> None:
-    payload = bytes.fromhex("0a160a0676616c756573120c120a0a080000803f000000401a0161")
-    feeder.feed(0, recordio.encode(payload) * 2)
-    records = [decode(payload) for payload in PipeReader("train", "RecordIO")]
-    values = [record.features["values"] for record in records]
-    assert [each.tolist() for each in values if isinstance(each, np.ndarray)] == [[1.0, 2.0]] * 2
-    assert records[0].uid == "a"
-
-
 VALUES: dict[Any, st.SearchStrategy[Any]] = {
     "bytes": st.binary(max_size=4),
     "float32": st.floats(width=32),
@@ -98,12 +88,9 @@ def wanted_features(draw: st.DrawFn) -> tuple[Fixed | Var, Any]:
     """What a decoder wants, and the same for TensorFlow."""
     kind = draw(KINDS)
     dtype = tf.string if kind == "bytes" else tf.dtypes.as_dtype(kind)
-    form = draw(st.sampled_from(["variable", "rows", "fixed"]))
+    form = draw(st.sampled_from(["variable", "fixed"]))
     if form == "variable":
         return Var(kind), tf.io.VarLenFeature(dtype)
-    if form == "rows":
-        row = draw(st.sampled_from([(), (1,), (2,), (2, 1)]))
-        return Fixed(kind, (None, *row)), tf.io.FixedLenSequenceFeature(row, dtype, allow_missing=True)
     shape = draw(st.sampled_from([(), (1,), (2,), (2, 2)]))
     default = None
     if draw(st.booleans()):
@@ -147,34 +134,6 @@ def test_an_example_is_what_tensorflow_makes_of_it(
     assert found.keys() == due.keys()
     for key, value in due.items():
         np.testing.assert_array_equal(found[key], value, strict=not isinstance(value, bytes))
-
-
-def test_a_sequence_example_is_what_tensorflow_makes_of_it() -> None:
-    payload = sequence(
-        {b"id": feature("int64", [-7])},
-        {
-            b"words": [feature("int64", [1, -2], packed=False), feature("int64", []), feature("int64", [3])],
-            b"vectors": [feature("float32", [1, 2]), feature("float32", [3, 4])],
-        },
-    )
-    context, lists = tf.io.parse_single_sequence_example(
-        payload,
-        {"id": tf.io.FixedLenFeature([], tf.int64)},
-        {
-            "words": tf.io.RaggedFeature(tf.int64),
-            "vectors": tf.io.FixedLenSequenceFeature([2], tf.float32),
-            "absent": tf.io.VarLenFeature(tf.string),
-        },
-    )
-    decoder = ExampleDecoder(
-        {"id": Fixed("int64")},
-        sequences={"words": Var("int64"), "vectors": Fixed("float32", (2,)), "absent": Var("bytes")},
-    )
-    found = decoder.decode(payload)
-    assert found["id"] == context["id"].numpy() == -7
-    assert [step.tolist() for step in found["words"]] == lists["words"].to_list()
-    assert np.array_equal(np.stack(found["vectors"]), lists["vectors"].numpy())
-    assert len(found["absent"]) == lists["absent"].values.shape[0] == 0
 
 
 def test_tensorflow_reads_the_sample_data_of_the_demo(tmp_path: Path) -> None:
