@@ -29,7 +29,6 @@ from dashboards.panels import (
 
 NOT_GRAPHED: dict[str, str] = {
     "penstock_order_hosts": "an alert compares the hosts",
-    "penstock_mix_weight_ratio": "changes when an operator changes it alone",
     "penstock_epoch_objects": "the epoch's bytes are graphed",
     "penstock_epoch_eta_seconds": "the time left is worked out for several sidecars together",
     "penstock_reader_connects_total": "epochs ended show the same",

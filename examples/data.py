@@ -119,7 +119,7 @@ def protobuf_vectors() -> dict[str, bytes]:
     """Return the vectors as SageMaker's protobuf records in RecordIO; every fourth one is sparse."""
     from examples.sagemaker_protobuf import record_class
 
-    found = {}
+    found: dict[str, bytes] = {}
     for name, records in vectors(2000, 400).items():
         frames = []
         for number, packed in enumerate(records):

@@ -14,16 +14,11 @@ Readers that shuffle records in windows (`streamer.readers.core.shuffle`) add a 
 window: `shuffle`, with the window's `records` and `seed`, its first step (`begin`), and the records of a rank
 in a step (`batch`). A job goes on there from step `begin` on, because the window is read again.
 
-If weights of a mix were changed while the job ran, `order` also has `changes`: the digest without any, and
-epoch, step and weights of each. Changes at the state's step and later are no difference between two orders,
-because they have no part in the global batches before.
-
 Both sidecar and readers use this module, so it imports nothing of either.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -31,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from streamer.units import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
 FORMAT = 1
 FILE_NAME = "penstock-state.json"
@@ -49,7 +44,6 @@ _INPUTS = {
     "block": "Block",
     "split": "Split",
     "mix": "Mix",
-    "changes": "the changes of its weights",
 }
 """Name of each input of an order's digest."""
 
@@ -117,53 +111,7 @@ def _is_window(value: object, step: int) -> bool:
 
 def is_order(value: object) -> bool:
     """Return whether `value` is the object `order` of a state or trailer."""
-    if not isinstance(value, dict) or not isinstance(value.get("digest"), str):
-        return False
-    changes = value.get("changes")
-    return changes is None or (
-        isinstance(changes, dict)
-        and changes.keys() == {"digest", "weights"}
-        and isinstance(changes["digest"], str)
-        and isinstance(changes["weights"], list)
-        and all(
-            isinstance(each, list)
-            and len(each) == 3
-            and all(type(number) is int for number in each[:2])
-            and isinstance(each[2], list)
-            for each in changes["weights"]
-        )
-    )
-
-
-def changes_of(order: Mapping[str, Any]) -> list[list[Any]]:
-    """Return the changes of the weights of an order: epoch, step and weights of each."""
-    changes = order.get("changes")
-    return [] if changes is None else list(changes["weights"])
-
-
-def with_changes(order: Mapping[str, Any], changes: Sequence[Sequence[Any]]) -> dict[str, Any]:
-    """Return the order with these changes of the weights instead of its own, and its digest."""
-    bare = {key: value for key, value in order.items() if key != "changes"}
-    if "changes" in order:
-        bare["digest"] = order["changes"]["digest"]
-    if not changes:
-        return bare
-    digest = hashlib.sha256(f"penstock changes 1\n{bare['digest']}\n".encode())
-    for epoch, step, weights in changes:
-        digest.update(f"{epoch} {step} {' '.join(map(str, weights))}\n".encode())
-    changed = {"digest": bare["digest"], "weights": [list(each) for each in changes]}
-    return bare | {"digest": digest.hexdigest(), "changes": changed}
-
-
-def before_step(order: Mapping[str, Any], epoch: int, step: int) -> dict[str, Any]:
-    """Return the order without the changes of the weights at this step and later."""
-    return with_changes(order, [each for each in changes_of(order) if (each[0], each[1]) < (epoch, step)])
-
-
-def order_difference(saved: StepState, order: Mapping[str, Any]) -> str | None:
-    """Return how the order of a state differs from the present one; None if its batches are the same."""
-    was = before_step(saved.order, saved.epoch, saved.step)
-    return _difference(was, before_step(order, saved.epoch, saved.step))
+    return isinstance(value, dict) and isinstance(value.get("digest"), str)
 
 
 def why_not_begin(
@@ -180,7 +128,7 @@ def why_not_begin(
             f"{state} has steps, and its ranks do not share it by record; set Batch or GlobalBatch of Ranks "
             "as when it was saved, or begin without the state"
         )
-    if not anyway and (difference := order_difference(saved, order)) is not None:
+    if not anyway and (difference := order_difference(saved.order, order)) is not None:
         return (
             f"{state} was saved under another order of records: {difference}; restore what has changed, "
             "begin without the state, or begin anyway: --resume-anyway, and load_state_dict with anyway=True"
@@ -193,14 +141,13 @@ def why_not_begin(
     return None
 
 
-def _difference(saved: Mapping[str, Any], present: Mapping[str, Any]) -> str | None:
+def order_difference(saved: Mapping[str, Any], present: Mapping[str, Any]) -> str | None:
+    """Return how the order of a state differs from the present one; None if its batches are the same."""
     if saved["digest"] == present["digest"]:
         return None
     found = []
     for key, name in _INPUTS.items():
         was, now = json.dumps(saved.get(key)), json.dumps(present.get(key))
-        if key == "changes":
-            was, now = (json.dumps(changes_of(each) or None) for each in (saved, present))
         if was == now:
             continue
         if key == "objects":

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 WITHIN = 5
-"""Seconds in which the sidecar must respond to most requests."""
+"""Seconds in which the sidecar must respond, and at most between two events."""
 MOST_REASON = 4096
 """Bytes of a reason that are read."""
 
@@ -30,18 +30,16 @@ def response(
     *,
     method: str = "GET",
     body: bytes | None = None,
-    within: float = WITHIN,
 ) -> Iterator[HTTPResponse]:
     """Send one request to the admin server at `url`, and yield the response.
 
-    `within`: seconds in which the sidecar must respond, and at most between two events.
     No proxy is used and no redirect is followed, so that the token reaches the sidecar only. Raises
     ConfigError for a URL that is not http://, and OSError, ValueError or HTTPException without a response.
     """
     address = urlsplit(url)
     if address.scheme != "http":
         raise ConfigError(f"{url!r} is not an http:// URL")
-    with contextlib.closing(HTTPConnection(address.netloc, timeout=within)) as connection:
+    with contextlib.closing(HTTPConnection(address.netloc, timeout=WITHIN)) as connection:
         target = address.path.rstrip("/") + path + (address.query and f"?{address.query}")
         connection.request(method, target, body, {"Connection": "close", **(headers or {})})
         with connection.getresponse() as received:

@@ -6,11 +6,10 @@ import contextlib
 import difflib
 import json
 import re
-import shlex
 from http.client import HTTPException
 from typing import TYPE_CHECKING, Any
 
-from sidecar.admin.probe import MOST_REASON, WITHIN, response
+from sidecar.admin.probe import MOST_REASON, response
 from sidecar.config.byte_size import parse_size
 from streamer.errors import ConfigError, SinkError
 from streamer.escaping import escape_control
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from http.client import HTTPResponse
 
-WEIGHTS_WITHIN = 600
-"""Seconds in which the sidecar must respond to a change of weights: it walks over two epochs first."""
 LIMITS = ("bandwidth", "requests_in_flight", "memory_budget")
 _LIFTED = ("none", "auto")
 """Values that lift a limit."""
@@ -53,58 +50,11 @@ def change(url: str, document: dict[str, Any], token: str) -> dict[str, Any]:
 
     Raises SinkError if no sidecar responds, ConfigError if it refuses.
     """
-    return _patch(url, "/limits", document, token)
-
-
-def _patch(
-    url: str, path: str, document: dict[str, Any], token: str, *, within: float = WITHIN
-) -> dict[str, Any]:
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
     body = json.dumps(document).encode()
-    with _accepted(url, path, headers, method="PATCH", body=body, within=within) as received:
+    with _accepted(url, "/limits", headers, method="PATCH", body=body) as received:
         after: dict[str, Any] = json.load(received)
     return after
-
-
-def change_weights(url: str, document: dict[str, Any], token: str) -> dict[str, Any]:
-    """Change the weights of a channel; return its weights, its changes, and the step of this change.
-
-    Raises SinkError if no sidecar responds, ConfigError if it refuses.
-    """
-    return _patch(url, "/weights", document, token, within=WEIGHTS_WITHIN)
-
-
-def parse_weights(words: tuple[str, ...], at: str | None) -> dict[str, Any] | None:
-    """Return `train.weights=70,20,10` and `--at 0:1250` as a document; None if no word is of weights.
-
-    Raises ConfigError.
-    """
-    if not any(word.partition("=")[0].endswith(".weights") for word in words):
-        if at is not None:
-            raise ConfigError("--at is the step of CHANNEL.weights=..., and no word has weights; remove --at")
-        return None
-    if len(words) > 1:
-        raise ConfigError("weights of a channel change in a command of their own; give the other words later")
-    name, _, value = words[0].partition("=")
-    try:
-        weights = [float(number) if "." in number else int(number) for number in value.split(",")]
-    except ValueError:
-        raise ConfigError(f"{words[0]!r}: write train.weights=70,20,10, one number for each prefix") from None
-    document: dict[str, Any] = {"channel": name.removesuffix(".weights"), "weights": weights}
-    if at is not None:
-        if (step := re.fullmatch(r"([0-9]{1,19}):([0-9]{1,19})", at)) is None:
-            raise ConfigError(f"--at {at!r}: write EPOCH:STEP, two whole numbers, such as --at 0:1250")
-        document |= {"epoch": int(step[1]), "step": int(step[2])}
-    return document
-
-
-def describe_weights(name: str, changed: dict[str, Any], token_file: str) -> list[str]:
-    """Return the lines that `penstock set` prints after a change of a channel's weights."""
-    epoch, step, token = changed["epoch"], changed["step"], shlex.quote(token_file)
-    return [
-        f"{name} from step {step} of epoch {epoch} on; order {changed['order'][:16]}",
-        f"on every other host of the job: penstock set --token-file {token} --at {epoch}:{step} {name}",
-    ]
 
 
 def describe_limits(limits: dict[str, Any]) -> list[str]:
@@ -129,6 +79,8 @@ def parse_limits(words: tuple[str, ...]) -> dict[str, Any]:
     for word in words:
         name, equals, value = word.partition("=")
         channel, _, limit = name.rpartition(".")
+        if limit == "weights":
+            raise ConfigError(f"{word!r}: weights change at the steps that Mix.Then of the job file names")
         if not equals or limit not in LIMITS:
             close = difflib.get_close_matches(limit, LIMITS, n=1)
             meant = f" did you mean {close[0]}?" if close and limit not in LIMITS else ""

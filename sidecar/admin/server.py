@@ -4,7 +4,6 @@
 /events    the page's data, live    /livez     200 while the event loop runs
 /status    JSON, for scripts        /readyz    200 while every FIFO is offered and no channel has failed
 /limits    limits that may change while the job runs; a change needs the token
-/weights   weights of mixed prefixes, which may change likewise
 
 `sidecar.admin.port` listens and loads this module. `sidecar.admin.access` decides which requests to admit.
 
@@ -39,10 +38,9 @@ from sidecar.admin import limits
 from sidecar.admin.access import CLIENT_WITHIN, AccessPolicy, ConnectionLimiter, harden, refusal
 from sidecar.admin.listener import BACKLOG
 from sidecar.admin.status import status, view
-from sidecar.admin.weights import WeightChanger
 from sidecar.observe.collector import exposition
 from streamer.aio import first_of
-from streamer.errors import ConfigError, SinkError
+from streamer.errors import ConfigError
 
 if TYPE_CHECKING:
     import socket
@@ -98,7 +96,6 @@ class Admin:
         self._closing = asyncio.Event()
         self._page_made = asyncio.Lock()
         """Held while a page is made, and for `PAGES_APART` seconds after it."""
-        self._weights = WeightChanger(state)
 
     @contextlib.asynccontextmanager
     async def serving(self, sockets: list[socket.socket]) -> AsyncIterator[None]:
@@ -147,8 +144,6 @@ class Admin:
                 web.get("/events", self._events),
                 web.get("/limits", self._limits),
                 web.patch("/limits", self._change),
-                web.get("/weights", self._current_weights),
-                web.patch("/weights", self._change_weights),
             ]
         )
         app.on_shutdown.append(self._end_events)
@@ -195,16 +190,21 @@ class Admin:
         return web.json_response(limits.current(self._state))
 
     async def _change(self, request: web.Request) -> web.Response:
-        async def change(document: object) -> dict[str, Any]:
-            return limits.change(self._state, document)
-
-        return await _changed(request, change)
-
-    async def _current_weights(self, _: web.Request) -> web.Response:
-        return web.json_response(self._weights.current())
-
-    async def _change_weights(self, request: web.Request) -> web.Response:
-        return await _changed(request, self._weights.change)
+        try:
+            async with asyncio.timeout(BODY_WITHIN):
+                body = await request.read()
+        except TimeoutError:
+            return refusal(408, f"the body did not come in {BODY_WITHIN:g} s")
+        except web.RequestPayloadError as error:
+            return refusal(400, f"the body cannot be decoded: {error}")
+        try:
+            document = json.loads(body.decode())
+        except (ValueError, RecursionError) as error:
+            return refusal(400, f"the body is not JSON: {error}")
+        try:
+            return web.json_response(limits.change(self._state, document))
+        except (ConfigError, ValueError) as error:
+            return refusal(400, str(error))
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         """Stream server-sent events (HTML Standard, section 9.2). The last one has phase `ended`."""
@@ -231,29 +231,6 @@ class Admin:
 
     async def _end_events(self, _: web.Application) -> None:
         self._closing.set()
-
-
-async def _changed(
-    request: web.Request, change: Callable[[object], Awaitable[dict[str, Any]]]
-) -> web.Response:
-    """Return the response to a request whose body names a change."""
-    try:
-        async with asyncio.timeout(BODY_WITHIN):
-            body = await request.read()
-    except TimeoutError:
-        return refusal(408, f"the body did not come in {BODY_WITHIN:g} s")
-    except web.RequestPayloadError as error:
-        return refusal(400, f"the body cannot be decoded: {error}")
-    try:
-        document = json.loads(body.decode())
-    except (ValueError, RecursionError) as error:
-        return refusal(400, f"the body is not JSON: {error}")
-    try:
-        return web.json_response(await change(document))
-    except (ConfigError, ValueError) as error:
-        return refusal(400, str(error))
-    except SinkError as error:
-        return refusal(503, str(error))
 
 
 def _concerns_server(record: logging.LogRecord) -> bool:

@@ -61,7 +61,6 @@ def top(url: str, *, once: bool, as_json: bool, token_file: str | None) -> None:
     cls=Command,
     examples=[
         "penstock set --token-file token bandwidth=200MB train.bandwidth=none requests_in_flight=auto",
-        "penstock set --token-file token train.weights=50,30,20 --at 0:1250",
     ],
     page="docs/reference/metrics.md#limits-that-may-change",
 )
@@ -69,31 +68,17 @@ def top(url: str, *, once: bool, as_json: bool, token_file: str | None) -> None:
 @click.option(
     "--token-file", required=True, metavar="FILE", help="The file that Penstock.Admin.TokenFile names."
 )
-@click.option(
-    "--at",
-    metavar="EPOCH:STEP",
-    help="The first step with the weights. Default: the first that no rank of this host has come to.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print all limits, or the channel's weights, as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print all limits as JSON.")
 @click.argument("limits", nargs=-1, required=True, metavar="LIMIT=VALUE...")
-def change(url: str, *, token_file: str, at: str | None, as_json: bool, limits: tuple[str, ...]) -> None:
-    """Change limits, or the weights of a mix, of a running sidecar.
+def change(url: str, *, token_file: str, as_json: bool, limits: tuple[str, ...]) -> None:
+    """Change limits of a running sidecar.
 
     A LIMIT is bandwidth, CHANNEL.bandwidth, requests_in_flight or memory_budget; the VALUE none or auto lifts
-    a limit. CHANNEL.weights=W,W,... changes the weights of the channel's Mix from a step on; give every host
-    of the job the same step.
+    a limit.
     """
     from sidecar.admin import remote
     from sidecar.config.settings import read_token
 
-    weights = remote.parse_weights(limits, at)
-    if weights is not None:
-        changed = remote.change_weights(url, weights, read_token(token_file))
-        if as_json:
-            print_json(changed)
-        else:
-            click.echo("\n".join(remote.describe_weights(limits[0], changed, token_file)))
-        return
     changed = remote.change(url, remote.parse_limits(limits), read_token(token_file))
     if as_json:
         print_json(changed)

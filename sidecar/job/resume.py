@@ -1,7 +1,5 @@
 """Start positions of channels: epoch 0, the position in a keeper, or the position of `--resume`.
 
-If weights of a mix were changed while the job ran, states and trailers have the changes, and the plan takes
-them over (`take_changes`).
 The keeper's position comes first, because a reader is in the middle of the FIFO that the keeper holds. The
 position of `--resume` is that of a saved `state_dict()`; it applies to a channel that no reader has opened.
 A state of steps (`streamer.step_state`) is of all FIFOs of its channel, at any number of ranks.
@@ -18,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,17 +24,15 @@ from streamer.plan import Position, parse_partial
 from streamer.plan.record_places import offset_of, records_before
 from streamer.plan.record_plan import RecordPlan
 from streamer.relay.channel_spec import StartPosition
-from streamer.sink.key_list import last_offset
-from streamer.step_state import StepState, changes_of, is_step_state, order_difference, why_not_begin
-from streamer.trailer import read_trailer, trailer_path
+from streamer.step_state import StepState, is_step_state, order_difference, why_not_begin
+from streamer.trailer import read_trailer
 from streamer.units import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from streamer.helpers.keeper_client import Held
     from streamer.plan import Plan
-    from streamer.trailer import Trailer
 
 KEYS = {"format", "channel", "epoch", "offset", "skip", "records", "digest"}
 SEVERAL = {"channels", "ahead"}
@@ -77,58 +72,12 @@ def parse_saved(text: str) -> dict[str, Saved | StepState]:
 
 
 def _same(channel: str, first: Saved | StepState, second: Saved | StepState) -> StepState:
-    """Return the state of steps that two ranks have saved; one may lack a later change of the weights."""
+    """Return the state of steps that two ranks have saved."""
     if isinstance(first, StepState) and isinstance(second, StepState):
-        longer = max(first, second, key=lambda state: len(changes_of(state.order)))
         same_step = (first.epoch, first.step, first.shuffle) == (second.epoch, second.step, second.shuffle)
-        if same_step and order_difference(first, second.order) is None:
-            return longer
+        if same_step and order_difference(first.order, second.order) is None:
+            return first
     raise ConfigError(f"--resume has two states of channel {channel}; remove one")
-
-
-def take_changes(
-    plans: Mapping[str, Mapping[str, Plan]],
-    saved: Mapping[str, Saved | StepState],
-    held: Mapping[str, Held],
-    directory: str,
-) -> dict[str, list[list[Any]]]:
-    """Change the orders of plans by the changes of weights in states, and in trailers of the keeper's FIFOs.
-
-    `plans`: of the FIFOs, by channel. Trailers come first, because a change in the state may have been
-    cancelled or replaced after it was saved. Returns the changes by channel. Raises ConfigError.
-    """
-    found = {}
-    for name, fifos in plans.items():
-        plan = next(iter(fifos.values()))
-        if not isinstance(plan, RecordPlan):
-            continue
-        state = saved.get(name)
-        order = _newest_order(fifos.keys() & held.keys(), held, directory)
-        if order is None and isinstance(state, StepState):
-            order = state.order
-        changes = [] if order is None else changes_of(order)
-        if changes:
-            try:
-                plan.host_ranks.take_changes(changes)
-            except ValueError as error:
-                raise ConfigError(f"channel {name}: {error}; start without the state") from error
-            found[name] = changes
-    return found
-
-
-def _newest_order(fifos: Iterable[str], held: Mapping[str, Held], directory: str) -> Mapping[str, Any] | None:
-    """Return the order in the trailer of these FIFOs that was published last; None if no trailer has one.
-
-    An earlier sidecar may have ended after it had published a change in some of the trailers.
-    """
-    newest, order = -1, None
-    for fifo in sorted(fifos):
-        with contextlib.suppress(OSError):
-            published = os.stat(trailer_path(directory, fifo, held[fifo].epoch)).st_mtime_ns
-            trailer = _published(fifo, held[fifo], directory)
-            if published > newest and trailer is not None and trailer.order is not None:
-                newest, order = published, trailer.order
-    return order
 
 
 def _parse_state(state: Any) -> tuple[str, Saved | StepState]:
@@ -203,25 +152,15 @@ def _at_step(plan: Plan, state: StepState, *, anyway: bool) -> Saved:
 
 
 def with_published_digests(held: Mapping[str, Held], directory: str) -> dict[str, Held]:
-    """Return the keeper's FIFOs with the digests in their trailers, where these are later than the keeper's.
-
-    They are if the keeper has a partial digest, or if ranks share the channel by record: a change of weights
-    may have been made, replaced or cancelled.
-    """
+    """Return the keeper's FIFOs, with the digests in their trailers where the keeper's are partial."""
     found = {}
     for name, each in held.items():
-        trailer = _published(name, each, directory)
-        partial = parse_partial(each.digest) is not None
-        later = trailer is not None and (partial or trailer.order is not None)
-        found[name] = replace(each, digest=trailer.digest) if trailer and later else each
+        trailer = None
+        if parse_partial(each.digest) is not None:
+            with contextlib.suppress(OSError, ValueError):
+                trailer = read_trailer(directory, name, each.epoch)
+        found[name] = each if trailer is None else replace(each, digest=trailer.digest)
     return found
-
-
-def _published(name: str, held: Held, directory: str) -> Trailer | None:
-    """Return the trailer of the present epoch of a FIFO that the keeper holds."""
-    with contextlib.suppress(OSError, ValueError):
-        return read_trailer(directory, name, held.epoch)
-    return None
 
 
 def start_positions(
@@ -230,12 +169,8 @@ def start_positions(
     saved: Mapping[str, Saved],
     *,
     anyway: bool,
-    directory: str = "",
 ) -> dict[str, StartPosition]:
-    """Return the start position of every channel of `plans`. Raises ConfigError.
-
-    `directory`: of the FIFOs and of their key lists.
-    """
+    """Return the start position of every channel of `plans`. Raises ConfigError."""
     for source, names in (("the keeper holds", held), ("--resume has", saved)):
         if unknown := sorted(names.keys() - plans.keys()):
             raise ConfigError(
@@ -255,10 +190,6 @@ def start_positions(
         if isinstance(plan, RecordPlan) and position.skipped and starts[name].refused is None:
             records = records_before(plan, position.epoch, position.skipped)
             starts[name] = replace(starts[name], records_skipped=records)
-        if isinstance(plan, RecordPlan) and starts[name].refused is None:
-            # A key list of a held epoch may have lines after the position, and they may have been read.
-            listed = last_offset(directory, name, position.epoch) if starts[name].held else 0
-            plan.come_to(Position(position.epoch, max(position.offset, listed)))
     return starts
 
 

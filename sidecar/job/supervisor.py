@@ -48,7 +48,6 @@ from sidecar.job.resume import (
     parse_saved,
     saved_by_fifo,
     start_positions,
-    take_changes,
     with_published_digests,
 )
 from sidecar.job.state_source import read_states
@@ -217,12 +216,8 @@ class Supervisor:
         by_channel: dict[str, dict[str, Plan]] = {}
         for fifo in streams:
             by_channel.setdefault(fifo.channel.channel_name, {})[fifo.name] = fifo.plan
-        for name, changes in take_changes(by_channel, saved, held, spec.layout.place).items():
-            log.info("weights of a mix changed earlier", channel=name, changes=changes)
         positions = saved_by_fifo(saved, by_channel, held, anyway=spec.resume_anyway)
-        starts = start_positions(
-            plans, held, positions, anyway=spec.resume_anyway, directory=spec.layout.place
-        )
+        starts = start_positions(plans, held, positions, anyway=spec.resume_anyway)
         for name, start in starts.items():
             if start.position != START:
                 log.info("resuming", channel=name, epoch=start.position.epoch, offset=start.position.offset)

@@ -26,7 +26,6 @@ from sidecar.observe.metrics import (
     TRAILER_STATES,
 )
 from streamer import __version__
-from streamer.plan.mixed_order import MixedOrder
 from streamer.relay.statistics import CAUSES, RESUMED, STATES, ChannelStatistics, DurationsSnapshot
 from streamer.s3.checksums import OUTCOMES as CHECKED
 from streamer.units import human_bytes
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from sidecar.observe.state import DownloadStatistics, JobState
-    from streamer.plan.host_ranks import HostRanks
     from streamer.schedule.budget import MemoryBudget
 
 SLICE = 1000
@@ -131,8 +129,8 @@ def _lines(
 
 def _process(name: str, state: JobState, channels: dict[str, ChannelStatistics]) -> Iterator[str]:
     """Yield the lines of a metric of the process or the job."""
-    if name in _INFO or name in _OF_RANKS:
-        yield from _of_config(name, state)
+    if name in _INFO:
+        yield from (_info(name, **labels) for labels in _INFO[name](state))
     elif name in _OF_JOB:
         yield f"{name} {_number(_OF_JOB[name](state, channels))}\n"
     elif name in _OF_BUDGET:
@@ -146,17 +144,6 @@ def _process(name: str, state: JobState, channels: dict[str, ChannelStatistics])
             yield f"{name}{{{labels}}} {_number(number)}\n"
     elif name == "penstock_loop_lag_seconds":
         yield from _histogram(name, "", state.history.lag.snapshot())
-
-
-def _of_config(name: str, state: JobState) -> Iterator[str]:
-    """Yield the lines of a metric whose labels are of the job file, or of channels shared by record."""
-    if name in _INFO:
-        yield from (_info(name, **labels) for labels in _INFO[name](state))
-        return
-    for channel, ranks in state.host_ranks().items():
-        for labels, value in _OF_RANKS[name](state, ranks):
-            named = ",".join(f"{label}={_quoted(text)}" for label, text in labels.items())
-            yield f'{name}{{whole="{channel}",{named}}} {_number(value)}\n'
 
 
 def _download(name: str, channel: str, download: DownloadStatistics) -> Iterator[str]:
@@ -187,17 +174,10 @@ def _channel_info(state: JobState) -> Iterator[dict[str, str]]:
             yield {"channel": channel, "whole": config.channel_name, "rank": rank}
 
 
-def _order_hosts(state: JobState, ranks: HostRanks) -> Iterator[tuple[dict[str, str], float]]:
-    deal = ranks.deal
-    labels = {"training_job": state.job.training_job_name, "order": ranks.order_digest[:16]}
-    yield labels, deal.ranks / (deal.end - deal.first)
-
-
-def _mix_weights(_: JobState, ranks: HostRanks) -> Iterator[tuple[dict[str, str], float]]:
-    if isinstance(ranks.order, MixedOrder):
-        weights = ranks.order.weights(*ranks.following)
-        for uri, weight in zip(ranks.order.uris, weights, strict=True):
-            yield {"prefix": str(uri)}, weight / sum(weights)
+def _order_hosts(state: JobState) -> Iterator[tuple[str, float]]:
+    for channel, ranks in state.host_ranks().items():
+        job, order, deal = _quoted(state.job.training_job_name), ranks.order_digest[:16], ranks.deal
+        yield f'whole="{channel}",training_job={job},order="{order}"', deal.ranks / (deal.end - deal.first)
 
 
 def _eta(state: JobState, channel: str) -> float:
@@ -235,6 +215,7 @@ _COUNTED: dict[str, Callable[[JobState], Iterable[tuple[str, float]]]] = {
         for channel, outcomes in list(state.learnt.items())  # it may grow between two slices
         for row in LEARNT
     ),
+    "penstock_order_hosts": _order_hosts,
 }
 """Labels and values of counters that the job keeps itself."""
 _OF_BUDGET: dict[str, Callable[[MemoryBudget], float]] = {
@@ -248,11 +229,6 @@ _OF_JOB_BY_CHANNEL: dict[str, Callable[[JobState, str], float]] = {
     "penstock_epoch_eta_seconds": _eta,
 }
 
-_OF_RANKS: dict[str, Callable[[JobState, HostRanks], Iterable[tuple[dict[str, str], float]]]] = {
-    "penstock_order_hosts": _order_hosts,
-    "penstock_mix_weight_ratio": _mix_weights,
-}
-"""Labels and values of the metrics of channels that are shared by record."""
 _OF_DOWNLOAD: dict[str, Callable[[DownloadStatistics], float]] = {
     "penstock_download_written_bytes_total": lambda download: download.written_bytes,
     "penstock_download_files_total": lambda download: download.files,

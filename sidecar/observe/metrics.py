@@ -48,9 +48,6 @@ METRICS: dict[str, Spec] = {
         ("training_job", "whole", "order"),
         "Hosts of the job that share the channel by record; `order` is the digest of its record order.",
     ),
-    "penstock_mix_weight_ratio": Spec(
-        "gauge", ("whole", "prefix"), "Share of the prefix by the weights of `Mix`, at the next step to plan."
-    ),
     "penstock_ready": Spec("gauge", (), "1 while every channel offers its FIFO and none has failed."),
     "penstock_fifo_written_bytes_total": Spec("counter", ("channel",), "Bytes that the FIFOs accepted."),
     "penstock_received_bytes_total": Spec("counter", ("channel",), "Body bytes received from S3."),

@@ -19,14 +19,13 @@ from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from streamer.plan.record_order import START, Run
+from streamer.plan.record_order import START, Run, Walk
 from streamer.plan.record_plan import RecordPlan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from streamer.plan.plan import Plan
-    from streamer.plan.record_order import Walk
 
 _NO_RUN = Run(0, 0, 0)
 """Follows the last run of a rank; no run ends at its begin."""
@@ -60,9 +59,6 @@ def deal_stream(plan: Plan, epoch: int, offsets: Sequence[int]) -> DealtEpoch:
     ten milliseconds for offsets after 0, once the plan knows the epoch's length. Raises ValueError for other
     ranks than those of the plan.
     """
-    if len(offsets) == 1 and isinstance(plan, RecordPlan) and plan.host_ranks.may_change:
-        near, segments = plan.segments_near(epoch, offsets[0])
-        return _after(near, [near], (Piece(0, len(segment)) for segment in segments), offsets)
     if len(offsets) == 1:
         left = plan.total_bytes(epoch) - offsets[0]
         return DealtEpoch(offsets[0], [offsets[0]], iter([Piece(0, left)] if left else []))
@@ -78,7 +74,7 @@ def deal_stream(plan: Plan, epoch: int, offsets: Sequence[int]) -> DealtEpoch:
             step, start, sums = positions[after - 1]
             *before, offset = sums
     pieces = _marked_pieces if plan.host_ranks.table.end_marks.run else _pieces
-    return _after(offset, before, pieces(plan, plan.host_ranks.walk(epoch, start), step), offsets)
+    return _after(offset, before, pieces(plan, Walk(plan.host_ranks.order, epoch, start), step), offsets)
 
 
 def _after(offset: int, before: list[int], pieces: Iterator[Piece], offsets: Sequence[int]) -> DealtEpoch:

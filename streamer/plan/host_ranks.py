@@ -3,8 +3,7 @@
     objects, RecordTable, order, deal ─▶ one walk over an epoch ─▶ bytes of every rank, positions on the way
                                      └─▶ digest of the order     the same on all hosts, for any N of ranks
 
-The order may change at a step that no rank of this host has come to (`HostRanks.change`). The walks of
-streams go on in the new order; a lock keeps a walk from passing the step meanwhile.
+The walk takes seconds for millions of records, so its sums are cached for the last few epochs.
 """
 
 from __future__ import annotations
@@ -17,21 +16,15 @@ from typing import TYPE_CHECKING, Any
 from streamer.errors import ConfigError
 from streamer.plan.digest import Digests
 from streamer.plan.epoch_cache import EpochCache
-from streamer.plan.mix import parse_changes
-from streamer.plan.mixed_order import MixedOrder
 from streamer.plan.order_columns import sum_columns
 from streamer.plan.order_sums import OrderSums, sum_order
-from streamer.plan.record_order import START, Walk
 from streamer.plan.shards import Shard
-from streamer.step_state import with_changes
 from streamer.units import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from streamer.plan.entries import Entries
     from streamer.plan.order_sums import OnPiece
-    from streamer.plan.record_order import Deal, Order, Run, WalkPosition
+    from streamer.plan.record_order import Deal, Order
     from streamer.plan.record_table import RecordTable
 
 POSITIONS_EVERY = 1 << 13
@@ -68,10 +61,6 @@ class HostRanks:
         self._described: dict[str, Any] | None = None
         self._lock = threading.Lock()
         """Held by the thread that computes totals or the digest, so that others do not compute them too."""
-        self.following = (0, 0)
-        """The first step, with its epoch, that no rank of this host has come to."""
-        self._stepping = threading.Lock()
-        """Held while a walk comes to a step, or the order changes."""
         if 0 < order.records < deal.global_batch and deal.remainder == "drop":
             raise ConfigError(
                 f"the channel has {counted(order.records, 'record')}, fewer than one global batch of "
@@ -87,64 +76,18 @@ class HostRanks:
 
     def sums(self, epoch: int) -> OrderSums:
         """Return the bytes that the ranks of this host have in the epoch, and before some steps of it."""
-        return self.sums_of(self.order, epoch)
-
-    def sums_of(self, order: Order, epoch: int) -> OrderSums:
-        """Return the same for another order of these records."""
-        key = order.key(epoch)
+        key = self.order.key(epoch)
         sums = self._sums.get(key)
         if sums is None:
             with self._lock:
                 sums = self._sums.get(key)
                 if sums is None:
-                    sums = self._sums.put(key, self.sum_up(order, epoch, self.deal))
+                    sums = self._sums.put(key, self.sum_up(epoch, self.deal))
         return sums
 
-    @property
-    def may_change(self) -> bool:
-        """Whether the order may change while the job runs."""
-        return isinstance(self.order, MixedOrder)
-
-    def walk(self, epoch: int, position: WalkPosition = START) -> Walk:
-        """Return a walk for a stream, which follows changes of the order."""
-        return _StreamWalk(self, epoch, position) if self.may_change else Walk(self.order, epoch, position)
-
-    def come_to(self, epoch: int, step: int) -> Order:
-        """Note that a rank needs the records of a step; return the order that has them."""
-        with self._stepping:
-            self.following = max(self.following, self.after(epoch, step))
-            return self.order
-
-    def after(self, epoch: int, step: int) -> tuple[int, int]:
-        """Return the step after this one, with its epoch."""
-        return (epoch, step + 1) if step + 1 < self.deal.steps(self.order.records) else (epoch + 1, 0)
-
-    def take_changes(self, changes: object) -> None:
-        """Change the weights as a state or trailer has it, before any stream. Raises ValueError."""
-        sources = len(self.order.sources) if isinstance(self.order, MixedOrder) else 0
-        found = parse_changes(changes, sources)
-        if isinstance(self.order, MixedOrder):
-            self.order = self.order.changed(found)
-
-    def change(self, order: Order, first: tuple[int, int], publish: Callable[[], None]) -> bool:
-        """Change the order from a step on; return False if a rank of this host has come to that step.
-
-        `publish`: publishes the digest; the order stays as it was if it raises.
-        """
-        with self._stepping:
-            if first < self.following:
-                return False
-            before, self.order = self.order, order
-            try:
-                publish()
-            except BaseException:
-                self.order = before
-                raise
-            return True
-
-    def sum_up(self, order: Order, epoch: int, deal: Deal, on_piece: OnPiece | None = None) -> OrderSums:
+    def sum_up(self, epoch: int, deal: Deal, on_piece: OnPiece | None = None) -> OrderSums:
         """Compute the sums of some of these ranks in the epoch."""
-        every, found = self._positions_every, None
+        order, every, found = self.order, self._positions_every, None
         if on_piece is None:
             found = sum_columns(order, epoch, table=self.table, deal=deal, positions_every=every)
         return found or sum_order(
@@ -169,13 +112,7 @@ class HostRanks:
             with self._lock:
                 if self._described is None:
                     self._described = self._describe()
-        return with_changes(self._described, self.changes)
-
-    @property
-    def changes(self) -> list[list[Any]]:
-        """The changes of the weights, for JSON."""
-        changes = self.order.changes if isinstance(self.order, MixedOrder) else ()
-        return [[change.epoch, change.step, list(change.weights)] for change in changes]
+        return self._described
 
     def _describe(self) -> dict[str, Any]:
         whole = Shard()
@@ -189,19 +126,3 @@ class HostRanks:
         digest = hashlib.sha256(b"penstock records 1\n" + json.dumps(arranged).encode() + b"\n")
         digest.update(b"".join(self.order.lines()))
         return {"digest": digest.hexdigest()} | arranged
-
-
-class _StreamWalk(Walk):
-    """A walk that goes on in the present order of a host's ranks."""
-
-    follows = True
-
-    def __init__(self, host_ranks: HostRanks, epoch: int, position: WalkPosition) -> None:
-        super().__init__(host_ranks.order, epoch, position)
-        self._host_ranks = host_ranks
-
-    def cut(self, start: int, size: int, ranks: range) -> Iterator[tuple[int, Run]]:
-        order = self._host_ranks.come_to(self.epoch, start // self._host_ranks.deal.global_batch)
-        if order is not self.order:
-            self.follow(order)
-        return super().cut(start, size, ranks)

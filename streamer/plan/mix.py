@@ -2,7 +2,6 @@
 
     weights ─▶ picks: the source of every record, a period of sum(weights) that repeats
     picks, records of each source, Until ─▶ records of each source in one epoch
-    changes of the weights, epoch        ─▶ phases of the epoch: from which step on it has which weights
 
 `streamer.shares` has the rule that picks the next source.
 """
@@ -13,8 +12,7 @@ from array import array
 from bisect import bisect_right
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from streamer.errors import ConfigError
 from streamer.shares import in_lowest_terms, next_source
@@ -28,8 +26,15 @@ MixBy = Literal["block", "record"]
 LARGEST_SUM = 100_000
 """Largest sum of the weights in lowest terms: the table of picks takes 4 bytes each."""
 
-MOST_CHANGES = 100
-"""Most changes of the weights of a job: states and trailers have all, and each has a table of picks."""
+
+class MixChange(NamedTuple):
+    """Other weights, from a step of an epoch on."""
+
+    epoch: int
+    step: int
+    """Number of the first global batch with these weights."""
+    weights: tuple[int, ...]
+    """In lowest terms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,8 @@ class Mix:
     """Of each source, in lowest terms."""
     until: Until = "first"
     by: MixBy = "block"
+    then: tuple[MixChange, ...] = ()
+    """Changes of the weights, in the order of their steps."""
 
 
 def lowest_terms(weights: Sequence[float]) -> tuple[int, ...]:
@@ -54,62 +61,6 @@ def lowest_terms(weights: Sequence[float]) -> tuple[int, ...]:
             "them, as to three digits"
         )
     return terms
-
-
-class MixChange(NamedTuple):
-    """Other weights, from a step of an epoch on."""
-
-    epoch: int
-    step: int
-    """Number of the first global batch with these weights; not reached in an earlier epoch."""
-    weights: tuple[int, ...]
-    """In lowest terms."""
-
-    @property
-    def start(self) -> tuple[int, int]:
-        """Epoch and step."""
-        return self.epoch, self.step
-
-
-def parse_changes(value: object, sources: int) -> tuple[MixChange, ...]:
-    """Return the changes in a state or trailer: `[[epoch, step, [7, 2, 1]], …]`, in order.
-
-    `sources`: number of sources that are mixed. Raises ValueError.
-    """
-    try:
-        found = tuple(MixChange(epoch, step, tuple(weights)) for epoch, step, weights in _items(value))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"no changes of weights: {value!r}"[:500]) from error
-    numbers = [number for change in found for number in change.start]
-    terms = [weight for change in found for weight in change.weights]
-    starts = [(0, 0), *(change.start for change in found)]
-    if (
-        len(found) > MOST_CHANGES
-        or not all(type(number) is int and number >= 0 for number in numbers)
-        or not all(type(weight) is int and weight > 0 for weight in terms)
-        or any(len(change.weights) != sources or sum(change.weights) > LARGEST_SUM for change in found)
-        or any(before >= after for before, after in pairwise(starts))
-    ):
-        raise ValueError(f"no changes of the weights of {sources} prefixes: {value!r}"[:500])
-    return found
-
-
-def _items(value: object) -> list[Any]:
-    if not isinstance(value, list):
-        raise TypeError("not a list")
-    return value
-
-
-def changed(
-    weights: tuple[int, ...], changes: Sequence[MixChange], change: MixChange
-) -> tuple[MixChange, ...]:
-    """Return the changes with one more, which replaces those at its step and later.
-
-    `weights`: before the first change. A change to the weights that hold already is left out.
-    """
-    kept = tuple(each for each in changes if each.start < change.start)
-    holds = kept[-1].weights if kept else weights
-    return kept if holds == change.weights else (*kept, change)
 
 
 class Picks:

@@ -7,9 +7,8 @@ Each source has a shuffled order of its own, and goes through it in passes: with
 several times in an epoch, each time in another order. The number of records of a source in an epoch depends
 on the weights and on the numbers of records alone, so every epoch is equally long.
 
-The weights may change at a step. The order before the step stays the same, and so does the length of the
-epoch: a source of which more is taken than before begins again. `MixedOrder.changed` returns another order,
-so that threads may walk over this one.
+The weights may change at steps (`Mix.then`). The order before such a step is as without the change, and so is
+the length of the epoch: a source of which more is taken than before begins again.
 
 The order is walked from its start, at two to four microseconds a run. States of the walk are kept every
 `_STATES_EVERY` runs, so that a resume walks over few. docs/explanation/record-order.md has an example.
@@ -17,7 +16,6 @@ The order is walked from its start, at two to four microseconds a run. States of
 
 from __future__ import annotations
 
-import copy
 import threading
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
@@ -32,12 +30,13 @@ from streamer.plan.record_order import BLOCK, RecordOrder, Run
 from streamer.plan.record_selection import RecordSelection, select_records
 from streamer.plan.record_table import only_object
 from streamer.shares import next_source
+from streamer.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator, Sequence
 
     from streamer.plan.entries import Entries
-    from streamer.plan.mix import Mix, MixChange
+    from streamer.plan.mix import Mix
     from streamer.plan.split import Split
     from streamer.plan.uris import S3Uri
 
@@ -60,7 +59,7 @@ class MixedSource:
 
     @property
     def passes(self) -> int:
-        """Passes through the source's order that an epoch begins, unless weights change."""
+        """Passes through the source's order that an epoch begins with the first weights."""
         return -(-self.records // self.order.records)
 
     def runs(self, epoch: int, turn: int, first: int = 0) -> Iterator[Run]:
@@ -172,16 +171,14 @@ class MixedOrder:
         """`uris`: prefixes of the sources, in plan order. `split`: of the blocks of every source.
 
         `batch`: records of a step, which changes of the weights name. Raises ConfigError for a source without
-        a record.
+        a record, and for a change at a step that no epoch has.
         """
         self.seed = seed
-        self.changes: tuple[MixChange, ...] = ()
-        """Changes of the weights, in order."""
         self.mix = mix
-        self.uris = tuple(uris)
         self._block = block
         self._batch = batch
-        self._picks = {mix.weights: Picks(mix.weights)}
+        used = {mix.weights, *(change.weights for change in mix.then)}
+        self._picks = {weights: Picks(weights) for weights in used}
         self._counts = counts
         self._states = EpochCache[list[_WalkState]]()
         self._lock = threading.Lock()
@@ -215,12 +212,26 @@ class MixedOrder:
         self.sources = tuple(map(MixedSource, orders, firsts, records))
         self.records = sum(records)
         """Number of records of an epoch."""
+        for change in mix.then:
+            if change.step * batch >= self.records:
+                raise ConfigError(
+                    f"Mix has a change at step {change.step} of epoch {change.epoch}, and an epoch has "
+                    f"{counted(-(-self.records // batch), 'step')}; write a step of the epoch, or Step: 0 of "
+                    "the next one"
+                )
 
     @property
     def arranged(self) -> dict[str, Any]:
         lines = [sum(1 for _ in source.order.lines()) for source in self.sources]
         mix = self.mix
-        mixed = {"objects": lines, "weights": list(mix.weights), "until": mix.until, "by": mix.by}
+        mixed: dict[str, Any] = {
+            "objects": lines,
+            "weights": list(mix.weights),
+            "until": mix.until,
+            "by": mix.by,
+        }
+        if mix.then:
+            mixed["then"] = [[change.epoch, change.step, list(change.weights)] for change in mix.then]
         seeded = {} if self.seed is None else {"seed": self.seed}
         return seeded | {"block": self._block} | self.sources[0].order.arranged | {"mix": mixed}
 
@@ -228,38 +239,16 @@ class MixedOrder:
         for source in self.sources:
             yield from source.order.lines()
 
-    def changed(self, changes: tuple[MixChange, ...]) -> MixedOrder:
-        """Return the order with these changes of the weights instead of its own."""
-        order = copy.copy(self)
-        order.set_changes(changes)
-        return order
-
-    def set_changes(self, changes: tuple[MixChange, ...]) -> None:
-        """Set the changes of an order that no other thread has."""
-        kept: list[_WalkState] = []
-        first = min({*self.changes} ^ {*changes}, default=None)
-        if first is not None:
-            states = self._states.get(self.key(first.epoch)) or []
-            kept = [state for state in states if state.position < first.step * self._batch]
-        self.changes, self._states, self._lock = changes, EpochCache(), threading.Lock()
-        used = {self.mix.weights, *(each.weights for each in changes)}
-        self._picks = {weights: self._picks.get(weights) or Picks(weights) for weights in used}
-        if first is not None:
-            self._states.put(self.key(first.epoch), kept)
-
-    def weights(self, epoch: int, step: int = 0) -> tuple[int, ...]:
-        """Return the weights in lowest terms at a step."""
-        before = [each.weights for each in self.changes if each.start <= (epoch, step)]
-        return before[-1] if before else self.mix.weights
-
     def _phases(self, epoch: int) -> Phases:
-        inside = (each for each in self.changes if each.epoch == epoch and each.step)
-        later = ((each.step * self._batch, each.weights) for each in inside)
-        return (0, self.weights(epoch)), *(each for each in later if each[0] < self.records)
+        then = self.mix.then
+        before = [change.weights for change in then if (change.epoch, change.step) <= (epoch, 0)]
+        inside = (change for change in then if change.epoch == epoch and change.step)
+        later = ((change.step * self._batch, change.weights) for change in inside)
+        return (0, before[-1] if before else self.mix.weights), *later
 
     @property
     def varies(self) -> bool:
-        return self.seed is not None or bool(self.changes)
+        return self.seed is not None or bool(self.mix.then)
 
     def key(self, epoch: int) -> Hashable:
         return None if self.seed is None else epoch, self._phases(epoch)

@@ -77,7 +77,7 @@ def _record_starts(plan: RecordPlan, epoch: int, first: int) -> Iterator[ObjectS
     last: tuple[int, int] | None = None
     """Entry and end of the run before."""
     begin_at = positions[after - 1] if after else None
-    for _, offset, (entry, start, end) in places(plan, epoch, begin_at, follow=True):
+    for _, offset, (entry, start, end) in places(plan, epoch, begin_at):
         begin = start
         if offset < first:
             limit = first - offset + border(entry, start)

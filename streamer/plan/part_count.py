@@ -44,7 +44,7 @@ def count_parts(plan: RecordPlan, epoch: int, part_size: int) -> RankParts:
         by_rank[rank].add(entry, start, stop)
         together.add(entry, start, stop)
 
-    plan.host_ranks.sum_up(plan.host_ranks.order, epoch, plan.deal, add)
+    plan.host_ranks.sum_up(epoch, plan.deal, add)
     return RankParts(together.parts, [each.parts for each in by_rank])
 
 

@@ -267,11 +267,6 @@ class Plan:
         entries = self._epoch_totals(epoch).entries
         return entries and entries * len(self.entries.items(0))
 
-    @property
-    def may_change(self) -> bool:
-        """Whether the order may change while an epoch is streamed, and with it the epoch's length."""
-        return False
-
     def steps(self, epoch: int) -> int | None:  # noqa: ARG002 - see `RecordPlan`
         """Return the number of global batches of the epoch; None if ranks do not share it by record."""
         return None

@@ -247,7 +247,7 @@ class Deal:
         """Yield the runs of these ranks as `deal` does, but without cutting them at the borders of ranks."""
         size, ranks = self.slice, self.end - self.first
         steps, at_once = self.steps(walk.records), 1
-        if ranks == self.ranks and not walk.follows:  # the steps follow each other in the order
+        if ranks == self.ranks:  # the steps follow each other in the order
             at_once = max(1, steps - first)
         for step in range(first, steps, at_once):
             start = step * self.global_batch + self.first * size
@@ -270,36 +270,14 @@ START = WalkPosition()
 class Walk:
     """One walk over an epoch's order, which starts again at its end."""
 
-    follows = False
-    """Whether the order may change at a step, so that each step must be cut by itself."""
-
     def __init__(self, order: Order, epoch: int, position: WalkPosition = START) -> None:
         """`position`: start of the walk; earlier records cannot be cut."""
-        self.epoch = epoch
         self.records = order.records
-        self._begin(order, position)
-
-    def _begin(self, order: Order, position: WalkPosition) -> None:
-        self.order = order
-        self.taken = position.run
-        """Number of runs that the walk has come to, or passed."""
-        again = chain.from_iterable(order.runs(self.epoch) for _ in count())
-        self._runs = chain(order.runs(self.epoch, position.run), again)
+        again = chain.from_iterable(order.runs(epoch) for _ in count())
+        self._runs = chain(order.runs(epoch, position.run), again)
         self._run = Run(0, 0, 0)
         self._start = position.record
         """Position in the order of the current run's first record."""
-
-    def follow(self, order: Order) -> None:
-        """Go on in another order, which is the same up to the end of the last cut."""
-        if order.key(self.epoch) == self.order.key(self.epoch):
-            self.order = order
-        else:
-            self._begin(order, self.position)
-
-    @property
-    def position(self) -> WalkPosition:
-        """Position of the current run. A walk may start there until the order starts again."""
-        return WalkPosition(self.taken - (self._run.end > self._run.first), self._start)
 
     def cut(self, start: int, size: int, ranks: range) -> Iterator[tuple[int, Run]]:
         """Yield the runs of each of these ranks, with the rank. Positions must not decrease.
@@ -315,7 +293,6 @@ class Walk:
                 while at + last - first <= start:
                     at += last - first
                     entry, first, last = self._run = next(self._runs)
-                    self.taken += 1
                 self._start = at
                 record = first + start - at
                 start = min(end, at + last - first)

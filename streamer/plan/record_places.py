@@ -82,13 +82,8 @@ def _records_of_step(plan: RankPlan) -> int:
     return plan.deal.slice * (plan.deal.end - plan.deal.first)
 
 
-def places(
-    plan: RankPlan, epoch: int, start: StepPosition | None, *, follow: bool = False
-) -> Iterator[Place]:
-    """Yield the place of each run from `start` on, or from the first step; at last that of the end.
-
-    `follow`: walk as a stream does, so that changes of the order come after the steps that were walked.
-    """
+def places(plan: RankPlan, epoch: int, start: StepPosition | None) -> Iterator[Place]:
+    """Yield the place of each run from `start` on, or from the first step; at last that of the end."""
     host_ranks = plan.host_ranks
     border, (run_mark, epoch_mark) = host_ranks.table.border, plan.end_marks
     step, position, offset = 0, START, 0
@@ -97,8 +92,7 @@ def places(
     records = step * _records_of_step(plan)
     last: tuple[int, int] | None = None
     """Entry and end of the run before, which may go on; its end mark is not in `offset` yet."""
-    walk = host_ranks.walk(epoch, position) if follow else Walk(host_ranks.order, epoch, position)
-    for _, run in plan.deal.deal(walk, step):
+    for _, run in plan.deal.deal(Walk(host_ranks.order, epoch, position), step):
         entry, first, end = run
         if last is not None and last != (entry, first):
             offset += len(run_mark)

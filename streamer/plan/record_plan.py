@@ -17,11 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from streamer.plan.epoch_cache import EpochCache
 from streamer.plan.plan import Plan
-from streamer.plan.record_order import Deal, joined
-from streamer.plan.record_places import offset_of, records_before
+from streamer.plan.record_order import START, Deal, Walk, joined
 from streamer.plan.record_table import EndMarks, misplaced, only_object
 from streamer.plan.segments import Literal, Segment
-from streamer.step_state import with_changes
 
 if TYPE_CHECKING:
     from array import array
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
 
     from streamer.plan.host_ranks import HostRanks
     from streamer.plan.position import Position
-    from streamer.plan.record_order import Walk
+    from streamer.plan.record_order import WalkPosition
     from streamer.plan.segments import ObjectRef
 
 
@@ -73,10 +71,6 @@ class RecordPlan(Plan):
         return self.host_ranks.order.varies
 
     @property
-    def may_change(self) -> bool:
-        return self.host_ranks.may_change
-
-    @property
     def streams(self) -> bool:
         """Whether there is a record to stream."""
         return self.steps(0) > 0
@@ -86,20 +80,11 @@ class RecordPlan(Plan):
 
         If the plan `varies`, the first call for an epoch takes some microseconds per block and slice.
         """
-        order = self.host_ranks.order
-        key = order.key(epoch)
+        key = self.host_ranks.order.key(epoch)
         total = self._bytes.get(key)
         if total is None:
-            total = self._bytes.put(key, self.own(self.host_ranks.sums_of(order, epoch).totals))
+            total = self._bytes.put(key, self.own(self.host_ranks.sums(epoch).totals))
         return total
-
-    def come_to(self, position: Position) -> None:
-        """Note that these ranks have come to a position, so that no order changes before it."""
-        ranks = self.host_ranks
-        if ranks.may_change:
-            records = records_before(self, position.epoch, position.offset)
-            steps = -(-records // (self.deal.slice * (self.deal.end - self.deal.first)))
-            ranks.come_to(position.epoch, steps)
 
     def own(self, sums: array[int]) -> int:
         """Return the bytes of this stream. `sums`: of each rank of this host, and of all of them."""
@@ -131,7 +116,7 @@ class RecordPlan(Plan):
         """Yield the epoch's byte ranges, in stream order. Raises ValueError for a part of the entries."""
         if first or end not in (None, self.known):
             raise ValueError("an order of records has no order of entries")
-        return self._segments(self.host_ranks.walk(epoch), 0)
+        return self._segments(epoch, START, 0)
 
     def segments_near(self, epoch: int, offset: int) -> tuple[int, Iterator[Segment | Literal]]:
         """See `Plan.segments_near`. Takes some ten milliseconds, once the plan knows the epoch's length."""
@@ -140,24 +125,25 @@ class RecordPlan(Plan):
         if not after:
             return 0, self.segments(epoch)
         step, start, sums = positions[after - 1]
-        return self.own(sums), self._segments(self.host_ranks.walk(epoch, start), step)
+        return self.own(sums), self._segments(epoch, start, step)
 
     @property
     def record_order(self) -> dict[str, Any]:
         """See `HostRanks.described_order`."""
         return self.host_ranks.described_order
 
-    def _segments(self, walk: Walk, step: int) -> Iterator[Segment | Literal]:
-        """Yield the byte ranges of these ranks from a step on."""
+    def _segments(self, epoch: int, begin: WalkPosition, step: int) -> Iterator[Segment | Literal]:
+        """Yield the byte ranges of these ranks from a step on. `begin`: of the walk, not after that step."""
+        walk = Walk(self.host_ranks.order, epoch, begin)
         border, (run_mark, epoch_mark) = self.host_ranks.table.border, self.end_marks
         current: tuple[int, ObjectRef] | None = None
         for entry, start, stop in joined(self.deal.together(walk, step)):
             if current is None or current[0] != entry:
                 current = entry, only_object(self.entries, entry)
-            begin, end = border(entry, start), border(entry, stop)
-            if end <= begin:
+            first, end = border(entry, start), border(entry, stop)
+            if end <= first:
                 raise misplaced(self.entries, entry)
-            yield Segment(current[1], begin, end)
+            yield Segment(current[1], first, end)
             if run_mark:
                 yield Literal(run_mark)
         if epoch_mark and current is not None:
@@ -166,22 +152,10 @@ class RecordPlan(Plan):
     @property
     def digest(self) -> str:
         """SHA-256, in hex, of all inputs that determine the streams of these ranks."""
-        return self._digest(self.host_ranks.order_digest)
-
-    def _digest(self, order_digest: str) -> str:
         deal = self.deal
         join = " tar" if self.one_archive else ""
-        text = f"penstock ranks 1\n{order_digest} {deal.first} {deal.end} {deal.ranks}{join}\n"
-        return hashlib.sha256(text.encode()).hexdigest()
+        ranks = f"{self.host_ranks.order_digest} {deal.first} {deal.end} {deal.ranks}{join}"
+        return hashlib.sha256(f"penstock ranks 1\n{ranks}\n".encode()).hexdigest()
 
-    def covers(self, digest: str, position: Position) -> bool:
-        """Return whether a plan with `digest` is this one, but for changes after the position."""
-        if digest == self.digest:
-            return True
-        order, changes = self.host_ranks.described_order, self.host_ranks.changes
-        for number, (epoch, step, _) in enumerate(changes):
-            if digest == self._digest(with_changes(order, changes[:number])["digest"]):
-                if epoch != position.epoch:
-                    return bool(epoch > position.epoch)
-                return offset_of(self, epoch, step) >= position.offset
-        return False
+    def covers(self, digest: str, position: Position) -> bool:  # noqa: ARG002 - an index is of whole plans
+        return digest == self.digest

@@ -81,7 +81,7 @@ class Fixed(Var):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if any(size is None or size < 1 for size in self.shape):
+        if not all(type(size) is int and size > 0 for size in self.shape):
             raise ValueError(f"the shape of a feature is {self.shape}: sizes are 1 or more; or use Var")
         if self.default is not None:
             self.array(None)
@@ -168,8 +168,8 @@ def _values(feature: Any, kind: Kind) -> Any:
 
 def _skipped(message: Any) -> bool:
     """Return whether a Feature or a list has one of its fields in a wire type that protobuf does not take."""
-    unknown = _protobuf()[2](message)
-    return len(unknown) and any(each.field_number in message.DESCRIPTOR.fields_by_number for each in unknown)
+    unknown, known = _protobuf()[2](message), message.DESCRIPTOR.fields_by_number
+    return any(each.field_number in known for each in unknown)
 
 
 def _array(values: Any, kind: Kind) -> Any:

@@ -309,10 +309,6 @@ class Channel:
         if self._state.delivery is not None:
             self._state.delivery.plan_grew()
 
-    def publish_order(self) -> None:
-        """Publish the order of the records, which has changed. Raises SinkError."""
-        self._fifos.publish_openings()
-
     def _publish_digest(self) -> None:
         """Publish the digest over the entries that may be streamed now, before their first byte.
 

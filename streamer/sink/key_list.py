@@ -26,7 +26,6 @@ from streamer.key_list import (
     KeyListLine,
     encoded,
     first_line,
-    key_list_path,
     parse_first_line,
     parsed,
 )
@@ -164,34 +163,19 @@ class KeyListWriter:
         self.flush()
 
 
-def last_offset(directory: str, channel: str, epoch: int) -> int:
-    """Return the offset in the last whole line of an epoch's key list; 0 if there is no list, or no line."""
-    try:
-        fd = os.open(key_list_path(directory, channel, epoch), _READ)
-    except OSError:
-        return 0
-    try:
-        _, line = _last_line(fd)
-    except (OSError, ValueError):  # the writer that goes on with the list raises it
-        return 0
-    finally:
-        os.close(fd)
-    return 0 if line is None else line.offset
-
-
 def _has_part_of(line: bytes, fd: int) -> bool:
     """Return whether a file has nothing but the first bytes of `line`, or nothing. Raises OSError."""
     begin = os.pread(fd, len(line), 0)
     return len(begin) < len(line) and line.startswith(begin)
 
 
-def _last_line(fd: int, run: str | None = None) -> tuple[int, KeyListLine | None]:
+def _last_line(fd: int, run: str) -> tuple[int, KeyListLine | None]:
     """Return the size of a key list's whole lines, and the last line, if it has any.
 
-    Raises OSError, and ValueError if the file is no key list, or not that of `run`.
+    Raises OSError, and ValueError if the file is not the key list of `run`.
     """
     first, end, _ = os.pread(fd, BLOCK, 0).partition(b"\n")
-    if run not in (None, parse_first_line(first + end)):
+    if run != parse_first_line(first + end):
         raise ValueError("it is not the key list of this run")
     start = len(first) + 1
     begin = max(start, os.fstat(fd).st_size - BLOCK)

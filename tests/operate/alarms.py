@@ -311,7 +311,7 @@ CASES = (
     ),
     Case(
         "PenstockOrdersDiffer",
-        "one host gets the change of weights minutes after the other",
+        "one host is restarted with other weights minutes after the other",
         [
             order("two", "a", "11", "2x5 stale"),
             order("two", "a", "22", "_x5 2x60"),

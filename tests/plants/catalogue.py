@@ -523,8 +523,8 @@ PLANTS = (
     Plant(
         "ranks of one host among several get the slices of others",
         "streamer/plan/record_order.py",
-        "if ranks == self.ranks and not walk.follows:",
-        "if not walk.follows:",
+        "if ranks == self.ranks:",
+        "if ranks:",
         (RECORDS,),
     ),
     Plant(
@@ -536,9 +536,9 @@ PLANTS = (
     ),
     Plant(
         "walk resumes one run too late",
-        "streamer/plan/record_order.py",
-        "return WalkPosition(self.taken - (self._run.end > self._run.first), self._start)",
-        "return WalkPosition(self.taken, self._start)",
+        "streamer/plan/order_sums.py",
+        "WalkPosition(number, at)",
+        "WalkPosition(number + 1, at)",
         (
             RECORDS,
             "tests/unit/test_mix.py",

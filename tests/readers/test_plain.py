@@ -8,10 +8,7 @@ import os
 import pickle
 import subprocess
 import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,7 +17,6 @@ from streamer.formats import recordio, tfrecord
 from streamer.readers import PipeModeDatasetException, PipeReader, SkipPolicy, endless, open_channel
 from streamer.readers.core.position import ReaderPosition
 from streamer.readers.core.state import EpochState
-from streamer.step_state import with_changes
 from streamer.trailer import SIDECAR_LOCK
 from tests.readers.feeder import Feeder
 
@@ -159,35 +155,6 @@ def test_the_length_after_a_state_was_loaded_is_that_of_the_epoch_to_come(feeder
     reader.load_state_dict(ReaderPosition("train", 2).state())
     feeder.feed(2, encoded("TFRecord", RECORDS[:20]), records=20, steps=2)
     assert len(reader) == 20
-
-
-def test_a_state_has_the_order_that_the_sidecar_published_last(feeder: Feeder) -> None:
-    """Weights of a mix change in mid-epoch: the trailer has the change before the bytes that depend on it."""
-    feeder.configure({"train-0": "Pipe"})
-    old, new = (with_changes({"digest": "00"}, changes) for changes in ([], [[0, 1, [2, 1]]]))
-    records, taken = [tfrecord.encode(b"record %d" % number) for number in range(4)], threading.Event()
-    fields: dict[str, Any] = {"channel": "train-0", "total": 4 * len(records[0]), "records": 4, "steps": 2}
-    feeder.publish(0, "open", order=old, **fields)
-    os.mkfifo(path := feeder.path("train-0", 0))
-
-    def write() -> None:
-        with open(path, "wb", buffering=0) as fifo:
-            fifo.write(records[0] + records[1])
-            taken.wait()
-            feeder.publish(0, "open", order=new, **fields)
-            fifo.write(records[2] + records[3])
-            feeder.publish(0, "complete", order=new, delivered=fields["total"], **fields)
-
-    with ThreadPoolExecutor() as threads:
-        threads.submit(write)
-        reader = PipeReader("train-0", "TFRecord", **feeder.directories)
-        states = []
-        for number, _ in enumerate(reader):
-            states.append(reader.state_dict())
-            if number == 1:
-                taken.set()
-    assert [state["order"] for state in states] == [old, old, new, new]
-    assert [(state["epoch"], state["step"]) for state in states] == [(0, 0), (0, 1), (0, 1), (1, 0)]
 
 
 def test_open_channel_takes_the_next_epoch(feeder: Feeder) -> None:

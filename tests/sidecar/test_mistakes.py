@@ -49,6 +49,12 @@ def extras(section: str) -> tuple[str, str]:
     return "Penstock:\n", f"  Penstock: {{{section}}}\nPenstock:\n"
 
 
+def then(changes: str, weights: str = "1, 2") -> tuple[str, str]:
+    """The same, with these changes of the weights of a mix."""
+    others = ", ".join(f"s3://b/{name}/" for name in "xyz"[: weights.count(",")])
+    return extras(f"AlsoFrom: [{others}], Mix: {{Weights: [{weights}], Then: [{changes}]}}")
+
+
 MISTAKES = [
     # Keys
     Mistake("a key in capitals", "did you mean Url?", "{Url:", "{URL:"),
@@ -120,6 +126,15 @@ MISTAKES = [
             *extras("AlsoFrom: [s3://b/x/], Mix: {Weights: [1, 0]}")),
     Mistake("a weight without an end", "finite number",
             *extras("AlsoFrom: [s3://b/x/], Mix: {Weights: [1, .inf]}")),
+    Mistake("a change with a weight too few", "has 2 Weights, and Mix 3; write one weight for each",
+            *then("{Epoch: 1, Weights: [1, 2]}", weights="1, 2, 3")),
+    Mistake("changes out of order", "Then[1]: the change is not after step 4 of epoch 1; write the changes",
+            *then("{Epoch: 1, Step: 4, Weights: [1, 1]}, {Epoch: 1, Weights: [2, 1]}")),
+    Mistake("a change at the first step", "without the weights of the first step, which Mix.Weights has",
+            *then("{Epoch: 0, Weights: [1, 1]}")),
+    Mistake("a change without an epoch", "Epoch: is required", *then("{Step: 4, Weights: [1, 1]}")),
+    Mistake("weights of a change too fine", "round them, as to three digits",
+            *then("{Epoch: 1, Weights: [1, 0.333333]}")),
     Mistake("weights too fine", "round them, as to three digits",
             *extras("AlsoFrom: [s3://b/x/], Mix: {Weights: [1, 0.333333]}")),
     Mistake("a limit of mixed records", "remove one of the two",

@@ -126,7 +126,11 @@ def test_ranks_by_record(stub: S3Stub, tmp_path: Path, more: dict[str, Any]) -> 
             "ShuffleConfig": {"Seed": 5},
             "Penstock": {
                 "AlsoFrom": ["s3://b/two/"],
-                "Mix": {"Weights": [2, 1], "By": "record"},
+                "Mix": {
+                    "Weights": [2, 1],
+                    "By": "record",
+                    "Then": [{"Epoch": 0, "Step": 2, "Weights": [1, 2]}],
+                },
                 "Ranks": {"Count": 2, "Batch": 8, "RecordSize": SIZE, "Block": 640} | more,
             },
         },

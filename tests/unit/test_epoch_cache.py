@@ -14,7 +14,6 @@ def test_the_epochs_that_were_added_last_are_cached() -> None:
 
 
 def test_an_epoch_that_is_in_use_stays_cached() -> None:
-    """Each change of weights adds orders of the next epoch, while streams use those of the present one."""
     cache = EpochCache[str]()
     cache.put("present", "value")
     for number in range(3 * MOST_EPOCHS):

@@ -191,8 +191,8 @@ def test_a_run_of_very_many_records_is_summed_up_in_portions(deal: Deal) -> None
     assert list(ranks.sums(0).totals) == [each, each, 2 * each]
     for step, walk, sums in ranks.sums(0).positions:
         assert list(sums) == [3 * step * deal.slice] * 2 + [6 * step * deal.slice]
-        again = deal.deal(ranks.walk(0, walk), step)
-        assert next(again) == next(deal.deal(ranks.walk(0), step))
+        again = deal.deal(Walk(ranks.order, 0, walk), step)
+        assert next(again) == next(deal.deal(Walk(ranks.order, 0), step))
 
 
 @given(objects, seeds, st.sampled_from([1, 2, 3, 4, 6, 12]), st.integers(1, 40), remainders)

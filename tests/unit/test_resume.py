@@ -263,9 +263,6 @@ def test_a_step_after_the_last_is_refused_even_so() -> None:
         by_step(STEP | {"step": 5}, anyway=True)
 
 
-WRONG = {"digest": "a", "changes": {"digest": "b", "weights": [[0, 5, 3]]}}
-
-
 @pytest.mark.parametrize(
     "fields",
     [
@@ -274,7 +271,6 @@ WRONG = {"digest": "a", "changes": {"digest": "b", "weights": [[0, 5, 3]]}}
         {"channel": 3},
         {"order": {}},
         {"order": {"digest": 7}},
-        {"order": WRONG},
     ],
 )
 def test_a_state_of_steps_that_is_none_is_refused(fields: dict[str, Any]) -> None:

@@ -90,8 +90,7 @@ class ChannelEpochs:
     def state_after(self, state: StepState, steps: int, shuffle: Shuffle | None = None) -> StepState:
         """Return a job's state so many global batches after `state`, at which `shuffle` begins windows.
 
-        Its order is that of the present trailer, because the weights of a mix may have changed. Raises as
-        `counts`.
+        Its order is that of the present trailer: a state may be loaded `anyway`. Raises as `counts`.
         """
         counts = self.counts()
         epochs, step = divmod(state.step + steps, counts.steps)

@@ -188,7 +188,7 @@ class Delivery:
     def _at_end(self, epoch: int) -> bool:
         """Return whether every byte of the epoch is delivered, and its plan has no further entry."""
         # Looked at again before the head of line, which may be of the next epoch.
-        if self._total is None or self._plan.may_change:
+        if self._total is None:
             self._total = self._plan.known_bytes(epoch)
         return self._total is not None and self.consumed >= self._total
 

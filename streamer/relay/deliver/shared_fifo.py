@@ -180,7 +180,7 @@ class SharedFifo:
     def begin_stream(self, before: int) -> None:
         """Note that the stream begins this FIFO's epoch, after `before` bytes of this FIFO."""
         self.lead = self.delivered - before
-        self._total = None if self.plan.may_change else self.plan.total_bytes(self.epoch)
+        self._total = self.plan.total_bytes(self.epoch)
         self._end_if_whole()
 
     def take(self, source: Drainable, most: int) -> int:
