@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,24 +22,51 @@ from streamer.units import counted
 
 if TYPE_CHECKING:
     from sidecar.commands.manifest import Found
-    from sidecar.commands.manifest_text import Label
     from streamer.plan.selection import Selection
 
 
-class LabelType(click.ParamType["Label"]):
+LONGEST_NAME = 256
+"""Most characters of an attribute's name (contract §3.1)."""
+Label = tuple[str, re.Pattern[str]]
+"""Name of an attribute; and an expression with one group, whose text in a key is the attribute's value."""
+
+
+class LabelType(click.ParamType[Label]):
     """A label: NAME=REGEX."""
 
     name = "label"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Label:
-        from sidecar.commands.manifest_text import Label
-
-        if isinstance(value, Label):
+        if isinstance(value, tuple):
             return value
         try:
-            return Label.parse(str(value))
+            return _label(str(value))
         except ValueError as error:
             self.fail(str(error), param, ctx)
+
+
+def _label(text: str) -> Label:
+    """Return the label of `NAME=REGEX`. Raises ValueError."""
+    name, equals, expression = text.partition("=")
+    if not equals or not name:
+        raise ValueError(f"{text!r} is no label: write NAME=REGEX, such as 'class=([^/]+)/[^/]+$'")
+    if name.endswith("-ref"):
+        raise ValueError(f"the name {name!r} ends in -ref, so its value would be read as an object's URI")
+    if name.startswith("$") or len(name) > LONGEST_NAME or not name.isprintable():
+        raise ValueError(
+            f"{name!r} cannot be the name of an attribute: use at most {LONGEST_NAME} printable characters, "
+            "and no $ in front"
+        )
+    try:
+        pattern = re.compile(expression)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ValueError(f"{expression!r} is no regular expression of Python: {error}") from None
+    if pattern.groups != 1:
+        raise ValueError(
+            f"{expression!r} has {pattern.groups} groups; put one pair of parentheses around the label, and "
+            "write (?:...) for others"
+        )
+    return name, pattern
 
 
 @click.command(
@@ -46,7 +74,6 @@ class LabelType(click.ParamType["Label"]):
     examples=[
         "penstock manifest s3://bucket/images/ --include '*.jpg' > train.manifest",
         "penstock manifest s3://bucket/images/ --label 'class=([^/]+)/[^/]+$' --to train.manifest",
-        "penstock manifest s3://bucket/val/ --label 'class=val/([^/]+)/' --label-ids ids.json > val.manifest",
         "penstock manifest s3://bucket/images/ --keys keys.txt --to train.manifest",
     ],
     page="docs/how-to/manifests.md",
@@ -69,12 +96,6 @@ class LabelType(click.ParamType["Label"]):
     help="Add an attribute: the text of the one group of the expression, found in the key. May be given "
     "several times.",
 )
-@click.option(
-    "--label-ids",
-    metavar="FILE",
-    help="Write numbers for labels: those in this JSON file, or, if there is none, from 0 in sorted order, "
-    "and write the file.",
-)
 @click.option("--skip-unmatched", is_flag=True, help="Leave out objects whose keys lack a label.")
 @click.option("--to", "target", metavar="FILE", help="The file of the manifest. Default: standard output.")
 @endpoint_options
@@ -85,7 +106,6 @@ def manifest(
     *,
     keys_file: str | None,
     labels: tuple[Label, ...],
-    label_ids: str | None,
     skip_unmatched: bool,
     target: str | None,
     closing: str | None,
@@ -99,34 +119,24 @@ def manifest(
     from sidecar.commands import manifest as command
 
     set_up_log("warning")
-    _check(labels, label_ids, keys_file, skip_unmatched=skip_unmatched, target=target)
+    patterns = dict(labels)
+    if len(patterns) < len(labels):
+        raise ConfigError("--label names an attribute twice; give every attribute a name of its own")
+    if skip_unmatched and not labels:
+        raise ConfigError("--skip-unmatched needs --label NAME=REGEX")
+    if None not in (target, keys_file) and os.path.realpath(str(target)) == os.path.realpath(str(keys_file)):
+        raise ConfigError(f"--to and --keys name the same file, {target}; name two")
     selection = take_keys(source)
     if keys_file is None:
         found = _listed(uris, selection, source, quiet=closing == "none")
     else:
         found = _read(keys_file, uris, selection, source)
-    options = command.ManifestOptions(labels=labels, skip_unmatched=skip_unmatched, ids=label_ids, to=target)
-    _close(command.write(found, options), closing)
-
-
-def _check(
-    labels: tuple[Label, ...],
-    label_ids: str | None,
-    keys_file: str | None,
-    *,
-    skip_unmatched: bool,
-    target: str | None,
-) -> None:
-    """Raise ConfigError for options that contradict each other."""
-    names = [label.name for label in labels]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise ConfigError(f"--label names {twice[0]!r} twice; give every attribute a name of its own")
-    if not labels and (skip_unmatched or label_ids is not None):
-        option = "--skip-unmatched" if skip_unmatched else "--label-ids"
-        raise ConfigError(f"{option} needs --label NAME=REGEX")
-    for option, path in (("--label-ids", label_ids), ("--keys", keys_file)):
-        if None not in (target, path) and os.path.realpath(str(target)) == os.path.realpath(str(path)):
-            raise ConfigError(f"--to and {option} name the same file, {target}; name two")
+    if labels:
+        data, figures = command.augmented_manifest(found, patterns, skip_unmatched=skip_unmatched)
+    else:
+        data, figures = command.manifest_file(found)
+    command.write(data, target)
+    _close(figures, closing)
 
 
 def _listed(uris: tuple[str, ...], selection: Selection, source: dict[str, Any], *, quiet: bool) -> Found:

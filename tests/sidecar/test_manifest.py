@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -15,6 +16,7 @@ from streamer.formats import recordio
 from tests.kit.processes import PENSTOCK, job, penstock, write_job
 from tests.kit.stub import S3Stub
 
+PAGE = Path(__file__).parent.parent.parent / "docs/how-to/manifests.md"
 ODD = 'b/images/dög, \u2028\u0085 "x" 100%?/ä\n+&\\.jpg'
 IMAGES = {
     "b/images/cat/0.jpg": b"miaow",
@@ -130,26 +132,21 @@ def test_objects_without_a_label_are_an_error_or_left_out(stub: S3Stub) -> None:
     assert done.stderr.endswith("--label class=(lion); correct it\n")
 
 
-def test_numbers_of_labels_are_written_once_and_used_again(stub: S3Stub, tmp_path: Path) -> None:
-    """So that training and validation data agree on them."""
-    ids = tmp_path / "ids.json"
-    numbered = [*LABEL, "--exclude", "*+*", "--label-ids", str(ids)]
-    done = manifest(stub, "s3://b/images/", *numbered)
-    assert [line["class"] for line in lines(done.stdout)] == [0, 0, 1]
-    assert json.loads(ids.read_text()) == {"class": {"cat": 0, "dog": 1}}
-    done = manifest(stub, "s3://b/images/dog/", *numbered)
-    assert [line["class"] for line in lines(done.stdout)] == [1]
-    stub.objects["b/images/cow/0.jpg"] = b"moo"
-    done = manifest(stub, "s3://b/images/", *numbered, code=2)
-    assert f"{ids}, has no number for 1 label of 'class', the first of them 'cow'" in done.stderr
-    for wrong, words in (
-        ("{", "is no JSON"),
-        ("[]", "has no numbers of"),
-        ('{"class": {"cat": "0"}}', "such as"),
-    ):
-        ids.write_text(wrong)
-        assert words in manifest(stub, "s3://b/images/", *numbered, code=2).stderr
-        assert ids.read_text() == wrong
+def test_labels_are_numbered_as_the_page_shows(stub: S3Stub, tmp_path: Path) -> None:
+    """Training and validation data agree on the numbers; a label without one is an error."""
+    (script,) = re.findall(r"^```sh\n(jq .*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    for name, prefix in (("train", "s3://b/images/"), ("val", "s3://b/images/dog/")):
+        manifest(stub, prefix, *LABEL, "--exclude", "*+*", "--to", str(tmp_path / f"{name}.manifest"))
+    subprocess.run(["sh", "-ec", script], cwd=tmp_path, check=True)
+    assert json.loads((tmp_path / "ids.json").read_text()) == {"cat": 0, "dog": 1}
+    numbered = [lines((tmp_path / f"{name}-numbered.manifest").read_text()) for name in ("train", "val")]
+    assert [[line["class"] for line in each] for each in numbered] == [[0, 0, 1], [1]]
+    assert numbered[1][0]["source-ref"] == "s3://b/images/dog/0.jpg"
+    (tmp_path / "ids.json").write_text('{"cat": 0}')
+    done = subprocess.run(
+        ["sh", "-ec", script.splitlines()[-1]], cwd=tmp_path, check=False, capture_output=True, text=True
+    )
+    assert (done.returncode, "no number for dog" in done.stderr) == (5, True)
 
 
 def test_a_list_of_keys_needs_no_request(stub: S3Stub, tmp_path: Path) -> None:
@@ -205,10 +202,8 @@ def test_a_list_from_standard_input() -> None:
         (("s3://b/images/", "--label", "class=(a)(b)"), 2, "has 2 groups"),
         (("s3://b/images/", "--label", "mask-ref=(a)"), 2, "ends in -ref"),
         (("s3://b/images/", "--label", "$x=(a)"), 2, "cannot be the name of an attribute"),
-        (("s3://b/images/", "--label", "a=(a)", "--label", "a=(b)"), 2, "--label names 'a' twice"),
+        (("s3://b/images/", "--label", "a=(a)", "--label", "a=(b)"), 2, "--label names an attribute twice"),
         (("s3://b/images/", "--skip-unmatched"), 2, "--skip-unmatched needs --label"),
-        (("s3://b/images/", "--label-ids", "f"), 2, "--label-ids needs --label"),
-        (("s3://b/images/", "--label", "a=(a)", "--to", "f", "--label-ids", "./f"), 2, "the same file, f"),
         (("s3://b/images/", "--to", "f", "--keys", "no/../f"), 2, "the same file, f"),
         (
             ("s3://b/images/", "--to", "/no/such/folder/m"),
