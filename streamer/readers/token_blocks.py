@@ -42,7 +42,7 @@ _DTYPES = {name: np.dtype(name).newbyteorder("<") for name in ("uint16", "uint32
 
 
 @dataclass(frozen=True)
-class BlockLayout:
+class TokenLayout:
     """How a stream is cut into blocks. Raises ValueError for an invalid field."""
 
     dtype: str
@@ -92,7 +92,7 @@ class TokenBlocks:
     def __init__(
         self,
         source: Source,
-        layout: BlockLayout,
+        layout: TokenLayout,
         *,
         origin: int = 0,
         skips: EpochSkips | None = None,
@@ -258,7 +258,7 @@ def join_blocks(records: Sequence[bytes], dtype: str) -> NDArray[Any]:
     For `decode` of `PipeIterableDataset` with a `batch_size`. The array can be written. Raises ValueError for
     an unknown dtype, for no record, and for records that are no whole number of tokens or of several sizes.
     """
-    token = BlockLayout(dtype, length=1).block_bytes
+    token = TokenLayout(dtype, length=1).block_bytes
     sizes = set(map(len, records))
     if len(sizes) != 1 or min(sizes) % token:
         raise ValueError(

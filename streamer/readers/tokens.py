@@ -26,7 +26,7 @@ from streamer.readers.core.read_loop import ReadLoop
 from streamer.readers.core.record_names import KeyedRecord
 from streamer.readers.core.record_spec import RecordSpec
 from streamer.readers.core.start import drop_bytes
-from streamer.readers.token_blocks import BlockLayout, TokenBlocks
+from streamer.readers.token_blocks import TokenBlocks, TokenLayout
 from streamer.step_state import is_step_state
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class TokenReader(ChannelReader):
                 "skip of TokenReader replaces blocks with a token beyond the vocabulary: give vocabulary, "
                 "and a SkipPolicy with records only"
             )
-        self._layout = BlockLayout(dtype, length, batch_size, overlap, drop_remainder, vocabulary)
+        self._layout = TokenLayout(dtype, length, batch_size, overlap, drop_remainder, vocabulary)
         spec = RecordSpec(self.record_format, chosen["key"], skip)
         super().__init__(channel, spec, chosen, epoch=epoch)
         self._blocks: TokenBlocks

@@ -54,7 +54,7 @@ from streamer.relay.staging.buffers import BufferPool, BufferStage
 from streamer.relay.statistics import ChannelCounters
 from streamer.retry import RetryPolicy
 from streamer.s3.catalog.listing import list_prefix
-from streamer.s3.catalog.manifest_lines import LineScanner
+from streamer.s3.catalog.manifest_lines import RowScanner
 from streamer.s3.catalog.manifest_text import ArrayScanner, Gunzip
 from streamer.s3.catalog.page_parser import Page, parse_by_expression, parse_by_tree
 from streamer.s3.catalog.pages import AiobotocorePages
@@ -112,7 +112,7 @@ def manifest(data: bytes) -> None:
 
 
 def augmented(data: bytes) -> None:
-    scanned(LineScanner("s3://b/manifest", ["source-ref", "label"]), data)
+    scanned(RowScanner("s3://b/manifest", ["source-ref", "label"]), data)
 
 
 def records(kind: Any, **options: Any) -> Callable[[bytes], None]:

@@ -28,7 +28,7 @@ from streamer.plan import (
     parse_object_uri,
 )
 from streamer.plan.parts import MAX_LITERALS
-from streamer.s3.catalog.manifest_lines import LineScanner
+from streamer.s3.catalog.manifest_lines import RowScanner
 from streamer.s3.catalog.manifest_text import ArrayScanner
 from tests.unit import reference
 
@@ -95,7 +95,7 @@ def planned(channel: Stored, arrangement: Arrangement, *, piece: int = 17) -> Pl
     text = store[uri]
     each = sum(name.endswith("-ref") for name in attributes) if attributes else 1
     entries = Entries(wrap=arrangement.wrap, objects_each=each)
-    scanner = LineScanner(uri, attributes) if attributes else ArrayScanner(uri)
+    scanner = RowScanner(uri, attributes) if attributes else ArrayScanner(uri)
     for start in range(0, len(text) + 1, piece):
         for items in scanner.feed(text[start : start + piece], last=start + piece > len(text)):
             for row in [items] if attributes else [[item] for item in items]:

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamer.errors import ConfigError
-from streamer.s3.catalog.manifest_lines import MAX_LINE, LineScanner
+from streamer.s3.catalog.manifest_lines import MAX_LINE, RowScanner
 from streamer.s3.catalog.manifest_text import MAX_PIECE, ArrayScanner, Gunzip
 
 
 def lines(text: bytes, *attributes: str, piece: int = 1 << 20) -> list[list[bytes | str]]:
-    scanner = LineScanner("s3://b/m", attributes)
+    scanner = RowScanner("s3://b/m", attributes)
     found: list[list[bytes | str]] = []
     for start in range(0, len(text) + 1, piece):
         rows = scanner.feed(text[start : start + piece], last=start + piece > len(text))
@@ -103,7 +103,7 @@ def test_blank_lines_are_allowed_at_the_end_alone() -> None:
 )
 def test_a_bad_line_is_named_with_its_attribute(line: bytes, says: str) -> None:
     """What went before it has been given."""
-    scanner = LineScanner("s3://b/m", ["a-ref", "b"])
+    scanner = RowScanner("s3://b/m", ["a-ref", "b"])
     found: list[object] = []
     with pytest.raises(ConfigError, match=says):
         found.extend(scanner.feed(b'{"a-ref": "s3://b/k", "b": 1}\n' + line + b"\n", last=True))
@@ -111,7 +111,7 @@ def test_a_bad_line_is_named_with_its_attribute(line: bytes, says: str) -> None:
 
 
 def test_a_line_without_end_is_refused_before_memory_is() -> None:
-    scanner = LineScanner("s3://b/m", ["a"])
+    scanner = RowScanner("s3://b/m", ["a"])
     with pytest.raises(ConfigError, match="line 1: longer than"):
         for _ in range(2 + MAX_LINE // (1 << 20)):
             list(scanner.feed(b" " * (1 << 20), last=False))
@@ -133,7 +133,7 @@ def test_a_byte_order_mark_is_no_part_of_a_manifest() -> None:
     text = codecs.BOM_UTF8 + b'[{"prefix": "s3://b/"}, "k"]'
     assert [array(text, piece=piece) for piece in (1, 99)] == [["s3://b/k"]] * 2
     rows = codecs.BOM_UTF8 + b'{"a-ref": "s3://b/k"}'
-    assert [*LineScanner("s3://b/m", ["a-ref"]).feed(rows, last=True)] == [["s3://b/k"]]
+    assert [*RowScanner("s3://b/m", ["a-ref"]).feed(rows, last=True)] == [["s3://b/k"]]
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ from streamer.readers.tensorflow.failures import Interrupted
 from streamer.readers.tensorflow.in_place import PlacedBatch
 from streamer.readers.tensorflow.interrupts import interrupted, now
 from streamer.readers.tensorflow.keys import TYPES, keyed_elements
-from streamer.readers.tensorflow.steps import PATIENCE_S, Layout, NewLayout, stepped
+from streamer.readers.tensorflow.steps import PATIENCE_S, BatchLayout, NewLayout, stepped
 from streamer.units import MIB
 
 if TYPE_CHECKING:
@@ -129,19 +129,19 @@ def _flat_elements(
 
     if batch_size is None:
         # Outside of the layouts, because each dataset around `unbatch` costs time for every element.
-        return ahead(stepped(make, [Layout(signature([None]), lambda steps, _: steps)]))
+        return ahead(stepped(make, [BatchLayout(signature([None]), lambda steps, _: steps)]))
     matrix = signature([None, full])
     if not has_layouts(batch_size):
-        return ahead(stepped(make, [Layout(matrix, lambda steps, _: steps)]))
+        return ahead(stepped(make, [BatchLayout(matrix, lambda steps, _: steps)]))
     return stepped(
         make,
         [
-            Layout(matrix, lambda steps, _: ahead(steps)),
-            Layout(
+            BatchLayout(matrix, lambda steps, _: ahead(steps)),
+            BatchLayout(
                 signature([None, None], tf.TensorSpec([None], tf.int64)),
                 lambda steps, rows: ahead(steps).batch(rows, drop_remainder=True).map(join),
             ),
-            Layout(
+            BatchLayout(
                 (*signature([None], after=position), tf.TensorSpec([], tf.bool)),
                 lambda steps, _: whole(steps),
             ),

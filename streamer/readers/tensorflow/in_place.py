@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from streamer.formats.tfrecord import Skipped
     from streamer.formats.window import Source
     from streamer.readers.tensorflow.foreign import TensorFunctions
-    from streamer.readers.tensorflow.slots import Slot
+    from streamer.readers.tensorflow.slots import BatchMemory
 
 LEAST_BYTES = 4 * MIB
 """Least bytes of a batch that is made in place; each is a step of its own."""
@@ -117,7 +117,7 @@ class _Placing:
         self._lengths = np.empty(batch_size, np.int64)
         self._count = 0
         """Records of the batch."""
-        self._slot: Slot
+        self._slot: BatchMemory
         """The batch's, from the first one on."""
         self._start = self._end = 0
         """Indices in the slot of the first byte not yet cut, and after the last byte that arrived."""

@@ -31,7 +31,7 @@ _READ_WRITE, _PRIVATE_ANONYMOUS, _MAY_MOVE = 0x3, 0x22, 1
 _FAILED = ctypes.c_void_p(-1).value
 
 
-class Slot:
+class BatchMemory:
     """A mapping. Raises MemoryError."""
 
     def __init__(self, size: int) -> None:
@@ -73,7 +73,7 @@ class SlotPool:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._slots: list[Slot] = []
+        self._slots: list[BatchMemory] = []
         """In the order in which they were taken."""
 
     def __repr__(self) -> str:
@@ -82,12 +82,12 @@ class SlotPool:
             size = sum(slot.size for slot in self._slots) / MIB
             return f"<SlotPool of {size:.0f} MiB in {len(self._slots)} slots, {free} of them free>"
 
-    def take(self, size: int) -> Slot:
+    def take(self, size: int) -> BatchMemory:
         """Return a slot of at least `size` bytes, which is taken. Raises MemoryError."""
         size = _pages(size)
         with self._lock:
             free = [slot for slot in self._slots if slot.free]
-            slot = free.pop(0) if free else Slot(size)
+            slot = free.pop(0) if free else BatchMemory(size)
             if slot.size < size:
                 slot.grow(size)
             slot.taken = True

@@ -5,9 +5,9 @@
     turn(number) -> the next layout, a failure, or the end
     end(number), at the end or whenever TensorFlow drops the iterator
 
-A layout has its own types of arrays and its own datasets after its steps (`Layout`). The generator begins
-with layout 0, unless it first yields a `NewLayout`. When it yields one later, the datasets of the current
-layout end and those of the next one begin.
+A layout has its own types of arrays and its own datasets after its steps (`BatchLayout`). The generator
+begins with layout 0, unless it first yields a `NewLayout`. When it yields one later, the datasets of the
+current layout end and those of the next one begin.
 
 `tf.data.Dataset.from_generator` does the same with conversions and checks at every step, and with two changes
 of thread: it schedules each step on TensorFlow's pool, while the thread that requested the element waits. Two
@@ -70,7 +70,7 @@ _NO_FAILURE = np.empty(0, np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class BatchLayout:
     """Types of a step's arrays, and the datasets that take the steps."""
 
     signature: tuple[tf.TensorSpec, ...]
@@ -91,7 +91,7 @@ _FIRST = NewLayout(0, 1)
 
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator] # nothing here is to be converted
-def stepped(make: Callable[[], Steps], layouts: Sequence[Layout]) -> tf.data.Dataset:
+def stepped(make: Callable[[], Steps], layouts: Sequence[BatchLayout]) -> tf.data.Dataset:
     """Return a dataset of a generator's steps, each a tuple of arrays as in its layout's signature.
 
     Each iterator has its own generator, which `make` returns at the iterator's first element. An error in

@@ -34,7 +34,7 @@ AT_ONCE = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TakenBytes:
     """Bytes taken from a stage and not yet delivered."""
 
     slot: Slot
@@ -49,7 +49,7 @@ class Taking:
     def __init__(self, window: Window, fetches: Mapping[Slot, PartFetch]) -> None:
         self._window = window
         self._fetches = fetches
-        self._pieces: deque[Piece] = deque()
+        self._pieces: deque[TakenBytes] = deque()
         self._emptied = 0
         """Number of parts, from the head of line on, whose last byte is taken."""
 
@@ -59,7 +59,7 @@ class Taking:
     def __bool__(self) -> bool:
         return bool(self._pieces)
 
-    def take(self, transformer: BodyTransformer, most: int, *, ahead: bool) -> Piece | None:
+    def take(self, transformer: BodyTransformer, most: int, *, ahead: bool) -> TakenBytes | None:
         """Return the next piece to deliver, at most `most` bytes; None if its stage has no byte.
 
         Passes it to `feed`, and with `ahead` further pieces that may be inflated before their turn.
@@ -73,7 +73,7 @@ class Taking:
             if not (data := self._stage(slot).take(most)):
                 break
             transformer.feed(slot.part, at, data)
-            self._pieces.append(Piece(slot, at, data))
+            self._pieces.append(TakenBytes(slot, at, data))
             if at + len(data) == len(slot.part):
                 self._emptied += 1
         return self._pieces.popleft() if self._pieces else None

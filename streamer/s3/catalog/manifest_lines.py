@@ -51,7 +51,7 @@ _DECODER = json.JSONDecoder(parse_int=_keep, parse_float=_keep, parse_constant=_
 """Leaves numbers as text: their values are not needed, and a long one would take time or fail."""
 
 
-class LineScanner:
+class RowScanner:
     """JSON Lines: the listed attributes of each line, in the list's order (contract §4.2).
 
     The value of an attribute `…-ref` is the URI of an object, yielded as `str`. Any other value is yielded as

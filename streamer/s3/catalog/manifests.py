@@ -22,7 +22,7 @@ from streamer.errors import ConfigError, ErrorContext, Missing
 from streamer.plan import Arrangement, Plan, S3Uri, parse_s3_uri
 from streamer.plan.selection import Selector
 from streamer.s3.catalog.manifest_body import read_manifest
-from streamer.s3.catalog.manifest_lines import LineScanner
+from streamer.s3.catalog.manifest_lines import RowScanner
 from streamer.s3.catalog.manifest_text import ArrayScanner, Gunzip
 from streamer.s3.catalog.object_finder import ObjectClients, ObjectFinder
 from streamer.s3.catalog.object_info import AiobotocoreHeadClient
@@ -74,14 +74,14 @@ class Manifest:
         self._object_clients = object_clients
         self._progress = progress
         self._memory = memory or PlanMemory()
-        self._scanner: ArrayScanner | LineScanner
+        self._scanner: ArrayScanner | RowScanner
         if attributes is None:
             self._scanner = ArrayScanner(str(uri))
             self._pattern = [True]
         elif not attributes:
             raise ConfigError("AttributeNames is empty: list the attributes to stream, in order")
         else:
-            self._scanner = LineScanner(str(uri), attributes)
+            self._scanner = RowScanner(str(uri), attributes)
             self._pattern = [name.endswith("-ref") for name in attributes]
         self._augmented = attributes is not None
         self._limit = None if selection is None else selection.limit
