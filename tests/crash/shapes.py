@@ -21,6 +21,8 @@ _A = [1_400_000, 0, 1, 300_007, 65_536, 700_000]
 _C = [500_000, 200_000, 3]
 _GONE = 4
 """Which object of the failing channel is gone after it was listed."""
+RECORD, BATCH = 4096, 8
+"""Bytes of a record that ranks share, and records of a rank in a step."""
 RESUMED_AT = 1_000_003
 """Byte of epoch 0 that a resumed job begins with."""
 
@@ -31,6 +33,8 @@ def _contents(sizes: list[int], seed: int) -> list[bytes]:
 
 
 A, C = _contents(_A, 1), _contents(_C, 2)
+RECORDS = [data[: len(data) // RECORD * RECORD] for data in A]
+"""Objects of whole records."""
 
 
 def fill(stub: S3Stub) -> None:
@@ -38,6 +42,7 @@ def fill(stub: S3Stub) -> None:
     for index, data in enumerate(A):
         stub.objects[f"b/a/{index}"] = stub.objects[f"b/gone/a/{index}"] = data
         stub.objects[f"b/gzip/a/{index}"] = gzip.compress(data, 1)
+        stub.objects[f"b/records/a/{index}"] = RECORDS[index]
     stub.objects |= {f"b/c/{index}": data for index, data in enumerate(C)}
 
     def weather(name: str, start: int, size: int) -> Fault | None:
@@ -72,6 +77,8 @@ class Shape:
     prefix: str = "b/a/"
     wrapped: bool = False
     ranks: int = 1
+    by_record: bool = False
+    """Whether the ranks share records, and not objects: one stream is dealt to their FIFOs."""
     resumed: bool = False
     channel: dict[str, Any] = field(default_factory=dict)
     """Further keys of channel `a`."""
@@ -87,6 +94,12 @@ class Shape:
         """The bytes that the FIFO of an epoch must bring."""
         if fifo == "c":
             objects = C
+        elif self.by_record:
+            data, size = b"".join(RECORDS), RECORD * BATCH
+            steps = len(data) // (size * self.ranks)
+            return b"".join(data[at : at + size] for at in range(
+                int(fifo[2:]) * size, steps * size * self.ranks, size * self.ranks
+            ))  # fmt: skip
         elif self.ranks > 1:
             objects = A[int(fifo[2:]) :: self.ranks]
         else:
@@ -115,7 +128,9 @@ class Shape:
         of_a |= self.channel
         if self.wrapped:
             of_a["RecordWrapperType"] = "RecordIO"
-        if self.ranks > 1:
+        if self.by_record:
+            of_a["Penstock"] = {"Ranks": {"Count": self.ranks, "Batch": BATCH, "RecordSize": RECORD}}
+        elif self.ranks > 1:
             of_a["Penstock"] = {"Ranks": self.ranks}
         return document
 
@@ -146,6 +161,8 @@ SHAPES = {
         Shape("kept-wrapped", wrapped=True),
         Shape("ranks", keeper=False, ranks=2),
         Shape("kept-ranks", "buffered", ranks=2),
+        Shape("records", "buffered", keeper=False, prefix="b/records/a/", ranks=2, by_record=True),
+        Shape("kept-records", prefix="b/records/a/", ranks=2, by_record=True),
         Shape(
             "closed",
             "buffered",
