@@ -8,6 +8,8 @@ from typing import Any
 
 from streamer.plan import Arrangement, Plan, S3Uri
 from streamer.s3.catalog.manifests import Manifest
+from streamer.s3.catalog.object_finder import ObjectClients
+from streamer.s3.catalog.object_info import AiobotocoreHeadClient
 from streamer.s3.catalog.pages import PageSource, open_pages
 from streamer.s3.catalog.sources import Sources
 from streamer.s3.client.session import Clients
@@ -32,7 +34,7 @@ async def plan_manifest(
     clients: Clients, uri: S3Uri, arrangement: Arrangement | None = None, **options: Any
 ) -> Plan:
     """Plan a `ManifestFile`. `clients`, `options`: of `Manifest`."""
-    return await Manifest(clients, uri, arrangement or Arrangement(), **options).plan()
+    return await Manifest(clients, uri, arrangement or Arrangement(), **_found(clients, options)).plan()
 
 
 async def plan_augmented(
@@ -43,4 +45,10 @@ async def plan_augmented(
     **options: Any,
 ) -> Plan:
     """Plan an `AugmentedManifestFile`. `clients`, `options`: of `Manifest`."""
-    return await Manifest(clients, uri, arrangement or Arrangement(), attributes, **options).plan()
+    found = _found(clients, options)
+    return await Manifest(clients, uri, arrangement or Arrangement(), attributes, **found).plan()
+
+
+def _found(clients: Clients, options: dict[str, Any]) -> dict[str, Any]:
+    """The options of a manifest whose objects HEADs by aiobotocore find, unless they name another way."""
+    return {"object_clients": ObjectClients(AiobotocoreHeadClient(clients.control))} | options

@@ -25,7 +25,6 @@ from streamer.s3.catalog.manifest_body import read_manifest
 from streamer.s3.catalog.manifest_lines import RowScanner
 from streamer.s3.catalog.manifest_text import ArrayScanner, Gunzip
 from streamer.s3.catalog.object_finder import ObjectClients, ObjectFinder
-from streamer.s3.catalog.object_info import AiobotocoreHeadClient
 from streamer.s3.catalog.row_block import RowBlock
 from streamer.s3.catalog.row_selection import RowSelection
 from streamer.s3.catalog.validation import PlanMemory
@@ -53,12 +52,12 @@ class Manifest:
         arrangement: Arrangement,
         attributes: Sequence[str] | None = None,
         *,
+        object_clients: ObjectClients,
         selection: Selection | None = None,
-        object_clients: ObjectClients | None = None,
         progress: Progress | None = None,
         memory: PlanMemory | None = None,
     ) -> None:
-        """`object_clients`, or HEADs by aiobotocore's client, find the objects.
+        """`object_clients` find the objects.
 
         `attributes`: AttributeNames of an augmented manifest; None for a `ManifestFile`. Raises ConfigError
         for an empty list.
@@ -69,8 +68,6 @@ class Manifest:
         self._clients = clients
         self._uri = uri
         self._arrangement = arrangement
-        if object_clients is None:
-            object_clients = ObjectClients(AiobotocoreHeadClient(clients.control))
         self._object_clients = object_clients
         self._progress = progress
         self._memory = memory or PlanMemory()
