@@ -24,7 +24,7 @@ from sidecar.job.index_object import open_channel_index
 from sidecar.job.index_objects import Access, ChannelObjects
 from sidecar.job.index_target import index_target
 from sidecar.job.listings import open_listings
-from sidecar.job.planning import plan_job
+from sidecar.job.planning import JobPlanner
 from sidecar.observe.state import JobState
 from sidecar.process.memory import freeze_gc
 from sidecar.process.progress import progress_line, transferred
@@ -106,7 +106,7 @@ class _Work:
         """Plan the channels; return the plans by channel."""
         clients = self.indexes.clients
         async with open_listings(self.state.job, clients) as listings:
-            plans = await plan_job(self.state, clients, listings)
+            plans = await JobPlanner(self.state, clients, listings).plan_all()
         freeze_gc()
         return {name: each.whole for name, each in plans.items()}
 

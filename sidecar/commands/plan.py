@@ -9,7 +9,7 @@ from sidecar.job.channels import fifos, footprint, job_clients, job_transport
 from sidecar.job.layout import DEFAULT_BASE, Flags, Layout, resolve_host
 from sidecar.job.listings import open_listings
 from sidecar.job.planned import figures_by_record
-from sidecar.job.planning import plan_job
+from sidecar.job.planning import JobPlanner
 from sidecar.job.rank_advice import small_requests, unequal_steps
 from sidecar.observe.state import JobState
 from sidecar.process.progress import progress_line
@@ -39,7 +39,7 @@ async def plan(job: Job, flags: Flags, *, keys: bool, quiet: bool = False) -> di
 
     with progress_line(progress, quiet=quiet):
         async with job_clients(job) as clients, open_listings(job, clients) as listings:
-            plans = await plan_job(state, clients, listings)
+            plans = await JobPlanner(state, clients, listings).plan_all()
             streams = fifos(job, plans)
             async with job_transport(state, clients, streams, plans) as transport:
                 part_size = transport.stages().part_size()

@@ -1,6 +1,6 @@
 """The listings of a job: what finds their objects, and the tasks that go on while channels stream.
 
-    plan_job ─ begin ─▶ task: pages ─▶ runs ─▶ OpenPlan.list ─▶ Growth ─▶ channels
+    JobPlanner ─ begin ─▶ task: pages ─▶ runs ─▶ OpenPlan.list ─▶ Growth ─▶ channels
     supervisor: `ended` for a FIFO that resumes, `check` before the first FIFO is offered
 
 A listing that fails keeps its error in its plan. Before the FIFOs are offered it ends the job; after that it

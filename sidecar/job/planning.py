@@ -1,11 +1,11 @@
 """Makes the plans of all channels.
 
-`plan_job` lists all channels concurrently, waits while storage is unavailable, and logs its progress and
+`JobPlanner` lists all channels concurrently, waits while storage is unavailable, and logs its progress and
 every plan. `channel_source` finds the objects of one channel.
 
 A Pipe channel whose order is that of the listing, or of the manifest, gets an open plan
 (`streamer.plan.growth`) as soon as its first objects are known: a task of `Listings`, which outlives
-`plan_job`, finds the rest. Its event `planned` comes when the listing has ended.
+`plan_all`, finds the rest. Its event `planned` comes when the listing has ended.
 """
 
 from __future__ import annotations
@@ -44,79 +44,52 @@ if TYPE_CHECKING:
     from streamer.s3.client.session import Clients
 
 
-async def plan_job(
-    state: JobState,
-    clients: Clients,
-    listings: Listings,
-    *,
-    give_up_after: float = 0,
-    layout: Layout | None = None,
-    early: bool = False,
-    epochs: Mapping[str, int] | None = None,
-) -> dict[str, Planned]:
-    """Plan every channel, in the order of the job file. Raises the first SourceError.
-
-    `give_up_after`: seconds to wait while storage is unavailable. `layout`: directory of the File channels;
-    raises SinkError as soon as their plans need more space than is free. `early`: the channels are
-    streamed while `listings` is open, so a plan may be open.
-    `epochs`: by channel the epoch that comes first, if it is not 0.
-    """
-    job = state.job
-    async with asyncio.TaskGroup() as group:
-        planner = _JobPlanner(
-            state,
-            clients,
-            listings,
-            RetryPolicy(give_up_after=give_up_after),
-            layout=layout,
-            streams=early,
-            epochs=epochs or {},
-        )
-        for channel in job.input_data_config:
-            streams_early = early and _may_stream_early(state, channel)
-            group.create_task(planner.begin(channel) if streams_early else planner.plan(channel))
-    return {channel.channel_name: planner.plans[channel.channel_name] for channel in job.input_data_config}
-
-
-def _may_stream_early(state: JobState, channel: ChannelConfig) -> bool:
-    """Return whether the channel can stream its first objects before the others are known."""
-    job, arrangement = state.job, _arrangement(state.job, channel, state.hosts)
-    ranks_by_bytes = arrangement.shard.by == "bytes" and channel.channel_name in job.ranks
-    limit = channel.penstock.selection.limit
-    in_order = arrangement.may_grow and not ranks_by_bytes and (limit is None or limit.seed is None)
-    return in_order and channel.penstock.by_record is None and job.mode(channel) == "Pipe"
-
-
-class _JobPlanner:
-    """Makes the plans of the channels of one job, each in its own task."""
+class JobPlanner:
+    """Makes the plans of the channels of one job, each in its own task. Call `plan_all` once."""
 
     def __init__(
         self,
         state: JobState,
         clients: Clients,
         listings: Listings,
-        policy: RetryPolicy,
         *,
-        layout: Layout | None,
-        streams: bool,
-        epochs: Mapping[str, int],
+        give_up_after: float = 0,
+        layout: Layout | None = None,
+        early: bool = False,
+        epochs: Mapping[str, int] | None = None,
     ) -> None:
-        """`streams`: whether the channels are streamed while their listings are open."""
-        self.plans: dict[str, Planned] = {}
+        """`give_up_after`: seconds to wait while storage is unavailable. `layout`: of the File channels.
+
+        `early`: the channels are streamed while `listings` is open, so a plan may be open. `epochs`: by
+        channel the epoch that comes first, if it is not 0.
+        """
+        self._plans: dict[str, Planned] = {}
         """Plans by channel."""
         self._state = state
         self._clients = clients
         self._listings = listings
-        self._policy = policy
+        self._policy = RetryPolicy(give_up_after=give_up_after)
         self._layout = layout
-        self._streams = streams
-        self._epochs = epochs
+        self._early = early
+        self._epochs = epochs or {}
         self._memory = PlanMemory(state.memory_limit // 2)
         self._one_index = asyncio.Lock()
         """Held while an index is copied, or compared with its objects: this takes a transport's memory."""
         self._files = {channel.channel_name for channel in state.job.channels("File")}
 
-    async def begin(self, channel: ChannelConfig) -> None:
+    async def plan_all(self) -> dict[str, Planned]:
+        """Plan every channel, in the order of the job file. Raises the first SourceError.
+
+        Raises SinkError as soon as the plans of File channels need more space than is free.
+        """
+        channels = self._state.job.input_data_config
+        async with asyncio.TaskGroup() as group:
+            for channel in channels:
+                early = self._early and _may_stream_early(self._state, channel)
+                group.create_task(self._begin(channel) if early else self._plan(channel))
+        return {channel.channel_name: self._plans[channel.channel_name] for channel in channels}
+
+    async def _begin(self, channel: ChannelConfig) -> None:
         """Make an open plan: list the channel's first objects now, and the others in a task of `Listings`."""
         name, notes = channel.channel_name, PlanningLog(self._state, channel)
         arrangement = _entry_arrangement(self._state.job, channel, self._state.hosts)
@@ -133,12 +106,12 @@ class _JobPlanner:
 
         self._listings.begin(name, open_plan, listing())
         await open_plan.first()
-        planned = self.plans[name] = Planned.dealt(open_plan.plan, self._state.job.fifos(channel), channel)
+        planned = self._plans[name] = Planned.dealt(open_plan.plan, self._state.job.fifos(channel), channel)
         if planned.whole.open:
             notes.listing(planned.whole)
         notes.end_marks(planned.whole)
 
-    async def plan(self, channel: ChannelConfig) -> None:
+    async def _plan(self, channel: ChannelConfig) -> None:
         """Make the whole plan of a channel."""
         job, name, notes = self._state.job, channel.channel_name, PlanningLog(self._state, channel)
         deal, index, epoch = None, None, self._epochs.get(name, 0)
@@ -164,16 +137,16 @@ class _JobPlanner:
                     whole = await plan_by_record(
                         whole, channel, deal, index, access, memory=self._memory, epoch=epoch
                     )
-            planned = self.plans[name] = Planned.dealt(whole, job.fifos(channel), channel)
+            planned = self._plans[name] = Planned.dealt(whole, job.fifos(channel), channel)
             notes.digest()
             await in_thread(_sum_up, planned, epoch)  # takes seconds for a million entries
         if self._layout is not None and name in self._files:
-            planned_files = {each: self.plans[each].whole for each in self._files & self.plans.keys()}
+            planned_files = {each: self._plans[each].whole for each in self._files & self._plans.keys()}
             await asyncio.to_thread(disk, self._layout, planned_files)
         notes.planned(whole, epoch)
         if job.mode(channel) == "Pipe":
             notes.end_marks(whole)
-            if self._streams:
+            if self._early:
                 self._listings.attend(name, notes.line_ends(whole, self._clients))
 
     def _source(self, channel: ChannelConfig, progress: Callable[[int], None]) -> Sources | Manifest:
@@ -187,6 +160,15 @@ class _JobPlanner:
             progress=progress,
             memory=self._memory,
         )
+
+
+def _may_stream_early(state: JobState, channel: ChannelConfig) -> bool:
+    """Return whether the channel can stream its first objects before the others are known."""
+    job, arrangement = state.job, _arrangement(state.job, channel, state.hosts)
+    ranks_by_bytes = arrangement.shard.by == "bytes" and channel.channel_name in job.ranks
+    limit = channel.penstock.selection.limit
+    in_order = arrangement.may_grow and not ranks_by_bytes and (limit is None or limit.seed is None)
+    return in_order and channel.penstock.by_record is None and job.mode(channel) == "Pipe"
 
 
 def _sum_up(planned: Planned, epoch: int) -> None:

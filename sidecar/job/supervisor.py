@@ -42,7 +42,7 @@ from sidecar.job.index_learning import learn_indexes
 from sidecar.job.keeper_link import KeeperLink
 from sidecar.job.layout import Layout, set_reader_state, write_config_files
 from sidecar.job.listings import open_listings
-from sidecar.job.planning import plan_job
+from sidecar.job.planning import JobPlanner
 from sidecar.job.rehearsal import local, memory
 from sidecar.job.resume import (
     parse_saved,
@@ -132,7 +132,7 @@ class Supervisor:
             saved = await self._saved(clients)
             planning_began = time.monotonic()
             listings = await stack.enter_async_context(open_listings(job, clients))
-            plans = await plan_job(
+            plans = await JobPlanner(
                 state,
                 clients,
                 listings,
@@ -140,7 +140,7 @@ class Supervisor:
                 layout=layout,
                 early=True,
                 epochs={name: each.epoch for name, each in saved.items()},
-            )
+            ).plan_all()
             state.planning_seconds = time.monotonic() - planning_began
             streams = fifos(job, plans)
             transport = await stack.enter_async_context(job_transport(state, clients, streams, plans))
