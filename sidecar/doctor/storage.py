@@ -20,10 +20,10 @@ from urllib.parse import urlsplit
 from sidecar.doctor.machine import Finding
 from sidecar.doctor.object_checks import etags_differ, read_checks
 from sidecar.doctor.remedies import failed
-from sidecar.job.channels import transport_spec
 from sidecar.job.endmarks import end_mark_advice, unjoined_keys
 from sidecar.job.line_ends import remedy, without_line_feed
 from sidecar.job.strays import channel_advice
+from sidecar.job.transport_spec import transport_spec
 from sidecar.process.exits import Exit
 from streamer.errors import ErrorContext, PenstockError
 from streamer.plan import Arrangement, ObjectRef, Plan

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sidecar.job.epoch_log import EpochLog
-from sidecar.process.cores import granted_cores
+from sidecar.job.transport_spec import retry_policy, transport_spec
 from sidecar.process.logs import log
 from streamer.errors import SinkError
 from streamer.relay.channel import Channel
 from streamer.relay.channel_spec import ChannelSpec
 from streamer.relay.shared_stream import SharedStream
-from streamer.relay.transport import Transport, TransportSpec, open_transport, why_read
-from streamer.retry import RetryPolicy
+from streamer.relay.transport import Transport, open_transport, why_read
 from streamer.s3.client.session import open_clients
 from streamer.schedule.concurrency import MOST_REQUESTS
 from streamer.sink.name_watch import NameWatch
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
     from sidecar.config.job import Job
     from sidecar.config.request import ChannelConfig
-    from sidecar.job.object_scans import Learner
+    from sidecar.job.index_learning import IndexLearner
     from sidecar.job.planned import Planned
     from sidecar.observe.state import JobState
     from sidecar.process.footprint import Footprint
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from streamer.relay.staging.stage import Stages
     from streamer.s3.checksums import StoredChecksums
     from streamer.s3.client.session import Clients
-    from streamer.s3.fallback import LeftToAiobotocore
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +62,7 @@ class ChannelResources:
     """Directory of the FIFOs."""
     names: NameWatch | None
     """Watches `directory`."""
-    learners: Mapping[str, Learner]
+    learners: Mapping[str, IndexLearner]
     """By channel, what learns its record index."""
 
 
@@ -97,35 +95,6 @@ def fetched(streams: list[Fifo], plans: Mapping[str, Planned]) -> list[Fifo]:
 def _pipes(streams: list[Fifo], plans: Mapping[str, Planned]) -> int:
     """Return the FIFOs of the job, and the pipes of shared streams."""
     return len(streams) + sum(len(planned.shared) for planned in plans.values())
-
-
-def transport_spec(
-    job: Job, buckets: set[str], channels: list[str | None], *, fifos: int = 0
-) -> TransportSpec:
-    """Return the spec of the transport by the job file. `channels`, `fifos`: see `TransportSpec`."""
-    return TransportSpec(
-        wish=job.penstock.transport,
-        buckets=buckets,
-        channels=channels,
-        fifos=fifos,
-        budget=job.budget,
-        requests_in_flight=job.penstock.requests_in_flight,
-        part_size=job.penstock.part_size,
-        bandwidth=job.penstock.bandwidth,
-        hedge=job.penstock.hedge_budget,
-        cores=granted_cores(),
-        retry=_retry(job),
-        on_fallback=_log_fallback,
-    )
-
-
-def _log_fallback(left: LeftToAiobotocore) -> None:
-    ref = left.context
-    log.warning(
-        "aiobotocore fetches what Penstock's client does not support",
-        why=left.message,
-        object=f"s3://{ref.bucket}/{ref.key}",
-    )
 
 
 @contextlib.asynccontextmanager
@@ -207,7 +176,7 @@ def make_channels(
             starts,
             source=resources.transport.source,
             stages=stages,
-            retry=_retry(state.job),
+            retry=retry_policy(state.job),
         )
         delivered |= {each.name: (stages, each) for each in stream.fifos}
         found.append(stream)
@@ -229,10 +198,6 @@ def _stages(state: JobState, fifo: Fifo, resources: ChannelResources) -> Stages:
     return resources.transport.observed(stages, observer)
 
 
-def _retry(job: Job) -> RetryPolicy:
-    return RetryPolicy(give_up_after=job.penstock.give_up_after)
-
-
 def _make_channel(
     state: JobState,
     fifo: Fifo,
@@ -248,7 +213,7 @@ def _make_channel(
         plan=fifo.plan,
         directory=resources.directory,
         fifo_mode=penstock.fifo_mode,
-        retry=_retry(state.job),
+        retry=retry_policy(state.job),
         start=start,
         when_failed=config.penstock.when_failed,
         stored_checksums=resources.stored_checksums if config.penstock.integrity == "checksum" else None,

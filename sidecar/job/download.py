@@ -20,9 +20,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sidecar.job.channels import transport_spec
 from sidecar.job.download_directory import DownloadDirectory, Rest
 from sidecar.job.download_paths import file_paths
+from sidecar.job.transport_spec import transport_spec
 from sidecar.observe.state import DownloadStatistics
 from sidecar.process.logs import log, shows_text
 from sidecar.process.progress import progress_line, transferred

@@ -12,7 +12,7 @@ from streamer.relay.channel_spec import ChannelEvents
 from streamer.units import decimal_bytes
 
 if TYPE_CHECKING:
-    from sidecar.job.object_scans import Learner
+    from sidecar.job.index_learning import IndexLearner
     from sidecar.observe.state import JobState
     from streamer.errors import SinkError
     from streamer.plan import ObjectRef
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class EpochLog(ChannelEvents):
     """The observer of one channel, which writes the log lines of its FIFO `name`."""
 
-    def __init__(self, state: JobState, name: str, learner: Learner | None) -> None:
+    def __init__(self, state: JobState, name: str, learner: IndexLearner | None) -> None:
         """`learner`: learns the record index of the FIFO's channel."""
         self._state = state
         self._name = name

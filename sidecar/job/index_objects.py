@@ -14,7 +14,7 @@ from array import array
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from sidecar.job.channels import transport_spec
+from sidecar.job.transport_spec import transport_spec
 from streamer.errors import BadAnswer, ConfigError, ErrorContext
 from streamer.formats.record_index import object_name, object_version
 from streamer.plan import is_modified

@@ -23,10 +23,11 @@ from sidecar.config.index_place import index_path, index_uri
 from sidecar.job.index_file import open_index
 from sidecar.job.index_object import fetch_index, open_copy
 from sidecar.job.stored_index import check_kind, open_stored
+from sidecar.job.transport_spec import retry_policy
 from sidecar.process.logs import log
 from streamer.aio import in_thread
 from streamer.errors import ErrorContext, PenstockError, SourceChanged
-from streamer.retry import RetryPolicy, retry_while_unavailable
+from streamer.retry import retry_while_unavailable
 from streamer.s3.client.object_put import NewObject, put_object
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ class IndexUpload:
 
     async def _replace(self, uri: S3Uri) -> int:
         """Replace the object by the file, with the rows of other builds; return the file's `writes` in it."""
-        policy = RetryPolicy(give_up_after=self._access.job.penstock.give_up_after)
+        policy = retry_policy(self._access.job)
         for _ in range(MOST_CONFLICTS):
             copy, writes = self._file.snapshot()
             etag = await retry_while_unavailable(partial(self._put, uri, copy), policy, what="an upload")

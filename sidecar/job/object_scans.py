@@ -16,7 +16,7 @@ Pure, and on the event loop: a scanner looks at the headers in up to 128 KiB at 
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from streamer.formats.borders import BadRecord, FixedScanner
 from streamer.formats.record_index import IndexedObject, object_name, object_version
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from streamer.formats.borders import BorderScanner
     from streamer.formats.record_format import RecordFormat
     from streamer.plan import ObjectRef, Part
-    from streamer.trailer import Trailer
 
 SHORTEST_MEAN, SHORTEST_SAMPLE = 256, 4096
 """Least mean bytes of a record, and of a tar sample: a MiB of them takes 2 to 10 ms of the loop."""
@@ -38,16 +37,6 @@ COUNTED = 8
 """Lines that are searched one by one before an indexed one; the others are counted, at little cost."""
 MOST_OFFSETS = 1 << 21
 """Most offsets of one object's row: 16 MiB of memory."""
-
-
-class Learner(Protocol):
-    """What learns the index of one channel."""
-
-    def observer(self) -> ObjectScans:
-        """Return the observer of one more FIFO of the channel."""
-
-    def epoch_ended(self, trailer: Trailer) -> None:
-        """Note that an epoch of one of the FIFOs has ended with this trailer."""
 
 
 class ObjectScans:
