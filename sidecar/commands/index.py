@@ -33,7 +33,6 @@ from streamer.errors import ConfigError, CorruptObject
 from streamer.formats.borders import STRIDE
 from streamer.formats.record_format import RecordFormat
 from streamer.relay.statistics import ChannelCounters
-from streamer.scratch import scratch_directory
 from streamer.units import decimal_bytes
 
 if TYPE_CHECKING:
@@ -139,21 +138,17 @@ async def build(
     """
     document: dict[str, Any] = {}
     failure: CorruptObject | None = None
-    with contextlib.ExitStack() as stack:
-        copies = ""
-        if "://" in place:
-            copies = stack.enter_context(scratch_directory("penstock-index-"))
-        async with _working(job, place, channels, quiet=quiet) as work:
-            targets = {}
-            for channel in work.state.job.input_data_config:
-                name = channel.channel_name
-                target = await index_target(place, name, copies, work.indexes)
-                targets[name] = target, _kind(target, channel, record_format, every)
-            for name, plan in (await work.plans()).items():
-                try:
-                    document[name] = await _build(name, plan, *targets[name], work)
-                except CorruptObject as error:
-                    failure = failure or error
+    async with _working(job, place, channels, quiet=quiet) as work, contextlib.AsyncExitStack() as stack:
+        targets = {}
+        for channel in work.state.job.input_data_config:
+            name = channel.channel_name
+            target = await stack.enter_async_context(index_target(place, name, work.indexes))
+            targets[name] = target, _kind(target, channel, record_format, every)
+        for name, plan in (await work.plans()).items():
+            try:
+                document[name] = await _build(name, plan, *targets[name], work)
+            except CorruptObject as error:
+                failure = failure or error
     if failure is not None:
         raise failure
     return {"channels": document}

@@ -20,7 +20,6 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
-from sidecar.config.index_place import index_uri
 from sidecar.job.index_file import open_index
 from sidecar.job.index_objects import Access
 from sidecar.job.index_target import IndexUpload, index_target
@@ -30,7 +29,6 @@ from streamer.aio import in_thread
 from streamer.errors import ConfigError, PenstockError, SinkError
 from streamer.formats.borders import STRIDE
 from streamer.plan.record_table import only_object
-from streamer.scratch import scratch_directory
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -252,11 +250,8 @@ async def learn_indexes(
 async def _learning(
     channel: str, learn: LearnIndexConfig, plan: Plan, access: Access
 ) -> AsyncIterator[IndexLearner]:
-    with contextlib.ExitStack() as stack:
-        copies = ""
-        if index_uri(learn.to, channel) is not None:
-            copies = stack.enter_context(scratch_directory("penstock-index-"))
-        target = await index_target(learn.to, channel, copies, access)
+    async with contextlib.AsyncExitStack() as stack:
+        target = await stack.enter_async_context(index_target(learn.to, channel, access))
         stride = learn.every or (target.kind() or (None, STRIDE))[1]
         opening = open_index(target.path, learn.record_format, stride, name=target.name)
         file = await in_thread(stack.enter_context, opening)

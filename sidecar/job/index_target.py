@@ -29,6 +29,7 @@ from streamer.aio import in_thread
 from streamer.errors import ErrorContext, PenstockError, SourceChanged
 from streamer.retry import retry_while_unavailable
 from streamer.s3.client.object_put import NewObject, put_object
+from streamer.scratch import scratch_directory
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -216,14 +217,18 @@ class IndexUpload:
         self._adopted.extend(row.name for row in rows)
 
 
-async def index_target(place: str, channel: str, copies: str, access: Access) -> IndexTarget:
-    """Return where the index of a channel is written.
+@contextlib.asynccontextmanager
+async def index_target(place: str, channel: str, access: Access) -> AsyncIterator[IndexTarget]:
+    """Yield where the index of a channel is written.
 
-    `place`: folder, or prefix of S3. `copies`: a folder into which an index in S3 is copied now. Raises
-    SourceError, SinkError, ConfigError.
+    `place`: folder, or prefix of S3, from which an index is copied now. Raises SourceError, SinkError,
+    ConfigError.
     """
     if (uri := index_uri(place, channel)) is None:
-        return IndexTarget(index_path(place, channel), None, None, access)
-    path = index_path(copies, channel)
-    with await in_thread(partial(open, path, "xb", buffering=0)) as file:
-        return IndexTarget(path, uri, await fetch_index(uri, access, file.fileno()), access)
+        yield IndexTarget(index_path(place, channel), None, None, access)
+        return
+    with scratch_directory("penstock-index-") as copies:
+        path = index_path(copies, channel)
+        with await in_thread(partial(open, path, "xb", buffering=0)) as file:
+            etag = await fetch_index(uri, access, file.fileno())
+        yield IndexTarget(path, uri, etag, access)
