@@ -117,7 +117,7 @@ async def test_sums_that_would_take_years_end_when_their_task_is_cancelled(seed:
     order = RecordOrder(table.counts, entries.sizes, seed=seed, block=1 << 16)
     ranks = HostRanks(entries, table, order, Deal(1 << 16, 1, 0, 1))
     started = Started()
-    task = asyncio.create_task(in_thread(ranks.sum_up, order, 0, ranks.deal, started))
+    task = asyncio.create_task(in_thread(ranks.sum_up, 0, ranks.deal, started))
     await started.event.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -66,7 +66,7 @@ class ReadLoop:
         self.left_out = 0
         """Corrupt records that `reader` has left out, which have no number."""
         self.rank: RankSteps | None = RankSteps.of(stream.trailer)
-        """Steps of the epoch, by the trailer as last read: the weights of a mix may change."""
+        """Steps of the epoch, by the trailer as last read."""
         self._trailer = stream.trailer
         self._reader = reader
         self._base = position.offset
