@@ -69,7 +69,7 @@ class IndexFile:
                 raise stored.changed()
             try:
                 with _writing(self.path):
-                    _write_all(fd, block(rows))
+                    write_all(fd, block(rows))
                     stored.size = os.fstat(fd).st_size
                 self.index.read_on()
                 if self.index.end != stored.size:
@@ -102,9 +102,9 @@ class IndexFile:
             tidied = StoredIndex(self._stored.path, fd)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _write_all(fd, header(index.format, index.stride))
+                write_all(fd, header(index.format, index.stride))
                 for start in range(0, len(names), ROWS_A_BLOCK):
-                    _write_all(fd, block(map(index.row, names[start : start + ROWS_A_BLOCK])))
+                    write_all(fd, block(map(index.row, names[start : start + ROWS_A_BLOCK])))
                 os.fsync(fd)
                 tidied.size = os.fstat(fd).st_size
                 self.index = tidied.index()
@@ -135,7 +135,7 @@ def open_index(
         with _writing(path):
             changed = not stored.size
             if changed:
-                _write_all(stored.fd, header(record_format, stride))
+                write_all(stored.fd, header(record_format, stride))
                 stored.size = HEADER_BYTES
             index = stored.index(growing=True)
             check_kind(stored.path, index, record_format, stride)
@@ -188,7 +188,8 @@ def _locked(path: str) -> int:
         os.close(fd)  # the process that had the lock has renamed another file to this name
 
 
-def _write_all(fd: int, data: bytes) -> None:
+def write_all(fd: int, data: bytes | memoryview) -> None:
+    """Write all bytes at the position of `fd`. Raises OSError."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]

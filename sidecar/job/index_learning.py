@@ -20,6 +20,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
+from sidecar.job.index_build import APPEND_EVERY, MOST_LOGGED
 from sidecar.job.index_file import open_index
 from sidecar.job.index_objects import Access
 from sidecar.job.index_target import IndexUpload, index_target
@@ -43,12 +44,8 @@ if TYPE_CHECKING:
     from streamer.s3.client.session import Clients
     from streamer.trailer import Trailer
 
-APPEND_EVERY = 1.0
-"""Least seconds between two appends of rows to the file."""
 MOST_PENDING = 1 << 20
 """Numbers in pending rows after which they are appended at once: 8 MiB."""
-MOST_LOGGED = 20
-"""Most refused objects of a channel that are logged."""
 LAST_STORE = 10.0
 """Most seconds that the end of a job waits until the index is stored in S3."""
 ROW_NUMBERS = 40

@@ -14,6 +14,7 @@ import tempfile
 from typing import TYPE_CHECKING
 
 from sidecar.config.index_place import index_path, index_uri
+from sidecar.job.index_file import write_all
 from sidecar.job.index_objects import check_etag, read_plan
 from sidecar.job.listings import job_inspector
 from sidecar.job.stored_index import StoredIndex, open_stored
@@ -87,16 +88,13 @@ async def fetch_index(uri: S3Uri, access: Access, fd: int) -> str | None:
 async def _copy(ref: ObjectRef, fd: int, uri: S3Uri, access: Access) -> None:
     with _copying(uri):
         os.ftruncate(fd, 0)
+        os.lseek(fd, 0, os.SEEK_SET)
         if ref.size:
             await in_thread(os.posix_fallocate, fd, 0, ref.size)  # fails now if the disk is too small
-    at = 0
 
     def write(_: Part, data: memoryview) -> None:
-        nonlocal at
         with _copying(uri):
-            while data:
-                count = os.pwrite(fd, data, at)
-                at, data = at + count, data[count:]
+            write_all(fd, data)
 
     await read_plan(Plan.of([ref]), write, access)
 
