@@ -79,21 +79,17 @@ def sample_borders(
     chosen.update(ends[number] - 1 for number in lasts if ends[number])
     for each in sorted(chosen):
         number = bisect_right(ends, each)
-        yield _border(index, objects[number], objects.names[number], each - ends[number])
-
-
-def _border(index: RecordIndex, ref: ObjectRef, name: int, place: int) -> Border:
-    """Return the border at a place of the offsets of an object, from their end: -1 is the last one."""
-    first, records, end = index.extent(name)
-    count = index.indexed_records(name)
-    at = first + count + place
-    last = place == -1
-    return Border(
-        ref,
-        index.offsets[at],
-        end if last else index.offsets[at + 1],
-        records - (count - 1) * index.stride if last else index.stride,
-    )
+        name = objects.names[number]
+        place = each - ends[number]  # from the end of the object's offsets
+        first, records, end = index.extent(name)
+        count, last = index.indexed_records(name), place == -1
+        at = first + count + place
+        yield Border(
+            objects[number],
+            index.offsets[at],
+            end if last else index.offsets[at + 1],
+            records - (count - 1) * index.stride if last else index.stride,
+        )
 
 
 async def check_borders(
