@@ -51,10 +51,11 @@ with open(sys.argv[1], "rb") as fifo:
     print(pyarrow.ipc.open_stream(fifo).read_all().num_rows)
 """
 TABLES = """
-import sys, pathlib
+import os, sys, pathlib
 from streamer.readers.tables import TableReader
 fifo = pathlib.Path(sys.argv[1])
-print(sum(batch.num_rows for batch in TableReader(fifo.name.removesuffix("_0"), pipe_dir=str(fifo.parent))))
+os.environ["SAGEMAKER_BASE_DIR"] = str(fifo.parents[2])
+print(sum(batch.num_rows for batch in TableReader(fifo.name.removesuffix("_0"))))
 """
 DO = {
     "tar": "Penstock: {Join: tar}",
