@@ -95,7 +95,10 @@ def test_the_next_sidecar_goes_on_with_the_keeper_s_fifos(mixed: MixedJob) -> No
         running.process.kill()
         running.wait()
     with sidecar(mixed.path(2), "--keeper", "auto") as running:
+        order = running.wait_for("planned", channel="train")["order"]
         running.wait_for("ready")
+        labels = f'whole="train",training_job="penstock",order="{order}"'
+        assert f"penstock_order_hosts{{{labels}}} 1.0\n" in running.get("/metrics")[1]
         assert mixed.read() == due
         assert running.end() == 0
 
