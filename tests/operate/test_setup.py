@@ -43,5 +43,5 @@ def test_missing_tools_are_named_with_what_root_installs(tmp_path: Path) -> None
     done = run(str(tmp_path / "bash"), "-c", script, PATH=str(tmp_path))
     assert done.returncode == 1
     missing, remedy = done.stderr.splitlines()
-    assert missing.startswith("error: missing: prometheus promtool strace curl ip ethtool nginx chromium")
+    assert missing.startswith("error: missing: prometheus promtool strace curl jq ip ethtool nginx chromium")
     assert "As root, once: apt-get install chromium fonts-dejavu-core curl ethtool iproute2" in remedy
