@@ -86,8 +86,10 @@ def _frame(
     headings = ["channel", "progress", "speed", *wide, "bottleneck"]
     table = Table(box=box.SIMPLE_HEAD, expand=True, header_style="bright_black")
     for heading in headings:
-        ratio = 1 if heading == "bottleneck" or (heading == "channel" and not one_line) else None
-        table.add_column(heading, ratio=ratio, min_width=ratio and 16, no_wrap=one_line)
+        # The room that is left. In a narrow terminal that is little, so there all columns give way alike.
+        takes_rest = heading == "bottleneck" or (heading == "channel" and not one_line)
+        ratio = 1 if takes_rest and (one_line or console.width >= WIDE) else None
+        table.add_column(heading, ratio=ratio, no_wrap=one_line)
         table.columns[-1].overflow = "ellipsis" if one_line else "fold"
     for channel in channels:
         cells = _cells(channel)
