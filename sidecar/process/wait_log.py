@@ -15,8 +15,10 @@ LOGGED_EVERY = 60.0
 """Least seconds between two log lines with the same cause."""
 MOST_CAUSES = 16
 """Most causes between two such lines; errors of other causes are not logged meanwhile."""
-_VARYING = re.compile(r"[0-9a-f]*[0-9][0-9a-f]*|\(request id .*?\)|: s3://.*")
-"""What differs between errors of one cause: numbers, addresses, request ids, objects."""
+_VARYING = re.compile(
+    r"; no answer came in the .*? that were left|[0-9a-f]*[0-9][0-9a-f]*|\(request id .*?\)|: s3://.*"
+)
+"""What differs between errors of one cause: the last wait, numbers, addresses, request ids, objects."""
 
 
 class WaitLog:
