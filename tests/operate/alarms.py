@@ -504,6 +504,7 @@ HEALTHY = [
     of_train("penstock_channel_failures_total", "0x90", error="gave_up"),
     of_train("penstock_reader_connected", "1x90"),
     of_train("penstock_objects_checked_total", "0x90", result="mismatch"),
+    of_train("penstock_fifo_unread_bytes", f"{MIB}x90"),
     *lag(1000, 0, 0),
     of_train("penstock_epoch_eta_seconds", "900x90"),
 ]
