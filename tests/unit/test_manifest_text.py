@@ -90,6 +90,8 @@ def test_blank_lines_are_allowed_at_the_end_alone() -> None:
         (b'{"a-ref": "s3://b/k", "b": "\\ud800"}', "line 2: attribute 'b' holds half a surrogate pair"),
         (b'{"a-ref": "s3://b/k", "b": 1, "b": 2}', "line 2: attribute 'b' comes twice"),
         (b'["s3://b/k"]', "line 2: the line is not a JSON object"),
+        (b"null", "line 2: the line is not a JSON object"),
+        (b"true", "line 2: the line is not a JSON object"),
         (b'{"a-ref": "s3://b/k", "b": 1} {}', "line 2: not JSON: there is text after the object"),
         (b'{"a-ref": "s3://b/k", "b": NaN}', r"line 2: not JSON \(NaN is no JSON"),
         (b'{"a-ref": "s3://b/k", "b": }', "line 2: not JSON"),

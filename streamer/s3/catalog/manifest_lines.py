@@ -119,7 +119,7 @@ class RowScanner:
         """
         pairs = _LINE_DECODER.decode(line.decode())
         attributes = dict(pairs) if type(pairs) is tuple else {}
-        if len(attributes) != len(pairs):
+        if not attributes or len(attributes) != len(pairs):
             return None
         values: list[bytes | str] = []
         for name in self._attributes:
