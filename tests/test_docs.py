@@ -33,6 +33,7 @@ from sidecar.job.environment import trainer_environment
 from sidecar.job.layout import Layout
 from sidecar.observe.bottleneck import Kind
 from sidecar.observe.metrics import (
+    COUNTS,
     ERRORS,
     HEDGES,
     LEARNT,
@@ -208,7 +209,14 @@ def test_the_status_document_has_the_fields_shown() -> None:
     shown = next(json.loads(body) for body in blocks(DOCS / "reference/metrics.md", "json"))
     (channel,) = shown["channels"].values()
     fields = {field.name for field in dataclasses.fields(ChannelStatistics)}
-    assert channel.keys() == (fields | {"bottleneck"}) - {"first_byte", "part", "head_wait"}
+    assert channel.keys() == fields - {"first_byte", "part", "head_wait", "counts"} | {"bottleneck", *COUNTS}
+
+
+def test_every_counter_with_a_label_is_a_metric() -> None:
+    """A name in `counts` is declared nowhere but in `METRICS`, so a wrong one would be lost."""
+    sources = [*ROOT.glob("streamer/**/*.py"), *ROOT.glob("sidecar/**/*.py")]
+    counted = {name for path in sources for name in re.findall(r'\bcounts\["(\w+)"\]', path.read_text())}
+    assert counted == COUNTS
 
 
 def logged() -> dict[str, set[str]]:

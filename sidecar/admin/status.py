@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING, Any
 from sidecar.admin.limits import current
 from sidecar.observe.bottleneck import Bottleneck, stopped
 from sidecar.observe.collector import request_cost
+from sidecar.observe.metrics import COUNTS
 from streamer import __version__
+from streamer.relay.statistics import Durations
 from streamer.trailer import fifo_path
 
 if TYPE_CHECKING:
     from sidecar.observe.state import JobState
     from streamer.relay.statistics import ChannelStatistics
-
-_HISTOGRAMS = ("first_byte", "part", "head_wait")
-"""Statistics that only `/metrics` exports."""
 
 
 def status(state: JobState) -> dict[str, Any]:
@@ -34,11 +33,17 @@ def status(state: JobState) -> dict[str, Any]:
         "process": _process(),
         "limits": current(state),
         "channels": {
-            name: {field: value for field, value in asdict(statistics).items() if field not in _HISTOGRAMS}
-            | {"bottleneck": asdict(_bottleneck(state, name, statistics))}
+            name: _shown(statistics) | {"bottleneck": asdict(_bottleneck(state, name, statistics))}
             for name, statistics in state.statistics().items()
         },
     }
+
+
+def _shown(now: ChannelStatistics) -> dict[str, Any]:
+    """Return all statistics of a channel but the histograms, which only `/metrics` exports."""
+    shown = {name: value for name, value in vars(now).items() if not isinstance(value, Durations)}
+    counts = shown.pop("counts")
+    return shown | {name: counts[name] for name in COUNTS} | {"errors": [asdict(each) for each in now.errors]}
 
 
 def view(state: JobState, *, ended: bool = False) -> dict[str, Any]:
@@ -59,7 +64,7 @@ def view(state: JobState, *, ended: bool = False) -> dict[str, Any]:
         "process": _process(),
         "requests": {
             "planning": sum(state.control_requests.values()),
-            "parts": sum(sum(each.requests.values()) for each in channels.values()),
+            "parts": sum(each.counts["requests"].total() for each in channels.values()),
             "dollars": request_cost(state, channels),
         },
         "limits": current(state),
@@ -79,7 +84,7 @@ def _channel(state: JobState, name: str, now: ChannelStatistics) -> dict[str, An
         "bottleneck": asdict(_bottleneck(state, name, now)),
         "shares": history.shares(name),
         "epoch": now.epoch,
-        "epochs": now.epochs,
+        "epochs": now.counts["epochs"],
         "objects": now.objects,
         "listing": now.listing,
         "bytes": now.bytes_total,
@@ -94,7 +99,7 @@ def _channel(state: JobState, name: str, now: ChannelStatistics) -> dict[str, An
         "quota": now.quota_bytes,
         "fifo": now.fifo_bytes,
         "fifo_size": now.fifo_capacity,
-        "retries": sum(now.retries.values()),
+        "retries": now.counts["retries"].total(),
         "errors": [asdict(note) for note in reversed(now.errors)],
     }
 
@@ -102,7 +107,7 @@ def _channel(state: JobState, name: str, now: ChannelStatistics) -> dict[str, An
 def _bottleneck(state: JobState, name: str, now: ChannelStatistics) -> Bottleneck:
     """Return the bottleneck of the last minute. Without a reader, its remedy is the FIFO to open."""
     if now.state == "stopped":
-        return stopped(now.epochs)
+        return stopped(now.counts["epochs"])
     found = state.history.bottleneck(name)
     if found.kind == "idle" and now.state == "waiting":
         return replace(found, remedy=f"Open {fifo_path(state.directory, name, now.epoch)} for reading.")

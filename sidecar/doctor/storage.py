@@ -195,8 +195,8 @@ async def speed(job: Job, clients: Clients, samples: list[ObjectRef]) -> Finding
         return failed("speed", error)
     per_second = counters.written_bytes / max(seconds, 1e-3)
     text = f"{per_second / 1e6:.0f} MB/s: {counters.written_bytes / 1e6:.1f} MB in {seconds:.1f} s by {name}"
-    if counters.retries:
-        text += f", {counted(sum(counters.retries.values()), 'request')} repeated"
+    if retries := counters.counts["retries"].total():
+        text += f", {counted(retries, 'request')} repeated"
     if per_second < SLOW and counters.written_bytes > SLOW:
         return Finding(
             "speed", "warning", text, "Look at the network, and at the region: is this host near it?"

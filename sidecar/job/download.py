@@ -34,6 +34,7 @@ from streamer.relay.files.outlet import WRITERS, FilesOutlet, batch_size
 from streamer.relay.once import stream_once
 from streamer.relay.statistics import ChannelCounters
 from streamer.relay.transport import open_transport
+from streamer.s3.ranges import sum_of
 
 if TYPE_CHECKING:
     from sidecar.job.layout import Layout
@@ -79,11 +80,11 @@ class Download:
 
     def statistics(self) -> DownloadStatistics:
         """Return a snapshot of the download."""
-        progress, requests = self._progress, dict(self.counters.requests)
+        progress, counts = self._progress, sum_of([self.counters.counts])
         if progress is None:
-            return DownloadStatistics(progress=float(self._complete), requests=requests)
+            return DownloadStatistics(progress=float(self._complete), counts=counts)
         share = 1.0 if self._complete else progress.share()
-        return DownloadStatistics(progress.written.bytes, progress.written.files, share, requests)
+        return DownloadStatistics(progress.written.bytes, progress.written.files, share, counts)
 
     def text(self) -> str:
         """Return, in one line, how far the download is."""

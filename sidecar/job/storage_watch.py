@@ -28,9 +28,9 @@ class _Seen:
 
     @classmethod
     def of(cls, statistics: ChannelStatistics) -> _Seen:
-        ended = statistics.requests
-        ok, cancelled = ended.get("ok", 0), ended.get("cancelled", 0)
-        return cls(ok, sum(ended.values()) - ok - cancelled, statistics.seconds["starved"])
+        ended = statistics.counts["requests"]
+        ok, cancelled = ended["ok"], ended["cancelled"]
+        return cls(ok, ended.total() - ok - cancelled, statistics.seconds["starved"])
 
 
 class _ChannelWatch:

@@ -90,6 +90,7 @@ class Sample:
     @classmethod
     def of(cls, statistics: ChannelStatistics, at: float) -> Sample:
         """Return the snapshot of a channel with these statistics."""
+        requests = statistics.counts["requests"]
         return cls(
             at=at,
             state=statistics.state,
@@ -103,9 +104,9 @@ class Sample:
             seconds=statistics.seconds,
             starved=statistics.starved,
             held_back_by=statistics.held_back_by,
-            ok=statistics.requests.get("ok", 0),
-            failures=sum(statistics.requests.get(kind, 0) for kind in FAILURES),
-            throttled=statistics.requests.get("throttled", 0),
+            ok=requests["ok"],
+            failures=sum(requests[kind] for kind in FAILURES),
+            throttled=requests["throttled"],
         )
 
 

@@ -15,78 +15,22 @@ from functools import lru_cache
 from itertools import accumulate, islice
 from typing import TYPE_CHECKING
 
-from sidecar.observe.metrics import (
-    ERRORS,
-    HEDGES,
-    LEARNT,
-    METRICS,
-    OPERATIONS,
-    OUTCOMES,
-    RETRIED,
-    TRAILER_STATES,
-)
+from sidecar.observe.metrics import LEARNT, METRICS, OPERATIONS
 from streamer import __version__
-from streamer.relay.statistics import CAUSES, RESUMED, STATES, ChannelStatistics, DurationsSnapshot
-from streamer.s3.checksums import OUTCOMES as CHECKED
 from streamer.units import human_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator
 
+    from sidecar.observe.metrics import Spec
     from sidecar.observe.state import DownloadStatistics, JobState
+    from streamer.relay.statistics import ChannelStatistics, Durations
     from streamer.schedule.budget import MemoryBudget
+
+    _Read = Callable[[JobState, dict[str, ChannelStatistics]], Iterable[tuple[str, float]]]
 
 SLICE = 1000
 """Lines that are written at once: some 3 ms. A scrape of 512 FIFOs has 67,000 lines."""
-
-
-def _progress(consumed: int, total: int | None) -> float | None:
-    """Return the delivered part of the epoch; None while objects are being listed."""
-    if total is None:
-        return None
-    return consumed / total if total else 0.0
-
-
-_BY_CHANNEL: dict[str, Callable[[ChannelStatistics], float | None]] = {
-    "penstock_fifo_written_bytes_total": lambda s: s.written_bytes,
-    "penstock_received_bytes_total": lambda s: s.received_bytes,
-    "penstock_wasted_bytes_total": lambda s: s.wasted_bytes,
-    "penstock_objects_completed_total": lambda s: s.objects_completed,
-    "penstock_records_total": lambda s: s.records,
-    "penstock_reader_connects_total": lambda s: s.readers_come,
-    "penstock_reader_disconnects_total": lambda s: s.readers_gone,
-    "penstock_reader_end_disconnects_total": lambda s: s.readers_at_ends,
-    "penstock_epoch": lambda s: s.epoch,
-    "penstock_epoch_progress_ratio": lambda s: _progress(s.bytes_consumed, s.bytes_total),
-    "penstock_epoch_size_bytes": lambda s: s.bytes_total,
-    "penstock_epoch_objects": lambda s: s.objects,
-    "penstock_channel_listing": lambda s: s.listing,
-    "penstock_reader_connected": lambda s: s.reader_connected,
-    "penstock_channel_failed": lambda s: s.error is not None,
-    "penstock_fifo_capacity_bytes": lambda s: s.fifo_capacity,
-    "penstock_fifo_unread_bytes": lambda s: s.fifo_bytes,
-    "penstock_reserved_bytes": lambda s: s.reserved_bytes,
-    "penstock_channel_quota_bytes": lambda s: s.quota_bytes,
-    "penstock_requests_in_flight": lambda s: s.requests_in_flight,
-    "penstock_channel_requests_in_flight_limit": lambda s: s.requests_in_flight_limit,
-    "penstock_channel_bandwidth_limit_bytes": lambda s: s.bandwidth_limit or math.inf,
-}
-_LABELLED: dict[str, tuple[tuple[str, ...], Callable[[ChannelStatistics], Mapping[str, float]]]] = {
-    "penstock_epochs_total": (TRAILER_STATES, lambda s: s.epochs),
-    "penstock_channel_seconds_total": (STATES, lambda s: s.seconds),
-    "penstock_starved_seconds_total": (CAUSES, lambda s: s.starved),
-    "penstock_channel_failures_total": (ERRORS, lambda s: {s.error_kind: 1} if s.error_kind else {}),
-    "penstock_requests_total": (OUTCOMES, lambda s: s.requests),
-    "penstock_retries_total": (RETRIED, lambda s: s.retries),
-    "penstock_resumes_total": (RESUMED, lambda s: s.resumes),
-    "penstock_hedges_total": (HEDGES, lambda s: s.hedges),
-    "penstock_objects_checked_total": (CHECKED, lambda s: s.checked),
-}
-_HISTOGRAMS: dict[str, Callable[[ChannelStatistics], DurationsSnapshot]] = {
-    "penstock_head_wait_seconds": lambda s: s.head_wait,
-    "penstock_first_byte_seconds": lambda s: s.first_byte,
-    "penstock_part_seconds": lambda s: s.part,
-}
 
 
 def exposition(state: JobState) -> Iterator[bytes]:
@@ -104,80 +48,54 @@ def _lines(
 ) -> Iterator[str]:
     for name, spec in METRICS.items():
         yield _comments(name, spec.kind)
-        if name in _HISTOGRAMS:
-            for channel, statistics in channels.items():
-                yield from _histogram(name, f'channel="{channel}"', _HISTOGRAMS[name](statistics))
-        elif name in _LABELLED:
-            values, read_all = _LABELLED[name]
-            label = spec.labels[1]
-            for channel, statistics in channels.items():
-                numbers = read_all(statistics)
-                for value in values:
-                    number = _number(numbers.get(value, 0))
-                    yield f'{name}{{channel="{channel}",{label}="{value}"}} {number}\n'
-        elif name in _BY_CHANNEL:
-            read = _BY_CHANNEL[name]
-            for channel, statistics in channels.items():
-                if (current := read(statistics)) is not None:
-                    yield f'{name}{{channel="{channel}"}} {_number(current)}\n'
-        elif name.startswith("penstock_download_"):
-            for channel, download in downloads.items():
-                yield from _download(name, channel, download)
+        if spec.read:
+            read = downloads if name.startswith("penstock_download_") else channels
+            for channel, statistics in read.items():
+                yield from _of_channel(name, spec, channel, statistics)
+        elif spec.kind == "histogram":
+            yield from _histogram(name, "", state.history.lag)
         else:
-            yield from _process(name, state, channels)
+            for labels, number in _OF_JOB[name](state, channels):
+                yield f"{name}{{{labels}}} {_number(number)}\n" if labels else f"{name} {_number(number)}\n"
 
 
-def _process(name: str, state: JobState, channels: dict[str, ChannelStatistics]) -> Iterator[str]:
-    """Yield the lines of a metric of the process or the job."""
-    if name in _INFO:
-        yield from (_info(name, **labels) for labels in _INFO[name](state))
-    elif name in _OF_JOB:
-        yield f"{name} {_number(_OF_JOB[name](state, channels))}\n"
-    elif name in _OF_BUDGET:
-        if state.memory_budget is not None:
-            yield f"{name} {_number(_OF_BUDGET[name](state.memory_budget))}\n"
-    elif name in _OF_JOB_BY_CHANNEL:
-        for channel in channels:
-            yield f'{name}{{channel="{channel}"}} {_number(_OF_JOB_BY_CHANNEL[name](state, channel))}\n'
-    elif name in _COUNTED:
-        for labels, number in _COUNTED[name](state):
-            yield f"{name}{{{labels}}} {_number(number)}\n"
-    elif name == "penstock_loop_lag_seconds":
-        yield from _histogram(name, "", state.history.lag.snapshot())
+def _of_channel(
+    name: str, spec: Spec, channel: str, statistics: ChannelStatistics | DownloadStatistics
+) -> Iterator[str]:
+    value = spec.value(statistics)
+    if spec.values:
+        label = spec.labels[1]
+        for each in spec.values:
+            yield f'{name}{{channel="{channel}",{label}="{each}"}} {_number(value.get(each, 0))}\n'
+    elif spec.kind == "histogram":
+        yield from _histogram(name, f'channel="{channel}"', value)
+    elif value is not None:
+        yield f'{name}{{channel="{channel}"}} {_number(value)}\n'
 
 
-def _download(name: str, channel: str, download: DownloadStatistics) -> Iterator[str]:
-    """Yield the lines of a metric of a File channel."""
-    if name in _OF_DOWNLOAD:
-        yield f'{name}{{channel="{channel}"}} {_number(_OF_DOWNLOAD[name](download))}\n'
-        return
-    for outcome in OUTCOMES:
-        number = _number(download.requests.get(outcome, 0))
-        yield f'{name}{{channel="{channel}",outcome="{outcome}"}} {number}\n'
-
-
-def _config_info(state: JobState) -> Iterator[dict[str, str]]:
+def _config(state: JobState) -> str:
     penstock = state.job.penstock
-    yield {
-        "memory_budget": _size(penstock.memory_budget, "auto"),
-        "part_size": _size(penstock.part_size, "auto"),
-        "requests_in_flight": str(penstock.requests_in_flight or "auto"),
-        "bandwidth": _size(penstock.bandwidth, "none"),
-    }
+    return _labels(
+        memory_budget=_size(penstock.memory_budget, "auto"),
+        part_size=_size(penstock.part_size, "auto"),
+        requests_in_flight=str(penstock.requests_in_flight or "auto"),
+        bandwidth=_size(penstock.bandwidth, "none"),
+    )
 
 
-def _channel_info(state: JobState) -> Iterator[dict[str, str]]:
+def _channel_info(state: JobState) -> Iterator[tuple[str, float]]:
     for config in state.job.channels("Pipe"):
         ranks = config.penstock.ranks
         for number, channel in enumerate(state.job.fifos(config)):
             rank = "" if ranks is None else str(number // ranks.copies)
-            yield {"channel": channel, "whole": config.channel_name, "rank": rank}
+            yield _labels(channel=channel, whole=config.channel_name, rank=rank), 1
 
 
 def _order_hosts(state: JobState) -> Iterator[tuple[str, float]]:
     for channel, ranks in state.host_ranks().items():
-        job, order, deal = _quoted(state.job.training_job_name), ranks.order_digest[:16], ranks.deal
-        yield f'whole="{channel}",training_job={job},order="{order}"', deal.ranks / (deal.end - deal.first)
+        order, deal = ranks.order_digest[:16], ranks.deal
+        labels = _labels(whole=channel, training_job=state.job.training_job_name, order=order)
+        yield labels, deal.ranks / (deal.end - deal.first)
 
 
 def _eta(state: JobState, channel: str) -> float:
@@ -185,55 +103,49 @@ def _eta(state: JobState, channel: str) -> float:
     return math.nan if seconds is None else seconds
 
 
+def _of_budget(read: Callable[[MemoryBudget], float]) -> _Read:
+    """Return how to read the memory budget, which exists once the transport is open."""
+    return lambda state, _: [] if state.memory_budget is None else [("", read(state.memory_budget))]
+
+
 def request_cost(state: JobState, channels: dict[str, ChannelStatistics]) -> float:
     """Return the cost of all ended requests in dollars, at the prices of the job file."""
     prices, requests = state.job.penstock.request_prices, state.control_requests
-    gets = sum(sum(statistics.requests.values()) for statistics in channels.values())
-    gets += sum(sum(download.requests.values()) for download in state.download_statistics().values())
+    gets = sum(statistics.counts["requests"].total() for statistics in channels.values())
+    gets += sum(download.counts["requests"].total() for download in state.download_statistics().values())
     gets += requests["GetObject"] + requests["HeadObject"]
     return (gets * prices.get + requests["ListObjectsV2"] * prices.list) / 1000
 
 
-_INFO: dict[str, Callable[[JobState], Iterable[dict[str, str]]]] = {
-    "penstock_build_info": lambda _: [{"version": __version__}],
-    "penstock_transport_info": lambda state: [{"transport": state.transport}],
-    "penstock_config_info": _config_info,
-    "penstock_channel_info": _channel_info,
-}
-_OF_JOB: dict[str, Callable[[JobState, dict[str, ChannelStatistics]], float]] = {
-    "penstock_memory_limit_bytes": lambda state, _: state.memory_limit,
-    "penstock_ready": lambda state, _: state.ready,
-    "penstock_planning_seconds": lambda state, _: state.planning_seconds,
-    "penstock_request_cost_dollars_total": request_cost,
-}
-_COUNTED: dict[str, Callable[[JobState], Iterable[tuple[str, float]]]] = {
-    "penstock_control_requests_total": lambda state: (
-        (f'operation="{operation}"', state.control_requests[operation]) for operation in OPERATIONS
+_OF_JOB: dict[str, _Read] = {
+    "penstock_build_info": lambda *_: [(_labels(version=__version__), 1)],
+    "penstock_transport_info": lambda state, _: [(_labels(transport=state.transport), 1)],
+    "penstock_config_info": lambda state, _: [(_config(state), 1)],
+    "penstock_channel_info": lambda state, _: _channel_info(state),
+    "penstock_order_hosts": lambda state, _: _order_hosts(state),
+    "penstock_ready": lambda state, _: [("", state.ready)],
+    "penstock_epoch_eta_seconds": lambda state, channels: (
+        (f'channel="{channel}"', _eta(state, channel)) for channel in channels
     ),
-    "penstock_index_objects_total": lambda state: (
+    "penstock_channel_unjoined": lambda state, channels: (
+        (f'channel="{channel}"', channel in state.unjoined) for channel in channels
+    ),
+    "penstock_index_objects_total": lambda state, _: (
         (f'channel="{channel}",row="{row}"', outcomes.get(row, 0))
         for channel, outcomes in list(state.learnt.items())  # it may grow between two slices
         for row in LEARNT
     ),
-    "penstock_order_hosts": _order_hosts,
+    "penstock_memory_budget_bytes": _of_budget(lambda budget: budget.budget),
+    "penstock_memory_limit_bytes": lambda state, _: [("", state.memory_limit)],
+    "penstock_requests_in_flight_limit": _of_budget(lambda budget: budget.concurrency.limit),
+    "penstock_bandwidth_limit_bytes": _of_budget(lambda budget: budget.bandwidth.limit or math.inf),
+    "penstock_control_requests_total": lambda state, _: (
+        (f'operation="{operation}"', state.control_requests[operation]) for operation in OPERATIONS
+    ),
+    "penstock_request_cost_dollars_total": lambda state, channels: [("", request_cost(state, channels))],
+    "penstock_planning_seconds": lambda state, _: [("", state.planning_seconds)],
 }
-"""Labels and values of counters that the job keeps itself."""
-_OF_BUDGET: dict[str, Callable[[MemoryBudget], float]] = {
-    "penstock_memory_budget_bytes": lambda budget: budget.budget,
-    "penstock_requests_in_flight_limit": lambda budget: budget.concurrency.limit,
-    "penstock_bandwidth_limit_bytes": lambda budget: budget.bandwidth.limit or math.inf,
-}
-"""Values of the memory budget's metrics, which exist once the transport is open."""
-_OF_JOB_BY_CHANNEL: dict[str, Callable[[JobState, str], float]] = {
-    "penstock_channel_unjoined": lambda state, channel: channel in state.unjoined,
-    "penstock_epoch_eta_seconds": _eta,
-}
-
-_OF_DOWNLOAD: dict[str, Callable[[DownloadStatistics], float]] = {
-    "penstock_download_written_bytes_total": lambda download: download.written_bytes,
-    "penstock_download_files_total": lambda download: download.files,
-    "penstock_download_progress_ratio": lambda download: download.progress,
-}
+"""Labels and values of the metrics of the process and the job."""
 
 
 @lru_cache
@@ -242,8 +154,8 @@ def _comments(name: str, kind: str) -> str:
     return f"# HELP {name} {METRICS[name].help}\n# TYPE {name} {'gauge' if kind == 'info' else kind}\n"
 
 
-def _info(name: str, **labels: str) -> str:
-    return f"{name}{{{','.join(f'{label}={_quoted(value)}' for label, value in labels.items())}}} 1.0\n"
+def _labels(**labels: str) -> str:
+    return ",".join(f"{label}={_quoted(value)}" for label, value in labels.items())
 
 
 def _quoted(value: str) -> str:
@@ -258,12 +170,12 @@ def _number(value: float) -> str:
     return "NaN" if math.isnan(value) else "+Inf"
 
 
-def _histogram(name: str, labels: str, snapshot: DurationsSnapshot) -> Iterator[str]:
+def _histogram(name: str, labels: str, durations: Durations) -> Iterator[str]:
     before_le, in_braces = (f"{labels},", f"{{{labels}}}") if labels else ("", "")
     count = 0
-    for bound, count in zip((*snapshot.bounds, "+Inf"), accumulate(snapshot.counts), strict=True):
+    for bound, count in zip((*durations.bounds, "+Inf"), accumulate(durations.counts), strict=True):
         yield f'{name}_bucket{{{before_le}le="{bound}"}} {count}.0\n'
-    yield f"{name}_count{in_braces} {count}.0\n{name}_sum{in_braces} {snapshot.sum!r}\n"
+    yield f"{name}_count{in_braces} {count}.0\n{name}_sum{in_braces} {durations.sum!r}\n"
 
 
 def _size(value: int | None, otherwise: str) -> str:

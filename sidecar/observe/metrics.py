@@ -6,7 +6,17 @@ Tests compare the table with docs/reference/metrics.md, with the dashboards, and
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from streamer.relay.statistics import CAUSES, RESUMED, STATES
+from streamer.s3.checksums import OUTCOMES as CHECKED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sidecar.observe.state import DownloadStatistics
+    from streamer.relay.statistics import ChannelStatistics
 
 OUTCOMES = (
     "ok", "transient", "throttled", "truncated", "expired", "skewed", "denied", "missing", "changed",
@@ -28,6 +38,30 @@ class Spec(NamedTuple):
     kind: str
     labels: tuple[str, ...]
     help: str
+    read: str | Callable[[Any], Any] = ""
+    """Name of a channel's value in its statistics, or a function of them; empty if `collector` reads it."""
+    values: tuple[str, ...] = ()
+    """All values of the second label; a name in `read` is then one of `counts`."""
+
+    def value(self, statistics: ChannelStatistics | DownloadStatistics) -> Any:
+        """Return a number, None for none, numbers by the values of the label, or a histogram."""
+        if callable(self.read):
+            return self.read(statistics)
+        return statistics.counts[self.read] if self.values else getattr(statistics, self.read)
+
+
+def _of_channel(
+    kind: str, meaning: str, read: str | Callable[[ChannelStatistics], Any], /, **label: tuple[str, ...]
+) -> Spec:
+    """Return the definition of a metric of each channel. `label`: the second label, and all its values."""
+    return Spec(kind, ("channel", *label), meaning, read, *label.values())
+
+
+def _progress(channel: ChannelStatistics) -> float | None:
+    """Return the delivered part of the epoch; None while objects are being listed."""
+    if channel.bytes_total is None:
+        return None
+    return channel.bytes_consumed / channel.bytes_total if channel.bytes_total else 0.0
 
 
 METRICS: dict[str, Spec] = {
@@ -49,64 +83,72 @@ METRICS: dict[str, Spec] = {
         "Hosts of the job that share the channel by record; `order` is the digest of its record order.",
     ),
     "penstock_ready": Spec("gauge", (), "1 while every channel offers its FIFO and none has failed."),
-    "penstock_fifo_written_bytes_total": Spec("counter", ("channel",), "Bytes that the FIFOs accepted."),
-    "penstock_received_bytes_total": Spec("counter", ("channel",), "Body bytes received from S3."),
-    "penstock_wasted_bytes_total": Spec(
+    "penstock_fifo_written_bytes_total": _of_channel(
+        "counter", "Bytes that the FIFOs accepted.", "written_bytes"
+    ),
+    "penstock_received_bytes_total": _of_channel("counter", "Body bytes received from S3.", "received_bytes"),
+    "penstock_wasted_bytes_total": _of_channel(
         "counter",
-        ("channel",),
         "Bytes discarded: of epochs left early, received twice because of a hedge, or repeated after a "
         "response that broke off.",
+        "wasted_bytes",
     ),
-    "penstock_objects_completed_total": Spec(
-        "counter", ("channel",), "Objects delivered completely, counted again in every epoch."
+    "penstock_objects_completed_total": _of_channel(
+        "counter", "Objects delivered completely, counted again in every epoch.", "objects_completed"
     ),
-    "penstock_records_total": Spec(
-        "counter", ("channel",), "Records of complete epochs, if `RecordWrapperType` makes records."
+    "penstock_records_total": _of_channel(
+        "counter", "Records of complete epochs, if `RecordWrapperType` makes records.", "records"
     ),
-    "penstock_epochs_total": Spec("counter", ("channel", "trailer_state"), "Epochs ended, by trailer state."),
-    "penstock_epoch": Spec("gauge", ("channel",), "The epoch being offered or streamed, from 0."),
-    "penstock_epoch_progress_ratio": Spec(
-        "gauge", ("channel",), "Delivered share of the current epoch; absent while objects are listed."
+    "penstock_epochs_total": _of_channel(
+        "counter", "Epochs ended, by trailer state.", "epochs", trailer_state=TRAILER_STATES
     ),
-    "penstock_epoch_size_bytes": Spec(
-        "gauge", ("channel",), "Bytes of one epoch, before inflation; absent while objects are listed."
+    "penstock_epoch": _of_channel("gauge", "The epoch being offered or streamed, from 0.", "epoch"),
+    "penstock_epoch_progress_ratio": _of_channel(
+        "gauge", "Delivered share of the current epoch; absent while objects are listed.", _progress
     ),
-    "penstock_epoch_objects": Spec(
-        "gauge", ("channel",), "Objects of one epoch; those listed so far while objects are listed."
+    "penstock_epoch_size_bytes": _of_channel(
+        "gauge", "Bytes of one epoch, before inflation; absent while objects are listed.", "bytes_total"
     ),
-    "penstock_channel_listing": Spec(
-        "gauge", ("channel",), "1 while the channel streams objects before its listing has ended."
+    "penstock_epoch_objects": _of_channel(
+        "gauge", "Objects of one epoch; those listed so far while objects are listed.", "objects"
+    ),
+    "penstock_channel_listing": _of_channel(
+        "gauge", "1 while the channel streams objects before its listing has ended.", "listing"
     ),
     "penstock_epoch_eta_seconds": Spec(
         "gauge",
         ("channel",),
         "Seconds until the epoch is delivered, at the recent rate; NaN while no byte moves.",
     ),
-    "penstock_channel_seconds_total": Spec(
+    "penstock_channel_seconds_total": _of_channel(
         "counter",
-        ("channel", "state"),
         "Seconds in each state: idle (no reader), blocked (FIFO full: the trainer is slower), "
         "starved (storage is slower), held_back (another FIFO of a shared stream is full, or has no reader), "
         "limited (by a bandwidth limit), moving.",
+        lambda channel: channel.seconds,
+        state=STATES,
     ),
-    "penstock_starved_seconds_total": Spec(
+    "penstock_starved_seconds_total": _of_channel(
         "counter",
-        ("channel", "cause"),
         "Seconds starved, by the phase of the request at the head of the line.",
+        lambda channel: channel.starved,
+        cause=CAUSES,
     ),
-    "penstock_head_wait_seconds": Spec(
-        "histogram", ("channel",), "Seconds of each wait of delivery for bytes at the head of the line."
+    "penstock_head_wait_seconds": _of_channel(
+        "histogram", "Seconds of each wait of delivery for bytes at the head of the line.", "head_wait"
     ),
-    "penstock_reader_connected": Spec("gauge", ("channel",), "1 while a reader holds the FIFO open."),
-    "penstock_reader_connects_total": Spec("counter", ("channel",), "Readers that opened a FIFO."),
-    "penstock_reader_disconnects_total": Spec(
-        "counter", ("channel",), "Readers that closed the FIFO before the sidecar did."
+    "penstock_reader_connected": _of_channel(
+        "gauge", "1 while a reader holds the FIFO open.", "reader_connected"
     ),
-    "penstock_reader_end_disconnects_total": Spec(
+    "penstock_reader_connects_total": _of_channel("counter", "Readers that opened a FIFO.", "readers_come"),
+    "penstock_reader_disconnects_total": _of_channel(
+        "counter", "Readers that closed the FIFO before the sidecar did.", "readers_gone"
+    ),
+    "penstock_reader_end_disconnects_total": _of_channel(
         "counter",
-        ("channel",),
         "Readers that closed the FIFO at the end of an object, before the end of the epoch; "
         "usually at an end mark.",
+        "readers_at_ends",
     ),
     "penstock_channel_unjoined": Spec(
         "gauge",
@@ -114,61 +156,75 @@ METRICS: dict[str, Spec] = {
         "1 if a program may misread the border between two objects: tar, Arrow, lines without a last line "
         "feed.",
     ),
-    "penstock_channel_failed": Spec(
-        "gauge", ("channel",), "1 after the channel has failed; it stays failed until a restart."
-    ),
-    "penstock_channel_failures_total": Spec(
-        "counter", ("channel", "error"), "Failures of the channel, by error."
-    ),
-    "penstock_fifo_capacity_bytes": Spec(
-        "gauge", ("channel",), "Capacity of the FIFO, as the kernel granted it."
-    ),
-    "penstock_fifo_unread_bytes": Spec(
+    "penstock_channel_failed": _of_channel(
         "gauge",
-        ("channel",),
+        "1 after the channel has failed; it stays failed until a restart.",
+        lambda channel: channel.error is not None,
+    ),
+    "penstock_channel_failures_total": _of_channel(
+        "counter",
+        "Failures of the channel, by error.",
+        lambda channel: {channel.error_kind: 1} if channel.error_kind else {},
+        error=ERRORS,
+    ),
+    "penstock_fifo_capacity_bytes": _of_channel(
+        "gauge", "Capacity of the FIFO, as the kernel granted it.", "fifo_capacity"
+    ),
+    "penstock_fifo_unread_bytes": _of_channel(
+        "gauge",
         "Bytes in the FIFO that no reader has taken; with a keeper, bytes in the pipe to the keeper.",
+        "fifo_bytes",
     ),
-    "penstock_reserved_bytes": Spec(
-        "gauge", ("channel",), "Memory budget reserved by parts that are requested and not delivered."
+    "penstock_reserved_bytes": _of_channel(
+        "gauge", "Memory budget reserved by parts that are requested and not delivered.", "reserved_bytes"
     ),
-    "penstock_channel_quota_bytes": Spec(
+    "penstock_channel_quota_bytes": _of_channel(
         "gauge",
-        ("channel",),
         "Channel quota: the most bytes of the memory budget that the channel may reserve now.",
+        "quota_bytes",
     ),
-    "penstock_requests_in_flight": Spec("gauge", ("channel",), "Ranged GETs running."),
-    "penstock_channel_requests_in_flight_limit": Spec(
-        "gauge", ("channel",), "Ranged GETs that may run at once."
+    "penstock_requests_in_flight": _of_channel("gauge", "Ranged GETs running.", "requests_in_flight"),
+    "penstock_channel_requests_in_flight_limit": _of_channel(
+        "gauge", "Ranged GETs that may run at once.", "requests_in_flight_limit"
     ),
-    "penstock_channel_bandwidth_limit_bytes": Spec(
-        "gauge", ("channel",), "Bytes per second that the channel may deliver; +Inf for no limit."
+    "penstock_channel_bandwidth_limit_bytes": _of_channel(
+        "gauge",
+        "Bytes per second that the channel may deliver; +Inf for no limit.",
+        lambda channel: channel.bandwidth_limit or math.inf,
     ),
-    "penstock_requests_total": Spec("counter", ("channel", "outcome"), "Ranged GETs ended, by outcome."),
-    "penstock_retries_total": Spec("counter", ("channel", "kind"), "Ranged GETs repeated, by what failed."),
-    "penstock_resumes_total": Spec(
+    "penstock_requests_total": _of_channel(
+        "counter", "Ranged GETs ended, by outcome.", "requests", outcome=OUTCOMES
+    ),
+    "penstock_retries_total": _of_channel(
+        "counter", "Ranged GETs repeated, by what failed.", "retries", kind=RETRIED
+    ),
+    "penstock_resumes_total": _of_channel(
         "counter",
-        ("channel", "of"),
         "Continuations in the middle of a part, or of an epoch that an earlier process began.",
+        "resumes",
+        of=RESUMED,
     ),
-    "penstock_hedges_total": Spec(
+    "penstock_hedges_total": _of_channel(
         "counter",
-        ("channel", "fate"),
         "Hedges: second requests for a late part at the head of the line, issued, won or lost.",
+        "hedges",
+        fate=HEDGES,
     ),
-    "penstock_objects_checked_total": Spec(
+    "penstock_objects_checked_total": _of_channel(
         "counter",
-        ("channel", "result"),
         "Objects compared with the checksums that S3 keeps, with `Integrity: checksum`.",
+        "checked",
+        result=CHECKED,
     ),
     "penstock_index_objects_total": Spec(
         "counter",
         ("channel", "row"),
         "Objects whose records `LearnIndex` has found, or that it has refused.",
     ),
-    "penstock_first_byte_seconds": Spec(
-        "histogram", ("channel",), "Seconds from a request to its response header."
+    "penstock_first_byte_seconds": _of_channel(
+        "histogram", "Seconds from a request to its response header.", "first_byte"
     ),
-    "penstock_part_seconds": Spec("histogram", ("channel",), "Seconds from a request to its last byte."),
+    "penstock_part_seconds": _of_channel("histogram", "Seconds from a request to its last byte.", "part"),
     "penstock_memory_budget_bytes": Spec("gauge", (), "Memory budget of all channels together."),
     "penstock_memory_limit_bytes": Spec(
         "gauge", (), "Memory that the cgroup, or without one the machine, allows the process."
@@ -186,19 +242,22 @@ METRICS: dict[str, Spec] = {
         "counter", (), "Estimated price of all requests, by `Penstock.RequestPrices`."
     ),
     "penstock_planning_seconds": Spec("gauge", (), "Seconds that listing and planning took at the start."),
-    "penstock_download_written_bytes_total": Spec(
-        "counter", ("channel",), "Bytes that this process has written into the files of a File channel."
+    "penstock_download_written_bytes_total": _of_channel(
+        "counter", "Bytes that this process has written into the files of a File channel.", "written_bytes"
     ),
-    "penstock_download_files_total": Spec(
-        "counter", ("channel",), "Files of a File channel that this process has written to their end."
+    "penstock_download_files_total": _of_channel(
+        "counter", "Files of a File channel that this process has written to their end.", "files"
     ),
-    "penstock_download_progress_ratio": Spec(
-        "gauge", ("channel",), "Downloaded share of a File channel's bytes, earlier starts included."
+    "penstock_download_progress_ratio": _of_channel(
+        "gauge", "Downloaded share of a File channel's bytes, earlier starts included.", "progress"
     ),
-    "penstock_download_requests_total": Spec(
-        "counter", ("channel", "outcome"), "Ranged GETs for a File channel ended, by outcome."
+    "penstock_download_requests_total": _of_channel(
+        "counter", "Ranged GETs for a File channel ended, by outcome.", "requests", outcome=OUTCOMES
     ),
     "penstock_loop_lag_seconds": Spec(
         "histogram", (), "Seconds by which the event loop runs a timer late, measured four times a second."
     ),
 }
+
+COUNTS = {spec.read for spec in METRICS.values() if spec.values and isinstance(spec.read, str)}
+"""Names in `ChannelStatistics.counts`; `/status` has each of them."""

@@ -14,6 +14,7 @@ from sidecar.observe.history import ChannelHistory
 from sidecar.process.memory import memory_limit
 from streamer.plan.record_plan import RecordPlan
 from streamer.relay.channel import Channel
+from streamer.s3.ranges import Counts, no_counts
 from streamer.schedule.bandwidth import Bandwidth
 from streamer.units import counted
 
@@ -59,8 +60,8 @@ class DownloadStatistics:
     """Files that this process has written to their end."""
     progress: float = 0.0
     """Downloaded share of the channel's bytes, earlier starts included."""
-    requests: Mapping[str, int] = field(default_factory=dict)
-    """Ranged GETs that have ended, by outcome."""
+    counts: Counts = field(default_factory=no_counts)
+    """`requests`: ranged GETs that have ended, by outcome."""
 
 
 _DOING = {

@@ -282,7 +282,7 @@ class Channel:
             await self._epochs.fail(delivery, self.spec.start.refused)
             return
         if self._state.start.offset:
-            self._counters.resumes["epoch"] += 1
+            self._counters.counts["resumes"]["epoch"] += 1
         delivery.allow(self._state.epoch)
         while await self._epochs.run(delivery):
             self._state.epoch += 1

@@ -24,7 +24,7 @@ class ChannelReport:
 
     def epoch_ended(self, trailer: Trailer, requests: EpochRequests) -> None:
         """Count and report the end of an epoch."""
-        self.counters.epochs[trailer.state] += 1
+        self.counters.counts["epochs"][trailer.state] += 1
         self._events.epoch_ended(trailer, requests)
 
     def failed(self, error: SourceError | SinkError) -> None:
@@ -42,8 +42,9 @@ class ChannelReport:
 
     def checked(self, ref: ObjectRef, outcome: Outcome) -> None:
         """Count one comparison with a stored checksum; report the first object that cannot be compared."""
-        self.counters.checked[outcome] += 1
-        if outcome == "unverifiable" and self.counters.checked[outcome] == 1:
+        checked = self.counters.counts["checked"]
+        checked[outcome] += 1
+        if outcome == "unverifiable" and checked[outcome] == 1:
             self._events.unverifiable(ref)
 
     def end_believed(self, epoch: int, offset: int) -> None:

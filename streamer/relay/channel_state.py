@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Self
+from copy import copy
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from streamer.plan import Position, ResumePoint
-from streamer.relay.statistics import ChannelStatistics
+from streamer.relay.statistics import ChannelStatistics, FetchTotals, FifoTotals
+from streamer.s3.ranges import sum_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -90,7 +92,11 @@ def snapshot(
     `fetched`: counters of its requests and parts. `quota`: None if another channel has them.
     """
     outlet, failure, delivery = state.outlet, state.failure, state.delivery
+    sources = (counters,) if fetched is counters else (fetched, counters)
     return ChannelStatistics(
+        **_totals(FifoTotals, counters),
+        **_totals(FetchTotals, fetched),
+        counts=sum_of(each.counts for each in sources),
         state=state.phase,
         epoch=state.epoch,
         bytes_total=plan.known_bytes(state.epoch),
@@ -98,19 +104,10 @@ def snapshot(
         bytes_delivered=delivery.delivered if delivery else 0,
         objects=plan.objects(state.epoch),
         listing=plan.open,
-        written_bytes=counters.written_bytes,
-        consumed_bytes=counters.consumed_bytes,
-        received_bytes=fetched.received_bytes,
-        wasted_bytes=fetched.wasted_bytes,
-        objects_completed=fetched.objects_completed,
         records=counters.records if plan.counts_records else None,
-        epochs=dict(counters.epochs),
         seconds=counters.timer.seconds(),
         starved=counters.timer.starved(),
         reader_connected=outlet is not None and not outlet.reader_gone,
-        readers_come=counters.readers_come,
-        readers_gone=counters.readers_gone,
-        readers_at_ends=counters.readers_at_ends,
         fifo_capacity=state.fifo_capacity,
         fifo_bytes=0 if outlet is None else outlet.unread,
         reserved_bytes=0 if quota is None else quota.reserved_bytes,
@@ -118,16 +115,13 @@ def snapshot(
         requests_in_flight=0 if quota is None else quota.requests_in_flight,
         requests_in_flight_limit=0 if quota is None else quota.requests_limit,
         bandwidth_limit=None if quota is None else quota.bandwidth.limit,
-        requests=dict(fetched.requests),
-        retries=dict(fetched.retries),
-        resumes=dict(counters.resumes) if fetched is counters else dict(counters.resumes + fetched.resumes),
-        hedges=dict(fetched.hedges),
-        first_byte=fetched.first_byte.snapshot(),
-        part=fetched.part.snapshot(),
-        head_wait=fetched.head_wait.snapshot(),
-        errors=tuple(counters.notes) if fetched is counters else (*fetched.notes, *counters.notes),
+        errors=tuple(note for each in sources for note in each.notes),
         held_back_by=tuple(held_back_by),
-        checked=dict(counters.checked),
         error=None if failure is None else str(failure.error),
         error_kind=None if failure is None else failure.error.kind,
     )
+
+
+def _totals(kind: type[FifoTotals | FetchTotals], counters: ChannelCounters) -> dict[str, Any]:
+    """Return a copy of the fields of `kind`."""
+    return {each.name: copy(getattr(counters, each.name)) for each in fields(kind)}

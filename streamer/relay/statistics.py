@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from typing import Literal
 
-from streamer.s3.ranges import PHASES, Phase
+from streamer.s3.ranges import PHASES, Counts, Phase, no_counts
 
 State = Literal["idle", "blocked", "held_back", "starved", "limited", "moving"]
 STATES: tuple[State, ...] = ("idle", "blocked", "held_back", "starved", "limited", "moving")
@@ -89,24 +89,19 @@ class Durations:
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
+        self.counts = [0] * (len(bounds) + 1)
+        """Counts per bucket, not cumulative; the last bucket has no bound."""
+        self.sum = 0.0
+        """Sum of the durations."""
 
     def add(self, seconds: float) -> None:
-        self._counts[bisect_left(self.bounds, seconds)] += 1
-        self._sum += seconds
+        self.counts[bisect_left(self.bounds, seconds)] += 1
+        self.sum += seconds
 
-    def snapshot(self) -> DurationsSnapshot:
-        return DurationsSnapshot(self.bounds, tuple(self._counts), self._sum)
-
-
-@dataclass(frozen=True, slots=True)
-class DurationsSnapshot:
-    """Counts per bucket (not cumulative; the last bucket has no bound), and the sum in seconds."""
-
-    bounds: tuple[float, ...]
-    counts: tuple[int, ...]
-    sum: float
+    def __copy__(self) -> Durations:
+        copied = Durations(self.bounds)
+        copied.counts, copied.sum = self.counts.copy(), self.sum
+        return copied
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,57 +124,58 @@ class EpochRequests:
     """Failed requests of these that were sent again."""
 
 
-@dataclass(slots=True)
-class ChannelCounters:
-    """Running counters of one channel, kept across epochs."""
+@dataclass(kw_only=True)
+class FifoTotals:
+    """Totals of one FIFO since the start of the process."""
 
-    timer: StateTimer = field(default_factory=StateTimer)
-    first_byte: Durations = field(default_factory=lambda: Durations(FIRST_BYTE_BOUNDS))
-    part: Durations = field(default_factory=lambda: Durations(PART_BOUNDS))
-    head_wait: Durations = field(default_factory=lambda: Durations(HEAD_WAIT_BOUNDS))
-    """Durations of delivery's waits for the head of line."""
     written_bytes: int = 0
     consumed_bytes: int = 0
     """Bytes of parts delivered; equal to `written_bytes` unless objects are inflated."""
-    received_bytes: int = 0
-    wasted_bytes: int = 0
-    """Bytes thrown away: their epoch ended, their object was replaced, or a hedge fetched them again."""
-    objects_completed: int = 0
-    records: int = 0
-    """Records of complete epochs, if the plan frames them."""
     readers_come: int = 0
     readers_gone: int = 0
     """Readers that closed the FIFO before the sidecar did."""
     readers_at_ends: int = 0
     """Of `readers_gone`, readers that stopped at the end of an object."""
-    requests: Counter[str] = field(default_factory=Counter)
-    """Requests by outcome: `ok`, `cancelled`, or the kind of the error."""
-    retries: Counter[str] = field(default_factory=Counter)
-    """Retries by the kind of the error."""
+
+
+@dataclass(kw_only=True)
+class FetchTotals:
+    """Totals of the requests of one channel; for a shared stream, those of its first FIFO."""
+
+    received_bytes: int = 0
+    wasted_bytes: int = 0
+    """Bytes thrown away: their epoch ended, their object was replaced, or a hedge fetched them again."""
+    objects_completed: int = 0
+    first_byte: Durations = field(default_factory=lambda: Durations(FIRST_BYTE_BOUNDS))
+    part: Durations = field(default_factory=lambda: Durations(PART_BOUNDS))
+    head_wait: Durations = field(default_factory=lambda: Durations(HEAD_WAIT_BOUNDS))
+    """Durations of delivery's waits for the head of line."""
+
+
+@dataclass(kw_only=True)
+class ChannelCounters(FifoTotals, FetchTotals):
+    """Running counters of one channel, kept across epochs."""
+
+    counts: Counts = field(default_factory=no_counts)
+    timer: StateTimer = field(default_factory=StateTimer)
+    records: int = 0
+    """Records of complete epochs, if the plan frames them."""
     by_epoch: defaultdict[int, EpochRequests] = field(default_factory=lambda: defaultdict(EpochRequests))
-    """The sums of `requests` and `retries`, by the epoch of the part, of epochs that are not reported."""
-    resumes: Counter[str] = field(default_factory=Counter)
-    """Resumes by kind, as in `RESUMED`."""
-    hedges: Counter[str] = field(default_factory=Counter)
-    """Second requests for late parts: `issued`, and then `won` or `lost`."""
-    epochs: Counter[str] = field(default_factory=Counter)
-    """Epochs ended, by trailer state."""
-    checked: Counter[str] = field(default_factory=Counter)
-    """Objects compared with S3's checksums, by outcome."""
+    """Requests and retries by the epoch of the part, of epochs that are not reported."""
     notes: deque[RecentError] = field(default_factory=lambda: deque(maxlen=NOTES))
     """Last errors, the newest at the end."""
 
     def note(self, kind: str, text: str) -> None:
         self.notes.append(RecentError(time.time(), kind, text))
 
-    def request_ended(self, epoch: int, outcome: str, count: int = 1) -> None:
-        """Count requests for parts of `epoch` that have ended."""
-        self.requests[outcome] += count
-        self.by_epoch[epoch].ended += count
+    def request_ended(self, epoch: int, outcome: str) -> None:
+        """Count a request for a part of `epoch` that has ended."""
+        self.counts["requests"][outcome] += 1
+        self.by_epoch[epoch].ended += 1
 
     def retried(self, epoch: int, kind: str) -> None:
         """Count a request for a part of `epoch` that is sent again after an error of this kind."""
-        self.retries[kind] += 1
+        self.counts["retries"][kind] += 1
         self.by_epoch[epoch].repeated += 1
 
     def take_epoch(self, epoch: int) -> EpochRequests:
@@ -192,10 +188,11 @@ class ChannelCounters:
         return taken
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChannelStatistics:
+@dataclass(kw_only=True)
+class ChannelStatistics(FifoTotals, FetchTotals):
     """Snapshot of one channel, for `/status` and the metrics."""
 
+    counts: Counts
     state: str
     """waiting (for a reader), streaming, failed, or stopped."""
     epoch: int
@@ -209,26 +206,13 @@ class ChannelStatistics:
     """Objects of one epoch; while `listing`, those that are listed."""
     listing: bool
     """Whether the prefix is still being listed."""
-    written_bytes: int
-    consumed_bytes: int
-    """Bytes of parts delivered, in all epochs; equal to `written_bytes` unless they are inflated."""
-    received_bytes: int
-    wasted_bytes: int
-    objects_completed: int
     records: int | None
     """Records of complete epochs; None if the sidecar does not frame records, and so cannot count them."""
-    epochs: dict[str, int]
-    """Epochs ended, by trailer state."""
     seconds: dict[str, float]
     """Seconds in each of `STATES`."""
     starved: dict[str, float]
     """Seconds starved for each of `CAUSES`."""
     reader_connected: bool
-    readers_come: int
-    readers_gone: int
-    """Readers that closed the FIFO before the sidecar did."""
-    readers_at_ends: int
-    """Of `readers_gone`, readers that stopped at the end of an object."""
     fifo_capacity: int
     """Bytes that the FIFO can hold."""
     fifo_bytes: int
@@ -240,19 +224,10 @@ class ChannelStatistics:
     requests_in_flight_limit: int
     bandwidth_limit: int | None
     """Bytes per second that the channel may deliver; None: no limit for this channel."""
-    requests: dict[str, int]
-    retries: dict[str, int]
-    resumes: dict[str, int]
-    hedges: dict[str, int]
-    first_byte: DurationsSnapshot
-    part: DurationsSnapshot
-    head_wait: DurationsSnapshot
     held_back_by: tuple[str, ...]
     """FIFOs of a shared stream that this one waits for now: they are full, or have no reader yet."""
     errors: tuple[RecentError, ...]
     """Last errors, the newest at the end."""
-    checked: dict[str, int]
-    """Objects compared with S3's checksums, by outcome: verified, unverifiable, mismatch."""
     error: str | None
     """Text of the error that failed the channel; None: the channel has not failed."""
     error_kind: str | None

@@ -15,17 +15,18 @@ stage waits about ten times for a body of 8 MiB.
 from __future__ import annotations
 
 import re
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from streamer.errors import BadAnswer, ErrorContext, SourceChanged, Throttled
+from streamer.errors import BadAnswer, ErrorContext, SourceChanged
 from streamer.plan.validators import bare_etag, described, is_modified, modified
 from streamer.secrets import quoted
 from streamer.units import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from streamer.errors import SourceError
     from streamer.plan import ObjectRef, Part
@@ -40,24 +41,34 @@ def no_phase(_: Phase) -> None:
     """Ignore the phase of a request."""
 
 
+Counts = defaultdict[str, Counter[str]]
+"""Counters of one channel that have a label: by their name in `METRICS`, then by the label's value."""
+
+
+def no_counts() -> Counts:
+    """Return counters at zero."""
+    return defaultdict(Counter)
+
+
+def sum_of(added: Iterable[Counts]) -> Counts:
+    """Return the sums of these counters."""
+    total = no_counts()
+    for counts in added:
+        for name, values in counts.items():
+            total[name].update(values)
+    return total
+
+
 @dataclass(slots=True)
 class RequestReport:
-    """What a transport that counts its requests itself did for one `RangeRequest`."""
+    """Requests of one `RangeRequest` that its transport has counted in `RangeRequest.counts`."""
 
-    requests: dict[str, int] = field(default_factory=dict)
-    """Requests by outcome: `ok`, `cancelled`, or the kind of the error."""
+    ended: int = 0
+    """Requests that have ended, with any outcome."""
     done: list[tuple[int, float, float]] = field(default_factory=list)
     """Of each successful request the bytes, the seconds to the first byte, and the seconds to the end."""
     errors: list[tuple[str, str]] = field(default_factory=list)
     """Kind and text of each error."""
-    throttled: int = 0
-    """Requests that S3 answered with SlowDown."""
-
-    def add_error(self, error: SourceError) -> None:
-        """Count a request that failed."""
-        self.requests[error.kind] = self.requests.get(error.kind, 0) + 1
-        self.errors.append((error.kind, str(error)))
-        self.throttled += isinstance(error, Throttled)
 
 
 def no_report(_: RequestReport) -> None:
@@ -91,6 +102,8 @@ class RangeRequest:
     """Called when so many of these requests have ended, and the span sends no more of them."""
     on_report: Callable[[RequestReport], None] = no_report
     """Called by a transport that counts its requests itself, before `open` fails or the body ends."""
+    counts: Counts = field(default_factory=no_counts)
+    """Counters of the channel, to which the transport adds."""
     once: bool = False
     """Whether this is a second request (hedge): a span then begins with one part at a time."""
     reported: bool = False

@@ -143,13 +143,23 @@ class SpanRequests:
         if self._timer is not None:
             self._timer.cancel()
         if self._gets:
-            self._report.requests["cancelled"] = len(self._gets)
+            self._count("cancelled", len(self._gets))
             for get in self._gets.values():
                 get.close()
             self._gets.clear()
         if self._report.done:
-            self._report.requests["ok"] = len(self._report.done)
+            self._count("ok", len(self._report.done))
         self._request.on_report(self._report)
+
+    def _count(self, outcome: str, count: int) -> None:
+        """Count requests that have ended."""
+        self._request.counts["requests"][outcome] += count
+        self._report.ended += count
+
+    def _note_error(self, error: SourceError) -> None:
+        """Count and report a request that has failed."""
+        self._count(error.kind, 1)
+        self._report.errors.append((error.kind, str(error)))
 
     # Requests.
 
@@ -249,7 +259,7 @@ class SpanRequests:
             self._begin(index, fresh=True)
             return
         else:
-            self._report.add_error(error)
+            self._note_error(error)
         self._fail(index, error)
 
     def _lose(self, index: int, error: SourceError) -> None:
@@ -264,7 +274,7 @@ class SpanRequests:
         elif get.response.reused and is_final(error):
             self._begin(index, fresh=True)
         else:
-            self._report.add_error(error)
+            self._note_error(error)
             self._fail(index, error)
 
     def _fail(self, index: int, error: SourceError) -> None:
@@ -323,7 +333,7 @@ class SpanRequests:
         """End a request whose body has failed. Does nothing if the part had failed before."""
         if (get := self._gets.pop(index, None)) is not None:
             get.close()
-            self._report.add_error(error)
+            self._note_error(error)
             self._fail(index, error)
 
     def end(self, index: int) -> None:

@@ -60,7 +60,7 @@ async def test_the_same_stream_over_tls(
         async with streaming(stub, tmp_path, part_size=400_000) as running:
             for epoch in range(2):
                 assert await off_loop(read_all, running.fifo(epoch)) == truth
-            assert running.channel.statistics().retries == {}
+            assert running.channel.statistics().counts["retries"] == {}
 
 
 async def test_the_portable_transport_gives_the_same_over_tls(tls_stub: S3Stub, tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ async def test_many_small_objects_on_few_connections(
     truth = fill(tls_stub, [number * 17 for number in range(400)])
     async with streaming(tls_stub, tmp_path, requests_in_flight=4, parts=16) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
-        assert running.channel.statistics().retries == {}
+        assert running.channel.statistics().counts["retries"] == {}
     assert len(tls_stub.seen) >= 399
     assert tls_stub.connections <= 4
 
@@ -179,7 +179,7 @@ async def test_a_line_that_breaks_in_mid_record_is_resumed(
             tls_stub, tmp_path, part_size=4_000_000, parts=2, requests_in_flight=1
         ) as running:
             assert await off_loop(read_all, running.fifo(0)) == truth
-            assert sum(running.channel.statistics().retries.values()) == 1
+            assert sum(running.channel.statistics().counts["retries"].values()) == 1
         assert broken == [after]
     starts = [int(seen.range.removeprefix("bytes=").split("-")[0]) for seen in tls_stub.seen]
     assert starts[0] == 0
@@ -195,7 +195,7 @@ async def test_close_notify_in_the_middle_of_a_body_is_resumed(
     tls_stub.script(cut_after(70_000), cut_after(1), fails(503, "SlowDown"), cut_after(0))
     async with streaming(tls_stub, tmp_path, part_size=1_000_000, requests_in_flight=2) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
-        retries = running.channel.statistics().retries
+        retries = running.channel.statistics().counts["retries"]
     assert retries == {"truncated": 3, "throttled": 1}
 
 
@@ -215,7 +215,7 @@ async def test_close_notify_after_a_body_costs_no_retry(
     tls_stub.script(*[last] * 6)
     async with streaming(tls_stub, tmp_path, requests_in_flight=1) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
-        assert running.channel.statistics().retries == {}
+        assert running.channel.statistics().counts["retries"] == {}
     assert tls_stub.connections >= 6
 
 
@@ -238,7 +238,7 @@ async def test_an_idle_connection_that_the_server_has_closed(
         for transport in list(stub.transports):
             stub.loop.call_soon_threadsafe(transport.close)
         assert await off_loop(read_all, running.fifo(1)) == truth
-        assert running.channel.statistics().retries == {}
+        assert running.channel.statistics().counts["retries"] == {}
         assert stub.connections > before
 
 
@@ -259,7 +259,7 @@ async def test_little_data_does_not_wait_for_more(server: S3Stub, run_own: RunCh
             got = await off_loop(at_least, 1000)
             server.release()
             assert got + await off_loop(reader.readall) == truth
-        assert running.channel.statistics().retries == {}
+        assert running.channel.statistics().counts["retries"] == {}
 
 
 @pytest.mark.parametrize("requester_pays", [True, False])
@@ -317,6 +317,6 @@ async def test_what_comes_behind_an_answer_is_never_part_of_the_next(
     server.script(too_much)
     async with run_own(requests_in_flight=1) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
-        assert running.channel.statistics().retries == {"bad_answer": 1}
+        assert running.channel.statistics().counts["retries"] == {"bad_answer": 1}
         assert server.connections == 2
     server.release()

@@ -58,7 +58,7 @@ async def test_an_hour_off_is_corrected(stub: S3Stub, tmp_path: Path, transport:
     stub.weather = clock = Clock(ahead)
     async with running_channel(stub, tmp_path, transport=transport, requests_in_flight=4) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
-        assert running.channel.statistics().retries["skewed"] == clock.refused
+        assert running.channel.statistics().counts["retries"]["skewed"] == clock.refused
     assert 1 <= clock.refused <= 4
 
 

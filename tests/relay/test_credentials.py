@@ -197,7 +197,7 @@ async def test_the_question_for_a_checksum_renews_them_too(
         bare.release()
         assert await reading == truth
         await eventually(lambda: running.states)
-        assert running.channel.statistics().checked == {"unverifiable": 6}
+        assert running.channel.statistics().counts["checked"] == {"unverifiable": 6}
 
 
 async def test_small_objects_that_are_fetched_together_renew_them_too(
@@ -216,7 +216,7 @@ async def test_small_objects_that_are_fetched_together_renew_them_too(
         bare.refused_keys["AKID0"] = "ExpiredToken"
         bare.release()
         assert await reading == truth
-        assert running.channel.statistics().retries["expired"] >= 1
+        assert running.channel.statistics().counts["retries"]["expired"] >= 1
 
 
 KINDS = ["process", "file", "container", "web identity"]
@@ -240,7 +240,7 @@ async def test_what_is_refused_in_mid_stream_is_renewed(
         stub.release()
         assert await reading == truth
         found = running.channel.statistics()
-        assert found.retries["expired"] >= 1
+        assert found.counts["retries"]["expired"] >= 1
         assert found.starved["credentials"] > 0
         assert stub.seen[-1].token == "T1"
         assert issuer.issued in (0, 2), "asked more often than needed"
@@ -255,7 +255,7 @@ async def test_what_the_clock_ends_is_renewed_before_the_next_request(
         issuer.life = SOON
         async with run(stub, tmp_path) as running:
             assert await off_loop(read_all, running.fifo(0)) == truth
-            assert running.channel.statistics().retries == {}
+            assert running.channel.statistics().counts["retries"] == {}
         assert issuer.issued > 2
 
 
@@ -313,10 +313,10 @@ async def test_a_source_that_fails_for_a_while_is_waited_for(
     async with _serving(web.get("/creds", give)) as url:
         monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{url}/creds")
         async with running_channel(stub, tmp_path, parts=1, requests_in_flight=1) as running:
-            await eventually(lambda: running.channel.statistics().requests.get("ok"))
+            await eventually(lambda: running.channel.statistics().counts["requests"].get("ok"))
             stub.refused_keys["AKID0"] = "InvalidAccessKeyId"
             assert await off_loop(read_all, running.fifo(0)) == truth
-            assert running.channel.statistics().retries["expired"] >= 2, "refused, then not renewed"
+            assert running.channel.statistics().counts["retries"]["expired"] >= 2, "refused, then not renewed"
             assert not errors
 
 

@@ -50,8 +50,8 @@ async def test_a_broken_body_resumes_at_the_next_byte(run: RunChannel, stub: S3S
             first = await off_loop(reader.read, 40_000 - DOUBTED)
             stub.release()
             assert first + await off_loop(reader.read) == truth
-        await until_equal({"truncated": 1}, lambda: running.channel.statistics().retries)
-        await until_equal({"part": 1}, lambda: running.channel.statistics().resumes)
+        await until_equal({"truncated": 1}, lambda: running.channel.statistics().counts["retries"])
+        await until_equal({"part": 1}, lambda: running.channel.statistics().counts["resumes"])
         assert running.channel.statistics().records is None  # only the reader knows
     assert [seen.range for seen in stub.seen[:2]] == [
         "bytes=0-44999",
@@ -66,7 +66,7 @@ async def test_a_reset_is_noticed_at_once(run: RunChannel, stub: S3Stub, tmp_pat
     stub.script(resets_after(0), resets_after(10_000))
     async with run(stub, tmp_path, requests_in_flight=1) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
-        await until_equal(2, lambda: sum(running.channel.statistics().retries.values()))
+        await until_equal(2, lambda: sum(running.channel.statistics().counts["retries"].values()))
 
 
 async def test_every_range_names_the_listed_version(run: RunChannel, stub: S3Stub, tmp_path: Path) -> None:
@@ -97,8 +97,8 @@ async def test_what_may_pass_is_waited_out(
     stub.script(*[fault] * 5)
     async with run(stub, tmp_path) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
-        await until_equal(5, lambda: sum(running.channel.statistics().retries.values()))
-        assert running.channel.statistics().resumes == {}
+        await until_equal(5, lambda: sum(running.channel.statistics().counts["retries"].values()))
+        assert running.channel.statistics().counts["resumes"] == {}
 
 
 async def test_many_parts_that_fail_together_share_no_quota(
@@ -109,7 +109,7 @@ async def test_many_parts_that_fail_together_share_no_quota(
     stub.script(*[fails(500, "InternalError")] * 400)
     async with run(stub, tmp_path, requests_in_flight=64, parts=64) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
-        await eventually(lambda: running.channel.statistics().retries.get("transient", 0) > 200)
+        await eventually(lambda: running.channel.statistics().counts["retries"].get("transient", 0) > 200)
 
 
 async def test_a_random_storm_changes_no_byte(run: RunChannel, stub: S3Stub, tmp_path: Path) -> None:
@@ -145,8 +145,8 @@ async def test_an_object_replaced_after_the_listing_fails_by_name(
     assert "s3://b/data/0001" in error
     assert "replaced" in error
     assert "REQERR" in error
-    assert statistics.requests["changed"] == 1
-    assert statistics.retries == {}
+    assert statistics.counts["requests"]["changed"] == 1
+    assert statistics.counts["retries"] == {}
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ async def test_a_wrong_answer_that_does_not_come_again_is_mended(
     stub.script(*[WRONG[kind](random.Random(1), 50_000)] * 2)
     async with run(stub, tmp_path, requests_in_flight=1) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
-        await until_equal({"bad_answer": 2}, lambda: running.channel.statistics().retries)
+        await until_equal({"bad_answer": 2}, lambda: running.channel.statistics().counts["retries"])
 
 
 async def test_progress_forgets_wrong_answers(run: RunChannel, stub: S3Stub, tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ async def test_progress_forgets_wrong_answers(run: RunChannel, stub: S3Stub, tmp
     async with run(stub, tmp_path, requests_in_flight=1) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
         retries = {"bad_answer": 4, "truncated": 1}
-        await until_equal(retries, lambda: running.channel.statistics().retries)
+        await until_equal(retries, lambda: running.channel.statistics().counts["retries"])
 
 
 async def test_the_whole_object_for_a_range_of_it_is_refused(
@@ -265,7 +265,7 @@ async def test_a_part_given_up_before_its_reader_came_is_asked_for_again(
     stub.script(*[fails(503, "SlowDown")] * 3)
     policy = RetryPolicy(give_up_after=0, first_wait=0.001)
     async with run(stub, tmp_path, policy=policy) as running:
-        await eventually(lambda: running.channel.statistics().requests.get("throttled") == 1)
+        await eventually(lambda: running.channel.statistics().counts["requests"].get("throttled") == 1)
         stub.faults.clear()
         assert await off_loop(read_all, running.fifo(0)) == truth
     assert running.channel.error is None
@@ -278,7 +278,7 @@ async def test_progress_restarts_the_clock(run: RunChannel, stub: S3Stub, tmp_pa
     policy = RetryPolicy(give_up_after=1, first_wait=0.1, longest_wait=0.1)
     async with run(stub, tmp_path, policy=policy) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
-        await eventually(lambda: running.channel.statistics().retries.get("truncated", 0) >= 32)
+        await eventually(lambda: running.channel.statistics().counts["retries"].get("truncated", 0) >= 32)
 
 
 async def test_time_is_booked_on_who_is_slow(run: RunChannel, stub: S3Stub, tmp_path: Path) -> None:
@@ -306,7 +306,7 @@ async def test_ending_a_channel_drops_its_connections(run: RunChannel, stub: S3S
         await eventually(lambda: stub.requests_in_flight == 4)
         running.task.cancel()
         await asyncio.wait({running.task})
-        await eventually(lambda: running.channel.statistics().requests.get("cancelled") == 4)
+        await eventually(lambda: running.channel.statistics().counts["requests"].get("cancelled") == 4)
 
 
 @pytest.mark.parametrize("status", [400, 403])
@@ -329,4 +329,4 @@ async def test_a_refusal_whose_reason_is_cut_off_is_asked_again(
     stub.script(cut_off)
     async with running_channel(stub, tmp_path, transport=transport, requests_in_flight=1) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
-        assert running.channel.statistics().retries == {"truncated": 1}
+        assert running.channel.statistics().counts["retries"] == {"truncated": 1}

@@ -25,7 +25,7 @@ LAST = "b/data/0006"
 
 
 def ended_hedges(running: Running) -> int:
-    hedges = running.channel.statistics().hedges
+    hedges = running.channel.statistics().counts["hedges"]
     return hedges.get("won", 0) + hedges.get("lost", 0)
 
 
@@ -45,7 +45,7 @@ async def test_a_late_part_is_asked_for_again(
     stub.script(fault, key=LAST)
     async with run(stub, tmp_path, hedge=0.05, part_size=PART, parts=12, requests_in_flight=2) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
-        assert running.channel.statistics().hedges["won"] >= 1
+        assert running.channel.statistics().counts["hedges"]["won"] >= 1
 
 
 async def test_what_the_first_brought_meanwhile_comes_once(
@@ -63,8 +63,8 @@ async def test_what_the_first_brought_meanwhile_comes_once(
     async with run(stub, tmp_path, hedge=0.05, part_size=PART, parts=12, requests_in_flight=1) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
         statistics = running.channel.statistics()
-        assert statistics.hedges["won"] >= 1
-        assert statistics.wasted_bytes < PART * statistics.hedges["issued"]
+        assert statistics.counts["hedges"]["won"] >= 1
+        assert statistics.wasted_bytes < PART * statistics.counts["hedges"]["issued"]
         if statistics.wasted_bytes == 0:  # little bytes wait in the socket for more of them
             assert running.source.name != "aiobotocore"
 
@@ -77,7 +77,7 @@ async def test_the_first_may_be_the_first_after_all(run: RunChannel, stub: S3Stu
         await eventually(lambda: sum(seen.key == LAST.removeprefix("b/") for seen in stub.seen) == 2)
         stub.release()
         assert await reading == truth
-        assert running.channel.statistics().hedges["lost"] >= 1
+        assert running.channel.statistics().counts["hedges"]["lost"] >= 1
         assert await off_loop(read_all, running.fifo(1)) == truth
 
 
@@ -89,8 +89,8 @@ async def test_a_second_request_that_fails_in_its_body_is_retried_like_any(
     async with run(stub, tmp_path, hedge=0.05, part_size=PART, parts=12, requests_in_flight=1) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
         statistics = running.channel.statistics()
-        assert statistics.hedges["won"] >= 1
-        assert statistics.requests["truncated"] == 1
+        assert statistics.counts["hedges"]["won"] >= 1
+        assert statistics.counts["requests"]["truncated"] == 1
 
 
 async def test_a_second_request_that_is_refused_leaves_the_first_alone(
@@ -100,12 +100,12 @@ async def test_a_second_request_that_is_refused_leaves_the_first_alone(
     stub.script(stalls(stub), fails(500, "InternalError"), key=LAST)
     async with run(stub, tmp_path, hedge=0.05, part_size=PART, parts=12, requests_in_flight=1) as running:
         reading = asyncio.create_task(off_loop(read_all, running.fifo(0)))
-        await eventually(lambda: running.channel.statistics().hedges.get("lost"))
+        await eventually(lambda: running.channel.statistics().counts["hedges"].get("lost"))
         stub.release()
         assert await reading == truth
         statistics = running.channel.statistics()
-        assert statistics.hedges["lost"] >= 1  # a third may win
-        assert not statistics.retries
+        assert statistics.counts["hedges"]["lost"] >= 1  # a third may win
+        assert not statistics.counts["retries"]
         assert [note.kind for note in statistics.errors] == ["transient"]
 
 
@@ -116,11 +116,13 @@ async def test_a_reader_that_goes_ends_both(run: RunChannel, stub: S3Stub, tmp_p
         reader = await off_loop(open, running.fifo(0), "rb")
         got = await off_loop(reader.read, LEARNT * PART)
         assert len(got) == LEARNT * PART
-        await eventually(lambda: running.channel.statistics().hedges.get("issued"))
+        await eventually(lambda: running.channel.statistics().counts["hedges"].get("issued"))
         reader.close()
         await eventually(lambda: running.states)
         assert running.states[0].state == "abandoned"
-        await eventually(lambda: ended_hedges(running) == running.channel.statistics().hedges["issued"])
+        await eventually(
+            lambda: ended_hedges(running) == running.channel.statistics().counts["hedges"]["issued"]
+        )
 
 
 async def test_a_slow_reader_is_not_hedged(run: RunChannel, stub: S3Stub, tmp_path: Path) -> None:
@@ -135,7 +137,7 @@ async def test_a_slow_reader_is_not_hedged(run: RunChannel, stub: S3Stub, tmp_pa
             before = now()
             assert before.received_bytes > LEARNT * PART
             await eventually(lambda: now().seconds["blocked"] > before.seconds["blocked"] + 0.5)
-            assert now().hedges == before.hedges
+            assert now().counts["hedges"] == before.counts["hedges"]
         finally:
             os.close(reader)
 
@@ -160,5 +162,5 @@ async def test_what_is_waited_for_is_the_second_once_it_has_won(
         stub.release()
         assert await reading == truth
         found = now()
-        assert found.hedges["won"] >= 1
+        assert found.counts["hedges"]["won"] >= 1
         assert found.seconds["starved"] == pytest.approx(sum(found.starved.values()))

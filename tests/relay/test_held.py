@@ -110,7 +110,7 @@ async def test_what_waits_for_a_sleeping_reader_is_no_stall(
         await eventually(lambda: len(ticks) > 4 * 4 * 50)  # four times as long as a stall
         assert len(waiting(running)) == 4
         assert await off_loop(read_all, running.fifo(0)) == truth
-        assert running.channel.statistics().retries == {}
+        assert running.channel.statistics().counts["retries"] == {}
 
 
 @pytest.mark.parametrize("after", [100_000, 1_500_000])
@@ -126,7 +126,7 @@ async def test_a_stall_is_noticed_while_the_part_waits_its_turn(
     server.script(stalls(server, after=after), key="b/data/0001")
     async with streaming(stall_timeout=0.5) as running:
         # More than one where the machine is busy: then half a second passes without a byte of the others too.
-        await eventually(lambda: sum(running.channel.statistics().retries.values()) >= 1)
+        await eventually(lambda: sum(running.channel.statistics().counts["retries"].values()) >= 1)
         assert running.channel.statistics().bytes_delivered == 0
         assert await off_loop(read_all, running.fifo(0)) == truth
     server.release()
@@ -143,7 +143,7 @@ async def test_what_comes_slowly_is_no_stall(
     async with streaming(stall_timeout=0.5) as running:
         await eventually(lambda: len(waiting(running)) >= 3)
         assert await off_loop(read_all, running.fifo(0)) == truth
-        assert running.channel.statistics().retries == {}
+        assert running.channel.statistics().counts["retries"] == {}
 
 
 async def test_a_reset_while_a_part_waits_costs_the_rest_of_it_alone(
@@ -154,7 +154,7 @@ async def test_a_reset_while_a_part_waits_costs_the_rest_of_it_alone(
     async with streaming() as running:
         await eventually(lambda: server.seen)
         assert await off_loop(read_all, running.fifo(0)) == truth
-        assert sum(running.channel.statistics().retries.values()) == 1
+        assert sum(running.channel.statistics().counts["retries"].values()) == 1
 
 
 async def test_dropping_an_epoch_drops_what_waits(

@@ -109,7 +109,7 @@ async def test_requests_are_as_many_as_allowed_and_reported(server: S3Stub, run_
         assert await off_loop(read_all, channel.fifo(0)) == truth
         found = channel.channel.statistics()
         assert found.objects_completed == 40
-        assert found.requests["ok"] >= 40
+        assert found.counts["requests"]["ok"] >= 40
     assert server.most_in_flight <= 3
 
 
@@ -149,8 +149,9 @@ async def test_a_failed_part_ends_the_span_after_the_bytes_before_it(
     assert isinstance(error, Denied)
     assert error.context.key == "data/0003"
     (report,) = reports
-    assert report.requests["ok"] == len(report.done) == 3
-    assert report.requests["denied"] == 1
+    assert request.counts["requests"]["ok"] == len(report.done) == 3
+    assert request.counts["requests"]["denied"] == 1
+    assert report.ended == request.counts["requests"].total()
     assert "data/0011" not in {seen.key for seen in server.seen}
 
 

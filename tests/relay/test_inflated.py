@@ -174,7 +174,7 @@ async def test_a_broken_body_is_resumed_and_inflates_all_the_same(
     async with run(stub, tmp_path, wrap=wrap, requests_in_flight=1) as running:
         due = reference.record(content) if wrap else content
         assert await off_loop(read_all, running.fifo(0)) == due
-        assert running.channel.statistics().retries["truncated"] == 3
+        assert running.channel.statistics().counts["retries"]["truncated"] == 3
 
 
 @pytest.mark.parametrize("wrap", [False, True])

@@ -61,7 +61,7 @@ async def test_every_kind_is_compared_in_any_number_of_parts(
         for epoch in (0, 1):
             assert await off_loop(read_all, running.fifo(epoch)) == truth
         await eventually(lambda: len(running.states) == 2)
-        assert running.channel.statistics().checked == {"verified": 8}
+        assert running.channel.statistics().counts["checked"] == {"verified": 8}
         assert [trailer.state for trailer in running.states] == ["complete"] * 2
     assert stub.head_count == 4 + SIZES.count(0)
 
@@ -76,7 +76,7 @@ async def test_a_wrong_bit_fails_the_epoch_with_both_sums(
     stub.script(flips(at), key="b/data/0003")
     async with run(stub, tmp_path) as running:
         got, error = await failure(running)
-        assert running.channel.statistics().checked == {"verified": 2, "mismatch": 1}
+        assert running.channel.statistics().counts["checked"] == {"verified": 2, "mismatch": 1}
     assert len(got) == sum(SIZES[:4])
     assert got[: sum(SIZES[:3])] == truth[: sum(SIZES[:3])]
     assert "s3://b/data/0003" in error
@@ -103,7 +103,7 @@ async def test_where_nothing_can_be_compared_it_is_counted(
     async with run(stub, tmp_path) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
         await eventually(lambda: running.states)
-        assert running.channel.statistics().checked == {"unverifiable": 4}
+        assert running.channel.statistics().counts["checked"] == {"unverifiable": 4}
 
 
 async def test_a_compressed_object_is_compared_as_it_is_stored(
@@ -116,7 +116,7 @@ async def test_a_compressed_object_is_compared_as_it_is_stored(
     async with run(stub, tmp_path, arrangement=Arrangement(inflate=True), inflate=True) as running:
         assert await off_loop(read_all, running.fifo(0)) == b"".join(content)
         await eventually(lambda: running.states)
-        assert running.channel.statistics().checked == {"verified": 3}
+        assert running.channel.statistics().counts["checked"] == {"verified": 3}
 
 
 async def test_what_is_changed_before_its_sum_is_asked_for_fails(
@@ -137,7 +137,7 @@ async def test_what_is_changed_before_its_sum_is_asked_for_fails(
         assert got == truth[: sum(SIZES[:3])]
         assert "the object was replaced after it was listed" in error
         assert "s3://b/data/0003" in error
-        assert "mismatch" not in running.channel.statistics().checked
+        assert "mismatch" not in running.channel.statistics().counts["checked"]
 
 
 async def test_bytes_that_stay_in_the_kernel_cannot_be_summed(stub: S3Stub, tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ async def test_ranks_that_are_read_at_the_same_time(
         assert (await job.all_of(1) == job.due) == (seed is None)
         counted = [each.statistics() for each in job.channels.values()]
         assert sum(each.reserved_bytes for each in counted) <= job.transport.memory_budget.budget
-        assert {each.epochs["complete"] for each in counted} == {2}
+        assert {each.counts["epochs"]["complete"] for each in counted} == {2}
         assert [each.requests_in_flight_limit > 0 for each in counted] == [True] + [False] * (
             len(counted) - 1
         )
@@ -169,7 +169,7 @@ async def test_readers_that_leave_in_mid_epoch(stub: S3Stub, tmp_path: Path, cop
             os.close(each)
         assert await asyncio.gather(*others) == [job.due[name] for name in names[copies:]]
         assert await job.all_of(1) == job.due
-        epochs = [each.statistics().epochs for each in job.channels.values()]
+        epochs = [each.statistics().counts["epochs"] for each in job.channels.values()]
         assert epochs == [{"abandoned": 1, "complete": 1}] * copies + [{"complete": 2}] * copies
 
 

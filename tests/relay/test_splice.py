@@ -72,7 +72,7 @@ async def test_heads_in_pieces_and_interim_answers(stub: S3Stub, tmp_path: Path)
     )
     async with kernel(stub, tmp_path, requests_in_flight=1) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
-        assert running.channel.statistics().retries == {}
+        assert running.channel.statistics().counts["retries"] == {}
 
 
 async def test_connections_are_reused_and_a_closed_one_is_replaced(stub: S3Stub, tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ async def test_connections_are_reused_and_a_closed_one_is_replaced(stub: S3Stub,
     stub.script(raw(head(stub, extra=b"Connection: close\r\n"), b"{body}"), key="b/data/0000")
     async with kernel(stub, tmp_path, requests_in_flight=1) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
-        assert running.channel.statistics().retries == {}
+        assert running.channel.statistics().counts["retries"] == {}
     assert stub.connections <= 3
 
 
@@ -91,7 +91,7 @@ async def test_a_request_that_crosses_with_a_close_is_sent_again(stub: S3Stub, t
     stub.script(raw(), key="b/data/0001")
     async with kernel(stub, tmp_path, requests_in_flight=1) as running:
         assert await off_loop(read_all, running.fifo(0)) == truth
-        assert running.channel.statistics().retries == {}
+        assert running.channel.statistics().counts["retries"] == {}
     assert [seen.key for seen in stub.seen[:3]] == ["data/0000", "data/0001", "data/0001"]
 
 
@@ -374,4 +374,4 @@ async def test_a_reset_behind_a_full_pipe_is_noticed_when_there_is_room(
     async with kernel(stub, tmp_path, part_size=size, parts=2, requests_in_flight=2) as running:
         await over.wait()
         assert await off_loop(read_all, running.fifo(0)) == truth
-        assert sum(running.channel.statistics().retries.values()) == 1
+        assert sum(running.channel.statistics().counts["retries"].values()) == 1

@@ -100,7 +100,7 @@ async def test_a_reader_that_leaves(stub: S3Stub, tmp_path: Path, transport: Wis
         await eventually(lambda: running.states)
         found = running.channel.statistics()
         assert (found.readers_come, found.readers_gone) == (1, 1)
-        assert found.epochs == {"abandoned": 1}
+        assert found.counts["epochs"] == {"abandoned": 1}
         assert 0 < found.wasted_bytes < MORE_THAN_A_FIFO
 
 

@@ -398,8 +398,8 @@ class SeedRun:
             raise Broken(
                 f"{name} holds {now.reserved_bytes} bytes and {now.requests_in_flight} requests at its end"
             )
-        if dict(Counter(each.state for each in states)) != now.epochs:
-            raise Broken(f"{name} counts {now.epochs} and told {states}")
+        if dict(Counter(each.state for each in states)) != now.counts["epochs"]:
+            raise Broken(f"{name} counts {now.counts['epochs']} and told {states}")
         if [each.epoch for each in states] != sorted({each.epoch for each in states}):
             raise Broken(f"{name} told epochs out of order, or twice: {states}")
         if now.written_bytes != sum(trailer.bytes_delivered for trailer in states):
@@ -410,8 +410,8 @@ class SeedRun:
             self.found.bytes += len(got.data)
             self.found.epochs[got.end] += 1
             self._judge(each, got, now.error, {trailer.epoch: trailer for trailer in states})
-        self.found.retries.update(now.retries)
-        self.found.hedges.update(now.hedges)
+        self.found.retries.update(now.counts["retries"])
+        self.found.hedges.update(now.counts["hedges"])
 
     def _judge(self, each: ChannelTrial, got: Got, error: str | None, states: dict[int, Trailer]) -> None:
         name, trailer = f"{each.name}_{got.epoch}", states.get(got.epoch)

@@ -116,7 +116,7 @@ class Hedger:
     async def _ask(self, slot: Slot, fetch: PartFetch) -> None:
         """Send the second request; return when it has lost or the part is complete."""
         stage, counters = fetch.stage, self._counters
-        counters.hedges["issued"] += 1
+        counters.counts["hedges"]["issued"] += 1
         at = stage.received - overlap(stage.in_doubt, 0)
         avoid = fetch.request.peer if fetch.request is not None else None
         request = RangeRequest(
@@ -137,7 +137,7 @@ class Hedger:
                 counters.wasted_bytes += hedge.thrown_away
             if hedge is None or not hedge.won:
                 self._tasks.pop(slot, None)
-                counters.hedges["lost"] += 1
+                counters.counts["hedges"]["lost"] += 1
             self._owner.request_ended()
         if hedge is None or not hedge.won:
             return  # the first request goes on in any case
@@ -147,7 +147,7 @@ class Hedger:
             self._owner.landed(slot)
 
     def _won(self, slot: Slot, fetch: PartFetch, request: RangeRequest) -> None:
-        self._counters.hedges["won"] += 1
+        self._counters.counts["hedges"]["won"] += 1
         self._owner.replace(slot, self._tasks.pop(slot))
         fetch.request = request
         fetch.enter("body")

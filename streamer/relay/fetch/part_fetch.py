@@ -145,7 +145,7 @@ class PartFetch:
     async def _attempt(self, attempt: int) -> None:
         stage = self.stage
         if attempt > 1 and stage.received:
-            self._counters.resumes["part"] += 1
+            self._counters.counts["resumes"]["part"] += 1
         self.enter("first_byte")
         repeated = overlap(stage.in_doubt, self._misses) if stage.in_doubt else 0
         first = stage.part.start + stage.received - repeated
@@ -205,7 +205,7 @@ class PartFetch:
 
         Raises SourceError, and counts the failure.
         """
-        since, request.on_report = time.monotonic(), self._note_report
+        since, request.on_report, request.counts = time.monotonic(), self._note_report, self._counters.counts
         try:
             body = await self._source.open(request)
         except BaseException as error:
@@ -240,16 +240,15 @@ class PartFetch:
         self._quota.landed(time.monotonic(), received=received, first_byte=first_byte, seconds=seconds)
 
     def _note_report(self, report: RequestReport) -> None:
-        """Count requests that the transport has sent by itself."""
-        counters, epoch = self._counters, self.stage.part.epoch
-        for outcome, count in report.requests.items():
-            counters.request_ended(epoch, outcome, count)
+        """Note requests that the transport has counted."""
+        counters, throttled = self._counters, Throttled.kind
+        counters.by_epoch[self.stage.part.epoch].ended += report.ended
         for received, first_byte, seconds in report.done:
             counters.first_byte.add(first_byte)
             self._note_done(received, first_byte, seconds)
         for kind, text in report.errors:
             counters.note(kind, text)
-        if report.throttled:
+        if any(kind == throttled for kind, _ in report.errors):
             self._quota.throttled(time.monotonic())
 
     def _forget(self, request: RangeRequest) -> None:
