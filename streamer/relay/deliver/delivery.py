@@ -145,13 +145,15 @@ class Delivery:
         timer = self._counters.timer
         self._total = self._plan.known_bytes(epoch)
         left = TURN
+        # Bytes that the outlet holds count as delivered, and are not in every FIFO yet.
         while outlet.holding or not self._at_end(epoch):
-            if left <= 0:
+            if left <= 0:  # other channels run, and this one's sockets are looked at
                 left = TURN
                 await asyncio.sleep(0)
+            # First: a channel whose storage is silent must notice that its reader has left, too.
             if outlet.reader_gone:
                 raise ReaderGone("the reader closed the pipe")
-            if outlet.holding:
+            if outlet.holding:  # no further byte before these, which are earlier in the stream
                 timer.enter("blocked")
                 await outlet.writable()
                 continue
@@ -159,6 +161,7 @@ class Delivery:
             if fetch is None or not (fetch.stage.ready or self._taking):
                 await self._wait(fetch)
                 continue
+            # After the wait: a limit does not count while storage is what the channel waits for.
             if self._quota.limited and (seconds := self._quota.wait(time.monotonic())):
                 timer.enter("limited")
                 await self._pause(seconds)
@@ -167,6 +170,7 @@ class Delivery:
             if transformer is not None:
                 left -= max(LEAST, await self._transform(transformer, outlet))
                 continue
+            # The line of an object is in the key list before the object's first byte is in the FIFO.
             if (
                 self._keys is not None
                 and (slot := self._window.head_of_line) is not None
@@ -181,7 +185,7 @@ class Delivery:
                 timer.enter("blocked")
                 await outlet.writable()
                 continue
-            if count:
+            if count:  # 0: the socket is empty after all, so the next turn waits
                 self._account(count)
                 left -= max(LEAST, count)
 
