@@ -28,7 +28,7 @@ from tests.kit.faults import chunked
 from tests.kit.harness import EAGER, RunChannel, clients_of, fill
 from tests.kit.pipes import off_loop, read_all
 from tests.kit.planning import plan_prefix
-from tests.kit.stub import Answer, Fault, S3Stub, cut_after, fails, turns, with_headers
+from tests.kit.stub import Answer, Fault, S3Stub, cut_after, fails, stalls, turns, with_headers
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
 
@@ -208,6 +208,22 @@ async def test_a_response_that_never_comes_ends_the_span(server: S3Stub, bundle:
         server.release()
     assert data == truth[:30_000]
     assert "no response for 0.3 s" in str(error)
+
+
+async def test_whole_objects_of_a_span_do_not_wait_for_a_late_one(
+    server: S3Stub, run_own: RunChannel
+) -> None:
+    """Only bytes of the response that is not whole are in doubt."""
+    truth = fill(server, [20_000, 10_000, 15_000])
+    server.script(stalls(server, after=5_000), key="b/data/0002")
+
+    def read_objects(path: Path) -> bytes:
+        with open(path, "rb") as fifo:
+            return fifo.read(30_000)
+
+    async with run_own(part_size=MIB) as channel:
+        assert await off_loop(read_objects, channel.fifo(0)) == truth[:30_000]
+        server.release()
 
 
 async def test_requests_that_a_span_needs_no_more_are_for_others(server: S3Stub, bundle: str | None) -> None:

@@ -19,7 +19,6 @@ from streamer.errors import SourceError
 from streamer.plan import Part
 from streamer.relay.staging.stage import PART_COST, Chunk, Stage, at_most_the_floor, bytes_per_request
 from streamer.relay.statistics import ChannelCounters
-from streamer.s3.client.doubt import DOUBTED
 from streamer.s3.ranges import Body
 from streamer.schedule.budget import ChannelQuota
 from streamer.units import KIB
@@ -133,7 +132,7 @@ class BufferStage(Stage):
                 taken += count
                 self._chunks[-1].filled += count
                 self._in_memory += count
-                self.in_doubt = min(DOUBTED, self.in_doubt + count)
+                self._doubt_more(body, count)
                 self._arrived(count)
                 if count < len(memory):
                     break
@@ -180,15 +179,15 @@ class BufferStage(Stage):
 
     def _take_from_socket(self, most: int) -> bytes | bytearray:
         """Read bytes of the body; deliver those not in doubt, without a copy unless the body has failed."""
-        body = self._body
-        if body is None or not body.left:
+        body = source = self._body
+        if source is None or not source.left:
             return b""
         before = self.in_doubt
-        data, count = bytearray(before + min(most, body.left)), before
+        data, count = bytearray(before + min(most, source.left)), before
         with memoryview(data) as view:
             try:
                 while count < len(data):
-                    count += body.read_into(view[count:])
+                    count += source.read_into(view[count:])
             except BlockingIOError:
                 self._dry = True
             except SourceError:
@@ -203,8 +202,10 @@ class BufferStage(Stage):
             while self._chunks:
                 self._release(self._chunks.pop())
             self._in_memory = 0
-            whole = self.received + count - before == self.part.body
-            self.in_doubt = 0 if whole else min(DOUBTED, count)
+            if self.received + count - before == self.part.body:
+                self.in_doubt = 0
+            else:
+                self._doubt_more(source, count - before)
             leaving = min(most, count - self.in_doubt)
             for on_leave in self._observers:
                 on_leave(view[:leaving])

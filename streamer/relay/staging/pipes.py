@@ -43,7 +43,7 @@ from streamer.relay.staging.stage import (
     bytes_per_request,
 )
 from streamer.relay.statistics import ChannelCounters
-from streamer.s3.client.doubt import DOUBTED, NothingArrived
+from streamer.s3.client.doubt import NothingArrived
 from streamer.s3.ranges import Body
 from streamer.schedule.budget import ChannelQuota
 from streamer.units import KIB
@@ -239,7 +239,7 @@ class PipeStage(Stage):
         pipe.count += count
         self._piped += count
         if not self._parks:
-            self.in_doubt = min(DOUBTED, self.in_doubt + count)
+            self._doubt_more(body, count)
         self._arrived(count)
 
     def _read(self, body: Body) -> None:
@@ -248,7 +248,7 @@ class PipeStage(Stage):
         memory = bytearray(min(body.left, READ_SIZE))
         count = body.read_into(memoryview(memory))
         self._hold(memory if count == len(memory) else memory[:count])  # a cut one would keep its memory
-        self.in_doubt = min(DOUBTED, self.in_doubt + count)
+        self._doubt_more(body, count)
         self._arrived(count)
 
     def _writable_pipe(self) -> StagePipe | None:

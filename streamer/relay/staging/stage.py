@@ -341,6 +341,15 @@ class Stage(ABC):
         self._chunks.append(Chunk(data, len(data), literal=literal))
         self._in_memory += len(data)
 
+    def _doubt_more(self, body: Body, count: int) -> None:
+        """Put the next `count` bytes in doubt, which the body has just brought and `_arrived` will count."""
+        taken, _ = body.doubted()
+        if taken < self.received + count - self._attached_at:
+            # Parts of a span before this one are whole. Without this, bytes of theirs waited for a late part.
+            self.in_doubt = min(DOUBTED, taken)
+        else:
+            self.in_doubt = min(DOUBTED, self.in_doubt + count)
+
     def _arrived(self, count: int) -> None:
         """Count `count` more bytes of the body; after the last one, add the trailing literals."""
         self.received += count
