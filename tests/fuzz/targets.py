@@ -446,7 +446,7 @@ TARGETS: dict[str, Target] = {
         (recordio.encode(b"hello") * 2, bytes.fromhex("0a23d7ce04000020414243440a23d7ce0200006045460000")),
         (BadRecord,),
     ),
-    "borders-lines": Target(borders("lines"), (b"a\nb\n", b"\n\na")),
+    "borders-lines": Target(borders("lines"), (b"a\nb\n", b"\n\na"), (BadRecord,)),
     "borders-tar": Target(borders("tar"), (tar(),), (BadRecord,)),
     "record-index": Target(
         index_file, (INDEX_HEADER + block(ROWS[:2]) + block(ROWS[2:]), INDEX_HEADER), (Damaged,)
