@@ -21,7 +21,11 @@ FAULTS = (
 )
 """Kinds of faults that pass, by what the server does to one answer."""
 
-LASTING = {403: ("access denied",), 404: ("is gone", "no such object"), 412: ("was replaced",)}
+LASTING = {
+    403: ("access denied",),
+    404: ("is gone", "no such object"),
+    412: ("was replaced", "is as it was listed"),
+}
 """Statuses that an object is answered with for good, and what the error must say."""
 
 Action = Literal["drain", "cancel", "requests", "budget", "bandwidth", "no bandwidth"]
@@ -160,6 +164,8 @@ def _shared_channels(
     each = replace(
         channel, objects=objects, wrap=False, inflate=False, shuffle=None, listing=None, listing_fails=False
     )
+    if most == 600:  # a run has at most some 100,000 turns of the loop
+        each = replace(each, epochs=1)
     return tuple(replace(each, name=f"s-{number}") for number in range(shared.ranks * shared.copies))
 
 
