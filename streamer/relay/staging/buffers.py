@@ -179,21 +179,20 @@ class BufferStage(Stage):
 
     def _take_from_socket(self, most: int) -> bytes | bytearray:
         """Read bytes of the body; deliver those not in doubt, without a copy unless the body has failed."""
-        body = source = self._body
-        if source is None or not source.left:
+        body, failed = self._body, False
+        if body is None or not body.left:
             return b""
         before = self.in_doubt
-        data, count = bytearray(before + min(most, source.left)), before
+        data, count = bytearray(before + min(most, body.left)), before
         with memoryview(data) as view:
             try:
                 while count < len(data):
-                    count += source.read_into(view[count:])
+                    count += body.read_into(view[count:])
             except BlockingIOError:
                 self._dry = True
             except SourceError:
-                self._dry = True
-                body = None  # `Body.taken` raises it too
-            if body is not None and body.left and (self._dry or not self._parks):
+                self._dry = failed = True  # `Body.taken` raises it too
+            if not failed and body.left and (self._dry or not self._parks):
                 # Read the rest of a small part on arrival, to free its connection.
                 body.notify(self._on_bytes)
             if count == before:
@@ -202,10 +201,7 @@ class BufferStage(Stage):
             while self._chunks:
                 self._release(self._chunks.pop())
             self._in_memory = 0
-            if self.received + count - before == self.part.body:
-                self.in_doubt = 0
-            else:
-                self._doubt_more(source, count - before)
+            self._doubt_more(body, count - before)
             leaving = min(most, count - self.in_doubt)
             for on_leave in self._observers:
                 on_leave(view[:leaving])
@@ -213,7 +209,7 @@ class BufferStage(Stage):
                 self._hold(bytes(view[leaving:count]))
         self._arrived(count - before)
         self._changed()
-        if body is None:
+        if failed:
             return data[:leaving]  # the error's traceback holds views of `data`, which may not shrink then
         del data[leaving:]
         return data

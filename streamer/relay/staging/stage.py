@@ -344,7 +344,9 @@ class Stage(ABC):
     def _doubt_more(self, body: Body, count: int) -> None:
         """Put the next `count` bytes in doubt, which the body has just brought and `_arrived` will count."""
         taken, _ = body.doubted()
-        if taken < self.received + count - self._attached_at:
+        if self.received + count == self.part.body:
+            self.in_doubt = 0
+        elif taken < self.received + count - self._attached_at:
             # Parts of a span before this one are whole. Without this, bytes of theirs waited for a late part.
             self.in_doubt = min(DOUBTED, taken)
         else:
