@@ -2,8 +2,8 @@
 
 An object is one or more members: gzip members (RFC 1952 §2.2) or Zstandard frames (RFC 8878 §3), recognised
 by their magic. Its last byte must be the last byte of a member: a member that ends early is an error, and so
-are other bytes after a member, even zeros. So either an object's content is whole and its checksums are
-right, or the caller's error is raised.
+are other bytes after a member, even zeros: a file that was not written whole ends in them, too. So either an
+object's content is whole and its checksums are right, or the caller's error is raised.
 
 A piece has at most the bytes that the caller allows, however well they are compressed, so output does not
 accumulate in memory. Input is passed in slices, because a decompressor copies the bytes after a member's end.
@@ -211,6 +211,11 @@ class Inflater:
             return self._corrupt(
                 "is neither gzip nor zstd, and CompressionType is Gzip; compress it, take it out of the "
                 "channel, or give uncompressed objects a channel with CompressionType: None"
+            )
+        if self._data[self._used : self._used + 1] == b"\0":
+            return self._corrupt(
+                f"has zero bytes after member {self._members}, the padding of an archiver or of a tape, or "
+                "what was never written; check its content, and compress it again without them"
             )
         return self._corrupt(f"has bytes after member {self._members} that are no further member")
 

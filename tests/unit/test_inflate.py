@@ -145,9 +145,17 @@ def test_what_is_not_compressed_is_refused_by_name(data: bytes) -> None:
         inflate(data)
 
 
-@pytest.mark.parametrize("behind", [b"\0", b"\0" * 512, b"text", b"\x1f\x00"])
-def test_what_follows_the_last_member_and_is_none_is_refused(behind: bytes) -> None:
-    with pytest.raises(CorruptObject, match="bytes after member 1"):
+@pytest.mark.parametrize(
+    ("behind", "text"),
+    [
+        (b"\0", "has zero bytes after member 1, the padding"),
+        (b"\0" * 512, "has zero bytes after member 1, the padding"),
+        (b"text", "has bytes after member 1 that are no further member"),
+        (b"\x1f\x00", "has bytes after member 1 that are no further member"),
+    ],
+)
+def test_what_follows_the_last_member_and_is_none_is_refused(behind: bytes, text: str) -> None:
+    with pytest.raises(CorruptObject, match=text):
         inflate(gzip.compress(CONTENT) + behind)
 
 
