@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from benchmarks.index_server import etag
-from sidecar.job.index_file import open_index
+from sidecar.index.file import open_index
 from streamer.formats.record_format import RecordFormat
 from streamer.formats.record_index import IndexedObject, object_name, object_version
 

@@ -31,10 +31,10 @@ from urllib.parse import parse_qs, urlsplit
 from benchmarks.report import insert_into
 from benchmarks.stats import in_turns, percentile, spread
 from streamer.plan import S3Uri
-from streamer.s3.catalog.listing import list_prefix
-from streamer.s3.catalog.pages import open_pages
 from streamer.s3.client.endpoint import Endpoint
 from streamer.s3.client.session import open_clients
+from streamer.s3.pages.listing import list_prefix
+from streamer.s3.pages.pages import open_pages
 
 PAGE = 1000
 HEAD = (

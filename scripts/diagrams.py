@@ -321,6 +321,9 @@ ROOMS = {
     "sidecar.commands": (-2, 2, "run, exec, cat"),
     "sidecar.doctor": (-1, 2, "checks"),
     "sidecar.job": (-2, 3, "one job on this host"),
+    "sidecar.download": (-1, 3, "File channels"),
+    "sidecar.records": (-1, 4, "ranks, advice"),
+    "sidecar.index": (-1, 5, "record indexes"),
     "sidecar.admin": (-2, 4, "HTTP server"),
     "sidecar.observe": (-2, 5, "state, bottleneck"),
     "sidecar.config": (-2, 6, "job file"),
@@ -334,7 +337,8 @@ ROOMS = {
     "streamer.s3.http": (0, 6, "connections, TLS"),
     "streamer.s3.signing": (0, 7, "SigV4"),
     "streamer.s3.client": (0, 8, "credentials"),
-    "streamer.s3.catalog": (1, 4, "listings"),
+    "streamer.s3.manifests": (1, 4, "named objects"),
+    "streamer.s3.pages": (1, 5, "listings"),
     "streamer.schedule": (2, 4, "window, budget"),
     "streamer.plan": (2, 8, "order, parts"),
     "streamer.formats": (2, 9, "records"),
@@ -358,18 +362,21 @@ FOUNDATION = {
 SHARED = {
     "streamer.formats", "streamer.helpers", "streamer.plan", "streamer.relay",
     "streamer.relay.deliver", "streamer.relay.fetch", "streamer.relay.staging",
-    "streamer.relay.statistics", "streamer.s3", "streamer.s3.catalog", "streamer.s3.client",
-    "streamer.schedule", "streamer.sink",
+    "streamer.relay.statistics", "streamer.s3", "streamer.s3.client", "streamer.s3.manifests",
+    "streamer.s3.pages", "streamer.schedule", "streamer.sink",
 }  # fmt: skip
 """Rooms of `streamer` that every room of `sidecar` may import."""
 ROOM_ARROWS = [
     "sidecar.__main__ sidecar.cli", "sidecar.cli sidecar.commands", "sidecar.cli sidecar.doctor",
     "sidecar.commands sidecar.job", "sidecar.doctor sidecar.job", "sidecar.job sidecar.admin",
+    "sidecar.job sidecar.download", "sidecar.job sidecar.records", "sidecar.records sidecar.index",
+    "sidecar.index sidecar.config", "sidecar.download sidecar.observe",
     "sidecar.admin sidecar.observe", "sidecar.observe sidecar.config", "sidecar.config sidecar.process",
     "streamer.relay streamer.relay.deliver", "streamer.relay.deliver streamer.relay.fetch",
     "streamer.relay.deliver streamer.sink", "streamer.relay.fetch streamer.relay.staging",
     "streamer.relay.staging streamer.relay.statistics", "streamer.relay.staging streamer.schedule",
-    "streamer.relay.statistics streamer.s3", "streamer.s3.catalog streamer.s3",
+    "streamer.relay.statistics streamer.s3", "streamer.s3.manifests streamer.s3.pages",
+    "streamer.s3.pages streamer.s3",
     "streamer.s3 streamer.s3.http", "streamer.s3.http streamer.s3.signing",
     "streamer.s3.signing streamer.s3.client", "streamer.s3.signing streamer.plan",
     "streamer.schedule streamer.plan", "streamer.plan streamer.formats", "streamer.sink streamer.helpers",
@@ -398,8 +405,9 @@ def _room_arrow(source: str, target: str) -> list[tuple[float, float]]:
     match f"{source} {target}":
         case "streamer.relay.deliver streamer.sink" | "streamer.relay.staging streamer.schedule":
             return [(left + ROOM_WIDTH, side), (to_middle, side), (to_middle, to_top - 2)]
-        case "streamer.s3.catalog streamer.s3":
-            return [(middle, bottom), (middle, to_side), (to_left + ROOM_WIDTH + 2, to_side)]
+        case "sidecar.download sidecar.observe":
+            bend, lower, end = left + ROOM_WIDTH + 4, to_top - 12, to_middle + 40
+            return [(left + ROOM_WIDTH, side), (bend, side), (bend, lower), (end, lower), (end, to_top - 2)]
         case "streamer.s3.signing streamer.plan":
             bend = to_left - 14
             return [(left + ROOM_WIDTH, side), (bend, side), (bend, to_side), (to_left - 2, to_side)]

@@ -212,7 +212,7 @@ class Inflater:
                 "is neither gzip nor zstd, and CompressionType is Gzip; compress it, take it out of the "
                 "channel, or give uncompressed objects a channel with CompressionType: None"
             )
-        if self._data[self._used : self._used + 1] == b"\0":
+        if not self._header and self._data[self._used] == 0:
             return self._corrupt(
                 f"has zero bytes after member {self._members}, the padding of an archiver or of a tape, or "
                 "what was never written; check its content, and compress it again without them"

@@ -280,9 +280,9 @@ def no_blocking() -> Iterator[None]:
         # botocore reads its models and the user's profile for the first calls, before any byte moves.
         for function in watch.functions.values():
             function.can_block_in("streamer/s3/client/session.py", {"open_clients"})
-            function.can_block_in("streamer/s3/catalog/prefix_pages.py", {"page"})
-            function.can_block_in("streamer/s3/catalog/manifests.py", {"_read"})
-            function.can_block_in("streamer/s3/catalog/object_info.py", {"find", "_http"})
+            function.can_block_in("streamer/s3/pages/prefix_pages.py", {"page"})
+            function.can_block_in("streamer/s3/manifests/manifest.py", {"_read"})
+            function.can_block_in("streamer/s3/pages/object_info.py", {"find", "_http"})
             # /proc is no disk; and this socket is non-blocking, which os.read does not show.
             function.can_block_in("streamer/linux.py", {"pipe_allowance"})
             # The base directory's links are resolved once, before anything is streamed.

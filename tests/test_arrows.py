@@ -59,9 +59,13 @@ MAY_IMPORT = {
         "streamer.plan", "streamer.secrets",
         "streamer.s3.client", "streamer.s3.http", "streamer.s3.signing",
     },
-    "streamer.s3.catalog": {
-        "streamer.inflate", "streamer.linux", "streamer.plan", "streamer.retry", "streamer.secrets",
+    "streamer.s3.pages": {
+        "streamer.linux", "streamer.plan", "streamer.retry", "streamer.secrets",
         "streamer.s3", "streamer.s3.client", "streamer.s3.http", "streamer.s3.signing",
+    },
+    "streamer.s3.manifests": {
+        "streamer.inflate", "streamer.plan", "streamer.retry", "streamer.s3", "streamer.s3.client",
+        "streamer.s3.pages",
     },
     "streamer.relay.statistics": {"streamer.s3"},
     "streamer.relay.staging": {
@@ -98,9 +102,20 @@ MAY_IMPORT = {
     "sidecar.config": {"sidecar.process"},
     "sidecar.observe": {"sidecar.config", "sidecar.process"},
     "sidecar.admin": {"sidecar.config", "sidecar.observe", "sidecar.process"},
-    "sidecar.job": {"sidecar.admin", "sidecar.config", "sidecar.observe", "sidecar.process"},
-    "sidecar.commands": {"sidecar.config", "sidecar.job", "sidecar.observe", "sidecar.process"},
-    "sidecar.doctor": {"sidecar.config", "sidecar.job", "sidecar.process"},
+    "sidecar.index": {"sidecar.config", "sidecar.process"},
+    "sidecar.records": {"sidecar.config", "sidecar.index", "sidecar.process"},
+    "sidecar.download": {"sidecar.config", "sidecar.observe", "sidecar.process"},
+    "sidecar.job": {
+        "sidecar.admin", "sidecar.config", "sidecar.download", "sidecar.index", "sidecar.observe",
+        "sidecar.process", "sidecar.records",
+    },
+    "sidecar.commands": {
+        "sidecar.config", "sidecar.index", "sidecar.job", "sidecar.observe", "sidecar.process",
+        "sidecar.records",
+    },
+    "sidecar.doctor": {
+        "sidecar.config", "sidecar.index", "sidecar.job", "sidecar.process", "sidecar.records",
+    },
     "sidecar.cli": {
         "sidecar", "sidecar.admin", "sidecar.commands", "sidecar.config", "sidecar.doctor", "sidecar.job",
         "sidecar.process",
@@ -109,12 +124,11 @@ MAY_IMPORT = {
 }  # fmt: skip
 """By room, the rooms that it may import."""
 ENGINE = {
-    "streamer.aio", "streamer.directory", "streamer.file_reads", "streamer.formats",
-    "streamer.helpers", "streamer.linux", "streamer.plan", "streamer.relay", "streamer.relay.deliver",
-    "streamer.relay.fetch", "streamer.relay.staging", "streamer.relay.statistics", "streamer.retry",
-    "streamer.s3",
-    "streamer.s3.catalog",
-    "streamer.s3.client", "streamer.schedule", "streamer.secrets", "streamer.sink", "streamer.trailer",
+    "streamer.aio", "streamer.directory", "streamer.file_reads", "streamer.formats", "streamer.helpers",
+    "streamer.linux", "streamer.plan", "streamer.relay", "streamer.relay.deliver", "streamer.relay.fetch",
+    "streamer.relay.staging", "streamer.relay.statistics", "streamer.retry", "streamer.s3",
+    "streamer.s3.client", "streamer.s3.manifests", "streamer.s3.pages", "streamer.schedule",
+    "streamer.secrets", "streamer.sink", "streamer.trailer",
 }  # fmt: skip
 """What every room of `sidecar` may use of the library."""
 FOREIGN = {

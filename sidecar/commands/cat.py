@@ -24,12 +24,12 @@ from streamer.relay.once import stream_once
 from streamer.relay.statistics import ChannelCounters
 from streamer.relay.transport import TransportSpec, Wish, open_transport, why_read
 from streamer.retry import RetryPolicy
-from streamer.s3.catalog.open_plan import OpenPlan
-from streamer.s3.catalog.pages import open_pages
-from streamer.s3.catalog.sources import Sources
-from streamer.s3.catalog.validation import PlanMemory
 from streamer.s3.client.endpoint import STALL_TIMEOUT, Endpoint
 from streamer.s3.client.session import open_clients
+from streamer.s3.pages.open_plan import OpenPlan
+from streamer.s3.pages.pages import open_pages
+from streamer.s3.pages.sources import Sources
+from streamer.s3.pages.validation import PlanMemory
 from streamer.schedule.concurrency import MOST_REQUESTS
 from streamer.sink.outlet import FileOutlet, PipeOutlet
 from streamer.sink.stdout import refused
@@ -154,7 +154,7 @@ async def _stream(
             if options.join is None:
                 await _warn_of_line_ends(plan, clients)
     if plan.strays is not None and plan.strays.keys:
-        from sidecar.job.strays import option_advice, warn_of_strays
+        from sidecar.records.strays import option_advice, warn_of_strays
 
         warn_of_strays(plan.strays, advice=option_advice)
     total = plan.total_bytes(0)
@@ -174,13 +174,13 @@ async def _list(open_plan: OpenPlan, policy: RetryPolicy, waits: WaitLog, *, joi
         await open_plan.list(policy, on_wait=waits.waiting)
     finally:
         if not joined:
-            from sidecar.job.endmarks import warn_of_end_marks
+            from sidecar.records.endmarks import warn_of_end_marks
 
             warn_of_end_marks(open_plan.plan)
 
 
 async def _warn_of_line_ends(plan: Plan, clients: Clients) -> None:
-    from sidecar.job.line_ends import remedy, unended
+    from sidecar.records.line_ends import remedy, unended
 
     if (ref := await unended(plan.refs(0), clients)) is not None:
         log.warning(

@@ -1,10 +1,10 @@
 """`penstock index`: builds, verifies and shows the record indexes of a job's channels.
 
-build, verify   plan the channels ─▶ objects of all hosts ─▶ `sidecar.job.index_build`, `index_check`
+build, verify   plan the channels ─▶ objects of all hosts ─▶ `sidecar.index.build`, `index_check`
 show            reads the indexes of a job's channels in S3; those of a folder are `index_figures`
 
 An index that is in S3 is copied before the channels are listed, so that it has no rows of objects that
-another build has found later, and that this one would remove (`sidecar.job.index_target`).
+another build has found later, and that this one would remove (`sidecar.index.target`).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 from sidecar.commands.index_figures import figures
 from sidecar.config.hosts import Hosts
 from sidecar.config.index_place import index_uri
+from sidecar.index.build import Findings, IndexBuild
+from sidecar.index.check import check_all, check_borders, check_rows, sample_borders
+from sidecar.index.object import open_channel_index
+from sidecar.index.objects import Access, ChannelObjects
+from sidecar.index.target import index_target
 from sidecar.job.channels import job_clients
-from sidecar.job.index_build import Findings, IndexBuild
-from sidecar.job.index_check import check_all, check_borders, check_rows, sample_borders
-from sidecar.job.index_object import open_channel_index
-from sidecar.job.index_objects import Access, ChannelObjects
-from sidecar.job.index_target import index_target
 from sidecar.job.listings import open_listings
 from sidecar.job.planning import JobPlanner
 from sidecar.observe.state import JobState
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from sidecar.config.job import Job
     from sidecar.config.request import ChannelConfig
-    from sidecar.job.index_target import IndexTarget
+    from sidecar.index.target import IndexTarget
     from streamer.plan import Plan
     from streamer.s3.client.session import Clients
 

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from sidecar.config.index_place import SUFFIX, index_path
-from sidecar.job.stored_index import open_stored
+from sidecar.index.stored import open_stored
 from streamer.errors import ConfigError
 from streamer.units import decimal_bytes
 

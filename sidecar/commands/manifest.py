@@ -14,18 +14,18 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sidecar.job.strays import option_advice, warn_of_strays
 from sidecar.process.memory import memory_limit
 from sidecar.process.progress import progress_line
 from sidecar.process.wait_log import WaitLog
+from sidecar.records.strays import option_advice, warn_of_strays
 from streamer.errors import ConfigError, SinkError
 from streamer.plan import S3Uri, parse_object_uri, parse_s3_uri
 from streamer.retry import RetryPolicy, retry_while_unavailable
-from streamer.s3.catalog.pages import open_pages
-from streamer.s3.catalog.sources import Sources
-from streamer.s3.catalog.validation import PlanMemory
 from streamer.s3.client.endpoint import STALL_TIMEOUT
 from streamer.s3.client.session import open_clients
+from streamer.s3.pages.pages import open_pages
+from streamer.s3.pages.sources import Sources
+from streamer.s3.pages.validation import PlanMemory
 from streamer.schedule.concurrency import MOST_REQUESTS
 from streamer.trailer import replace_file
 from streamer.units import counted

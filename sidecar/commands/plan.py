@@ -10,9 +10,9 @@ from sidecar.job.layout import DEFAULT_BASE, Flags, Layout, resolve_host
 from sidecar.job.listings import open_listings
 from sidecar.job.planned import figures_by_record
 from sidecar.job.planning import JobPlanner
-from sidecar.job.rank_advice import small_requests, unequal_steps
 from sidecar.observe.state import JobState
 from sidecar.process.progress import progress_line
+from sidecar.records.rank_advice import small_requests, unequal_steps
 from streamer.aio import in_thread
 from streamer.plan.part_count import count_parts, number_of_parts
 from streamer.plan.record_plan import RecordPlan

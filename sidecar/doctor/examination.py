@@ -22,7 +22,7 @@ from sidecar.process.exits import Exit
 from sidecar.process.memory import memory_limit
 from streamer.errors import PenstockError
 from streamer.escaping import escape_control
-from streamer.s3.catalog.validation import PlanMemory
+from streamer.s3.pages.validation import PlanMemory
 from streamer.secrets import redact
 
 if TYPE_CHECKING:

@@ -17,16 +17,16 @@ from sidecar.process.exits import Exit, exit_code
 from streamer.errors import ErrorContext, ObjectMissing, PenstockError, SourceChanged
 from streamer.plan import ObjectRef, bare_etag, is_modified
 from streamer.plan.validators import described, modified
-from streamer.s3.catalog.control_client import ControlClient
-from streamer.s3.catalog.object_get import open_object
 from streamer.s3.client.faults import clock_ahead
+from streamer.s3.pages.control_client import ControlClient
+from streamer.s3.pages.object_get import open_object
 from streamer.s3.ranges import check_header, transformation
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from streamer.s3.catalog.object_get import ObjectResponse
     from streamer.s3.client.session import Clients
+    from streamer.s3.pages.object_get import ObjectResponse
 
 SKEW_WARNED, SKEW_REFUSED = 60.0, 900.0
 """Seconds of clock skew. S3 refuses signatures that are 15 minutes off (RequestTimeTooSkewed)."""

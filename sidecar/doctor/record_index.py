@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 from sidecar.config.index_place import index_uri
 from sidecar.doctor.machine import Finding, refused
-from sidecar.job.index_object import open_channel_index
-from sidecar.job.index_objects import Access
-from sidecar.job.rank_advice import expected_small_requests
-from sidecar.job.record_ranks import deal_of, load_index
-from sidecar.job.stored_index import check_kind
+from sidecar.index.object import open_channel_index
+from sidecar.index.objects import Access
+from sidecar.index.stored import check_kind
 from sidecar.process.memory import memory_limit
+from sidecar.records.rank_advice import expected_small_requests
+from sidecar.records.ranks import deal_of, load_index
 from streamer.aio import in_thread
 from streamer.errors import ConfigError, PenstockError
 from streamer.plan import Shard
-from streamer.s3.catalog.validation import PlanMemory
+from streamer.s3.pages.validation import PlanMemory
 from streamer.units import counted
 
 if TYPE_CHECKING:

@@ -17,14 +17,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from sidecar.config.transport import transport_spec
 from sidecar.doctor.machine import Finding
 from sidecar.doctor.object_checks import etags_differ, read_checks
 from sidecar.doctor.remedies import failed
-from sidecar.job.endmarks import end_mark_advice, unjoined_keys
-from sidecar.job.line_ends import remedy, without_line_feed
-from sidecar.job.strays import channel_advice
-from sidecar.job.transport_spec import transport_spec
 from sidecar.process.exits import Exit
+from sidecar.records.endmarks import end_mark_advice, unjoined_keys
+from sidecar.records.line_ends import remedy, without_line_feed
+from sidecar.records.strays import channel_advice
 from streamer.errors import ErrorContext, PenstockError
 from streamer.plan import Arrangement, ObjectRef, Plan
 from streamer.plan.selection import Limit
@@ -32,12 +32,12 @@ from streamer.relay.once import stream_once
 from streamer.relay.statistics import ChannelCounters
 from streamer.relay.transport import open_transport, why_read
 from streamer.retry import RetryPolicy
-from streamer.s3.catalog.listing import first_page, nothing_below
-from streamer.s3.catalog.manifests import Manifest
-from streamer.s3.catalog.object_finder import ObjectClients
-from streamer.s3.catalog.object_info import open_inspector
-from streamer.s3.catalog.pages import PAGE_PATIENCE, open_pages
 from streamer.s3.client.faults import map_errors
+from streamer.s3.manifests.manifest import Manifest
+from streamer.s3.manifests.object_finder import ObjectClients
+from streamer.s3.pages.listing import first_page, nothing_below
+from streamer.s3.pages.object_info import open_inspector
+from streamer.s3.pages.pages import PAGE_PATIENCE, open_pages
 from streamer.sink.outlet import PipeOutlet
 from streamer.units import counted
 
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from sidecar.config.job import Job
     from sidecar.config.request import ChannelConfig
     from streamer.plan.strays import Strays
-    from streamer.s3.catalog.pages import PageSource
     from streamer.s3.client.session import Clients
+    from streamer.s3.pages.pages import PageSource
 
 PROBE = 5.0
 """Most seconds of the speed check."""

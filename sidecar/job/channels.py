@@ -6,8 +6,8 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sidecar.config.transport import retry_policy, transport_spec
 from sidecar.job.epoch_log import EpochLog
-from sidecar.job.transport_spec import retry_policy, transport_spec
 from sidecar.process.logs import log
 from streamer.errors import SinkError
 from streamer.relay.channel import Channel
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from sidecar.config.job import Job
     from sidecar.config.request import ChannelConfig
-    from sidecar.job.index_learning import IndexLearner
+    from sidecar.index.learning import IndexLearner
     from sidecar.job.planned import Planned
     from sidecar.observe.state import JobState
     from sidecar.process.footprint import Footprint

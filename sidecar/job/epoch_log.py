@@ -12,7 +12,7 @@ from streamer.relay.channel_spec import ChannelEvents
 from streamer.units import decimal_bytes
 
 if TYPE_CHECKING:
-    from sidecar.job.index_learning import IndexLearner
+    from sidecar.index.learning import IndexLearner
     from sidecar.observe.state import JobState
     from streamer.errors import SinkError
     from streamer.plan import ObjectRef

@@ -4,7 +4,7 @@
     supervisor: `ended` for a FIFO that resumes, `check` before the first FIFO is offered
 
 A listing that fails keeps its error in its plan. Before the FIFOs are offered it ends the job; after that it
-fails the epochs of its channel (`streamer.s3.catalog.open_plan`).
+fails the epochs of its channel (`streamer.s3.pages.open_plan`).
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from streamer.aio import task_group
-from streamer.s3.catalog.object_info import open_inspector
-from streamer.s3.catalog.pages import open_pages
+from streamer.s3.pages.object_info import open_inspector
+from streamer.s3.pages.pages import open_pages
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
 
     from sidecar.config.job import Job
-    from streamer.s3.catalog.object_info import ObjectInspector
-    from streamer.s3.catalog.open_plan import OpenPlan
-    from streamer.s3.catalog.pages import PageSource
     from streamer.s3.client.session import Clients
+    from streamer.s3.pages.object_info import ObjectInspector
+    from streamer.s3.pages.open_plan import OpenPlan
+    from streamer.s3.pages.pages import PageSource
 
 
 class Listings:
@@ -69,14 +69,12 @@ class Listings:
 async def open_listings(job: Job, clients: Clients) -> AsyncIterator[Listings]:
     """Open the listings of a job; those that go on at the end of the block are cancelled."""
     with open_pages(clients) as pages:
-        async with job_inspector(job, clients) as inspector, task_group() as tasks:
+        async with (
+            open_inspector(clients, give_up_after=job.penstock.give_up_after) as inspector,
+            task_group() as tasks,
+        ):
             listings = Listings(pages, inspector, tasks)
             try:
                 yield listings
             finally:
                 listings.cancel()
-
-
-def job_inspector(job: Job, clients: Clients) -> contextlib.AbstractAsyncContextManager[ObjectInspector]:
-    """Open the client that finds size and ETag of single objects for this job."""
-    return open_inspector(clients, give_up_after=job.penstock.give_up_after)

@@ -14,21 +14,21 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-from sidecar.job.index_objects import Access
+from sidecar.index.objects import Access
 from sidecar.job.planned import Planned
 from sidecar.job.planning_log import PlanningLog
-from sidecar.job.record_ranks import deal_of, load_index, plan_by_record
 from sidecar.job.rehearsal import disk
 from sidecar.process.logs import log
+from sidecar.records.ranks import deal_of, load_index, plan_by_record
 from streamer.aio import in_thread
 from streamer.formats.header_skipper import SKIP
 from streamer.plan import Arrangement, Shard
 from streamer.retry import RetryPolicy, retry_while_unavailable
-from streamer.s3.catalog.manifests import Manifest
-from streamer.s3.catalog.object_finder import ObjectClients
-from streamer.s3.catalog.open_plan import OpenPlan
-from streamer.s3.catalog.sources import Sources
-from streamer.s3.catalog.validation import PlanMemory
+from streamer.s3.manifests.manifest import Manifest
+from streamer.s3.manifests.object_finder import ObjectClients
+from streamer.s3.pages.open_plan import OpenPlan
+from streamer.s3.pages.sources import Sources
+from streamer.s3.pages.validation import PlanMemory
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from sidecar.job.endmarks import end_mark_advice, unjoined
-from sidecar.job.line_ends import remedy, without_line_feed
 from sidecar.job.planned import figures_by_record
-from sidecar.job.strays import channel_advice, warn_of_strays
 from sidecar.observe.state import PlanningStep
 from sidecar.process.logs import log
 from sidecar.process.wait_log import WaitLog
+from sidecar.records.endmarks import end_mark_advice, unjoined
+from sidecar.records.line_ends import remedy, without_line_feed
+from sidecar.records.strays import channel_advice, warn_of_strays
 
 if TYPE_CHECKING:
     from typing import Self

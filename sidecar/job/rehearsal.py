@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sidecar.admin.listener import listening
-from sidecar.job.download_directory import DownloadDirectory, Occupied
+from sidecar.download.directory import DownloadDirectory, Occupied
 from sidecar.process.memory import memory_limit
 from streamer.aio import in_thread
 from streamer.directory import Directory

@@ -20,7 +20,7 @@ from streamer.errors import ConfigError, ObjectMissing
 from streamer.file_reads import outside
 from streamer.plan import S3Uri, parse_s3_uri
 from streamer.retry import RetryPolicy
-from streamer.s3.catalog.manifest_body import read_manifest
+from streamer.s3.manifests.body import read_manifest
 from streamer.step_state import FILE_NAME
 
 if TYPE_CHECKING:

@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sidecar.admin.port import open_admin
+from sidecar.download.channels import download_channels
+from sidecar.index.learning import learn_indexes
 from sidecar.job.channels import (
     ChannelResources,
     Fifo,
@@ -34,11 +36,9 @@ from sidecar.job.channels import (
     make_channels,
     watched_names,
 )
-from sidecar.job.download import download_channels
 from sidecar.job.environment import write_environment_file
 from sidecar.job.failures import advice, remind
 from sidecar.job.held_back import log_held_back
-from sidecar.job.index_learning import learn_indexes
 from sidecar.job.keeper_link import KeeperLink
 from sidecar.job.layout import Layout, set_reader_state, write_config_files
 from sidecar.job.listings import open_listings
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
     from sidecar.config.hosts import Hosts
     from sidecar.config.job import Job
-    from sidecar.job.index_learning import IndexLearner
+    from sidecar.index.learning import IndexLearner
     from sidecar.job.resume import Saved
     from streamer.plan import Plan
     from streamer.relay.channel_spec import StartPosition
@@ -153,8 +153,8 @@ class Supervisor:
                     await listings.ended(fifo.channel.channel_name)  # its position is in the whole plan
             starts = await in_thread(self._start_positions, streams, saved)
             whole = {name: planned.whole for name, planned in plans.items()}
-            await download_channels(state, whole, clients, layout)
-            self._learners = await stack.enter_async_context(learn_indexes(job, clients, plans))
+            await download_channels(state, whole, clients, layout.place)
+            self._learners = await stack.enter_async_context(learn_indexes(job, clients, whole))
             resources = ChannelResources(
                 transport=transport,
                 stored_checksums=StoredChecksums(clients.control, clients.credentials)

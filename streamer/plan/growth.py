@@ -10,7 +10,7 @@ shards by count, which deal position p of the order without knowing the rest.
 before the first of its bytes leaves. The growth ends once: `complete`, or with `error`. An open plan whose
 listing failed stays open, so no epoch of it can be called complete.
 
-Pure and synchronous; one event loop. `streamer.s3.catalog.open_plan` drives it.
+Pure and synchronous; one event loop. `streamer.s3.pages.open_plan` drives it.
 """
 
 from __future__ import annotations

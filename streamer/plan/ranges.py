@@ -2,7 +2,7 @@
 
     segments ─▶ RangePlan ─▶ parts, as of any plan
 
-The record index looks at record headers by it (`sidecar.job.index_check`).
+The record index looks at record headers by it (`sidecar.index.check`).
 """
 
 from __future__ import annotations

@@ -53,17 +53,17 @@ from streamer.relay.deliver.object_errors import not_inflatable
 from streamer.relay.staging.buffers import BufferPool, BufferStage
 from streamer.relay.statistics import ChannelCounters
 from streamer.retry import RetryPolicy
-from streamer.s3.catalog.listing import list_prefix
-from streamer.s3.catalog.manifest_lines import RowScanner
-from streamer.s3.catalog.manifest_text import ArrayScanner, Gunzip
-from streamer.s3.catalog.page_parser import Page, parse_by_expression, parse_by_tree
-from streamer.s3.catalog.pages import AiobotocorePages
 from streamer.s3.client.documents import MAX_ERROR_BODY, checked_document
 from streamer.s3.http.body import HttpBody
 from streamer.s3.http.connection import Connection
 from streamer.s3.http.poller import FairPoller
 from streamer.s3.http.response import ResponseHeader, ResponseReader
 from streamer.s3.http_source import error_of
+from streamer.s3.manifests.lines import RowScanner
+from streamer.s3.manifests.text import ArrayScanner, Gunzip
+from streamer.s3.pages.listing import list_prefix
+from streamer.s3.pages.page_parser import Page, parse_by_expression, parse_by_tree
+from streamer.s3.pages.pages import AiobotocorePages
 from streamer.s3.ranges import check_header
 from streamer.trailer import Trailer, parse_trailer
 from tests.kit.index import IndexBytes

@@ -26,12 +26,12 @@ from streamer.relay.once import stream_once
 from streamer.relay.statistics import ChannelCounters
 from streamer.relay.transport import Transport, TransportSpec, open_transport
 from streamer.retry import RetryPolicy, retry_while_unavailable
-from streamer.s3.catalog.object_finder import ObjectClients
-from streamer.s3.catalog.object_info import open_inspector
-from streamer.s3.catalog.pages import AiobotocorePages
-from streamer.s3.catalog.validation import PlanMemory
 from streamer.s3.client.endpoint import Endpoint
 from streamer.s3.client.session import Clients, open_clients
+from streamer.s3.manifests.object_finder import ObjectClients
+from streamer.s3.pages.object_info import open_inspector
+from streamer.s3.pages.pages import AiobotocorePages
+from streamer.s3.pages.validation import PlanMemory
 from streamer.sink.outlet import PipeOutlet
 from streamer.units import MIB
 from tests.hostile.faults import BELOW, CRUMBS, FAULTS, ONLY, TLS_ONLY, UNSEEN

@@ -24,10 +24,10 @@ from streamer.relay.staging.stage import Stage, Stages
 from streamer.relay.statistics import ChannelCounters, EpochRequests
 from streamer.relay.transport import TransportSpec, Wish, open_transport
 from streamer.retry import RetryPolicy
-from streamer.s3.catalog.pages import PageSource
 from streamer.s3.checksums import StoredChecksums
 from streamer.s3.client.endpoint import STALL_TIMEOUT, Endpoint
 from streamer.s3.client.session import Clients, open_clients
+from streamer.s3.pages.pages import PageSource
 from streamer.s3.ranges import RangeSource
 from streamer.schedule.budget import ChannelQuota
 from streamer.sink.name_watch import NameWatch

@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from streamer.plan import Arrangement, Plan, S3Uri
-from streamer.s3.catalog.manifests import Manifest
-from streamer.s3.catalog.object_finder import ObjectClients
-from streamer.s3.catalog.object_info import AiobotocoreHeadClient
-from streamer.s3.catalog.pages import PageSource, open_pages
-from streamer.s3.catalog.sources import Sources
 from streamer.s3.client.session import Clients
+from streamer.s3.manifests.manifest import Manifest
+from streamer.s3.manifests.object_finder import ObjectClients
+from streamer.s3.pages.object_info import AiobotocoreHeadClient
+from streamer.s3.pages.pages import PageSource, open_pages
+from streamer.s3.pages.sources import Sources
 
 
 def alone(clients: Clients) -> Clients:

@@ -47,7 +47,7 @@ from benchmarks.peers.agent import in_order
 from benchmarks.process import Child, ProcessFailed, cpu_seconds, memory
 from benchmarks.task import Stream, Task
 from streamer.errors import ErrorContext
-from streamer.s3.catalog.page_parser import parse_page
+from streamer.s3.pages.page_parser import parse_page
 from tests.kit.warm_tensorflow import warm_python
 from tests.operate.promql import ROOT
 

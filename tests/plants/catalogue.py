@@ -122,21 +122,21 @@ PLANTS = (
     ),
     Plant(
         "listing in the server's order",
-        "streamer/s3/catalog/listing.py",
+        "streamer/s3/pages/listing.py",
         "    ordered = entries.in_key_order()",
         "    ordered = entries",
         (PLAN, "tests/relay/test_listing.py"),
     ),
     Plant(
         "listing that repeats a page accepted",
-        "streamer/s3/catalog/prefix_pages.py",
+        "streamer/s3/pages/prefix_pages.py",
         "            if name in self._seen:\n",
         "            if name in self._seen and not names:\n",
         ("tests/relay/test_listing.py",),
     ),
     Plant(
         "ranges of a listing joined without proof that they meet",
-        "streamer/s3/catalog/range_lister.py",
+        "streamer/s3/pages/range_lister.py",
         "        if not listing.refused and listing.keys.first == before.keys.next:\n",
         "        if not listing.refused:\n",
         ("tests/unit/test_range_lister.py",),
@@ -592,7 +592,7 @@ PLANTS = (
     ),
     Plant(
         "file of a half download taken for a whole one",
-        "sidecar/job/download_directory.py",
+        "sidecar/download/directory.py",
         "return all(size == ref.size for",
         "return all(size >= 0 for",
         ("tests/sidecar/test_download.py",),

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from streamer.relay.transport import Wish
-from streamer.s3.catalog.pages import PageSource, open_pages
+from streamer.s3.pages.pages import PageSource, open_pages
 from tests.kit.harness import PagesFrom, RunChannel, Server, clients_of, running_channel
 from tests.kit.stub import S3Stub
 

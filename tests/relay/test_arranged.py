@@ -14,8 +14,8 @@ import pytest
 from streamer.errors import ConfigError, Denied, Missing
 from streamer.plan import Arrangement, Balance, S3Uri, Shard
 from streamer.plan.plan import Plan
-from streamer.s3.catalog.object_info import HEADS
 from streamer.s3.client.session import Clients
+from streamer.s3.pages.object_info import HEADS
 from tests.kit.harness import MORE_THAN_A_FIFO, RunChannel, clients_of, fill
 from tests.kit.pipes import eventually, off_loop, read_all
 from tests.kit.planning import alone, plan_augmented, plan_manifest, plan_prefix

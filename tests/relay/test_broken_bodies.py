@@ -25,9 +25,9 @@ from botocore.awsrequest import AWSPreparedRequest, HTTPHeaders
 
 from streamer.plan import S3Uri
 from streamer.retry import RetryPolicy
-from streamer.s3.catalog.manifest_body import read_manifest
 from streamer.s3.client.redirects import PinnedSession, surplus_after
 from streamer.s3.http.poller import FairPoller
+from streamer.s3.manifests.body import read_manifest
 from tests.kit.harness import Running, clients_of, failure, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all
 from tests.kit.raw import answer

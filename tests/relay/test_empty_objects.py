@@ -13,12 +13,12 @@ from streamer.formats.recordio import encode
 from streamer.plan import Arrangement, Plan, S3Uri
 from streamer.plan.selection import Limit, Selection
 from streamer.retry import RetryPolicy
-from streamer.s3.catalog.listing import list_prefix
-from streamer.s3.catalog.object_finder import ObjectClients
-from streamer.s3.catalog.object_info import open_inspector
-from streamer.s3.catalog.open_plan import OpenPlan
-from streamer.s3.catalog.pages import open_pages
-from streamer.s3.catalog.sources import Sources
+from streamer.s3.manifests.object_finder import ObjectClients
+from streamer.s3.pages.listing import list_prefix
+from streamer.s3.pages.object_info import open_inspector
+from streamer.s3.pages.open_plan import OpenPlan
+from streamer.s3.pages.pages import open_pages
+from streamer.s3.pages.sources import Sources
 from tests.kit.harness import PagesFrom, clients_of, running_channel
 from tests.kit.pipes import off_loop, read_all
 from tests.kit.planning import plan_manifest, plan_prefix

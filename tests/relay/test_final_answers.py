@@ -13,7 +13,7 @@ from aiohttp import web
 
 from streamer.errors import Denied, Missing, SourceChanged
 from streamer.plan import S3Uri
-from streamer.s3.catalog.object_info import open_inspector
+from streamer.s3.pages.object_info import open_inspector
 from tests.kit import stub as kit
 from tests.kit.harness import PagesFrom, RunChannel, clients_of, failure, fill
 from tests.kit.pipes import off_loop, read_all

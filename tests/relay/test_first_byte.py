@@ -12,9 +12,9 @@ from streamer.relay.once import stream_once
 from streamer.relay.statistics import ChannelCounters
 from streamer.relay.transport import TransportSpec, Wish, open_transport
 from streamer.retry import RetryPolicy
-from streamer.s3.catalog.pages import open_pages
-from streamer.s3.catalog.sources import Sources
 from streamer.s3.client.doubt import DOUBTED
+from streamer.s3.pages.pages import open_pages
+from streamer.s3.pages.sources import Sources
 from streamer.schedule.window import FIRST_REQUESTS
 from streamer.sink.outlet import PipeOutlet
 from tests.kit.harness import clients_of, fill

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from sidecar.job.download_paths import relative_path
+from sidecar.download.paths import relative_path
 from sidecar.process.exits import Exit, exit_code
 from streamer.errors import BadAnswer, ConfigError, Missing, ObjectMissing, PenstockError, Truncated
 from streamer.plan import S3Uri, parse_s3_uri
-from streamer.s3.catalog import prefix_pages as subject
-from streamer.s3.catalog.object_info import open_inspector
-from streamer.s3.catalog.pages import open_pages
+from streamer.s3.pages import prefix_pages as subject
+from streamer.s3.pages.object_info import open_inspector
+from streamer.s3.pages.pages import open_pages
 from tests.kit.harness import PagesFrom, clients_of
 from tests.kit.planning import alone, plan_manifest, plan_prefix
 from tests.kit.raw import Request, answer, listing, raw_server

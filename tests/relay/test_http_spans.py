@@ -18,9 +18,9 @@ from streamer.relay.deliver.delivery import Delivery
 from streamer.relay.fetch.prefetcher import Prefetcher, StreamSpec
 from streamer.relay.statistics import ChannelCounters
 from streamer.relay.transport import TransportSpec, open_transport
-from streamer.s3.catalog.pages import open_pages
 from streamer.s3.client.endpoint import STALL_TIMEOUT
 from streamer.s3.fallback import LeftToAiobotocore, no_cause
+from streamer.s3.pages.pages import open_pages
 from streamer.s3.ranges import Body, RangeRequest, RangeSource, RequestReport
 from streamer.sink.outlet import PipeOutlet
 from streamer.units import KIB, MIB

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from aiohttp import web
 
-from streamer.s3.catalog.object_info import open_inspector
+from streamer.s3.pages.object_info import open_inspector
 from tests.kit.harness import clients_of
 from tests.kit.stub import Answer, S3Stub
 

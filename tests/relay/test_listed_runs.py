@@ -14,9 +14,9 @@ from streamer.errors import BadAnswer, OutOfOrder, SourceError
 from streamer.plan import ObjectRef, S3Uri
 from streamer.plan.entries import Entries
 from streamer.retry import RetryPolicy
-from streamer.s3.catalog import pages as page_requests
-from streamer.s3.catalog.listing import list_prefix, listed_runs
-from streamer.s3.catalog.validation import PlanMemory
+from streamer.s3.pages import pages as page_requests
+from streamer.s3.pages.listing import list_prefix, listed_runs
+from streamer.s3.pages.validation import PlanMemory
 from tests.kit import stub as kit
 from tests.kit.harness import PagesFrom
 from tests.kit.raw import listing, raw_server

@@ -18,13 +18,13 @@ from aiohttp import web
 from streamer.errors import ConfigError, Denied, Missing, SourceError
 from streamer.plan import Arrangement, Plan, S3Uri, Shard
 from streamer.plan.selection import Limit, Selection
-from streamer.s3.catalog import row_block
-from streamer.s3.catalog.manifests import Manifest
-from streamer.s3.catalog.object_finder import ObjectClients
-from streamer.s3.catalog.object_info import open_inspector
-from streamer.s3.catalog.pages import open_pages
-from streamer.s3.catalog.validation import PlanMemory
 from streamer.s3.client.session import Clients
+from streamer.s3.manifests import row_block
+from streamer.s3.manifests.manifest import Manifest
+from streamer.s3.manifests.object_finder import ObjectClients
+from streamer.s3.pages.object_info import open_inspector
+from streamer.s3.pages.pages import open_pages
+from streamer.s3.pages.validation import PlanMemory
 from tests.kit import stub as kit
 from tests.kit.harness import RunChannel, clients_of
 from tests.kit.pipes import eventually, off_loop

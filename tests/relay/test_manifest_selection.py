@@ -10,7 +10,7 @@ import pytest
 from streamer.errors import ConfigError, Missing
 from streamer.plan import Plan, S3Uri
 from streamer.plan.selection import Limit, Selection
-from streamer.s3.catalog.sources import Sources
+from streamer.s3.pages.sources import Sources
 from tests.kit.harness import PagesFrom, clients_of
 from tests.kit.planning import alone, plan_augmented, plan_manifest
 from tests.kit.stub import S3Stub

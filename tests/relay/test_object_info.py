@@ -16,10 +16,10 @@ from aiohttp import web
 from streamer.errors import BadAnswer, Denied, GaveUp, Missing, PenstockError, SourceError
 from streamer.plan import ObjectRef, S3Uri
 from streamer.retry import RetryPolicy, retry_while_unavailable
-from streamer.s3.catalog.object_finder import ObjectClients
-from streamer.s3.catalog.object_info import AIOBOTOCORE_HEADS, HEADS, ObjectInspector, open_inspector
 from streamer.s3.client.endpoint import Endpoint, RequestOptions
 from streamer.s3.client.session import open_clients
+from streamer.s3.manifests.object_finder import ObjectClients
+from streamer.s3.pages.object_info import AIOBOTOCORE_HEADS, HEADS, ObjectInspector, open_inspector
 from tests.kit.harness import clients_of, fill
 from tests.kit.planning import alone, plan_augmented, plan_manifest
 from tests.kit.raw import etag

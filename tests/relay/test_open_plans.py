@@ -20,7 +20,7 @@ from streamer.plan.digest import parse_partial
 from streamer.readers.core.stream import PipeStream
 from streamer.relay.statistics import ChannelStatistics
 from streamer.retry import RetryPolicy
-from streamer.s3.catalog.open_plan import OpenPlan
+from streamer.s3.pages.open_plan import OpenPlan
 from streamer.units import counted
 from tests.kit.harness import EAGER, RunChannel, fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all, read_some

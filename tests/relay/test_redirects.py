@@ -16,9 +16,9 @@ from sidecar.process.exits import Exit, exit_code
 from streamer.errors import PenstockError, SourceError, Transient, WrongEndpoint
 from streamer.plan import ObjectRef, Plan, S3Uri
 from streamer.retry import RetryPolicy
-from streamer.s3.catalog.object_info import open_inspector
 from streamer.s3.client.endpoint import Endpoint, RequestOptions
 from streamer.s3.client.session import open_clients
+from streamer.s3.pages.object_info import open_inspector
 from streamer.s3.signing.requests import RangeSigner
 from tests.kit.harness import EAGER, PagesFrom, RunChannel, clients_of
 from tests.kit.pipes import eventually, off_loop

@@ -7,9 +7,9 @@ import pytest
 from streamer.errors import ConfigError, Missing
 from streamer.plan import Arrangement, Plan, S3Uri, Shard
 from streamer.plan.selection import Limit, Selection
-from streamer.s3.catalog.pages import PageSource
-from streamer.s3.catalog.sources import Sources
-from streamer.s3.catalog.validation import PlanMemory
+from streamer.s3.pages.pages import PageSource
+from streamer.s3.pages.sources import Sources
+from streamer.s3.pages.validation import PlanMemory
 from tests.kit import stub as kit
 from tests.kit.harness import PagesFrom
 from tests.kit.stub import S3Stub

@@ -13,9 +13,9 @@ from sidecar.process.exits import Exit, exit_code
 from streamer.errors import BadAnswer, SourceChanged, SourceError
 from streamer.plan import ObjectRef, Plan, S3Uri
 from streamer.retry import RetryPolicy
-from streamer.s3.catalog.object_info import open_inspector
 from streamer.s3.checksums import StoredChecksums
 from streamer.s3.client.doubt import DOUBTED
+from streamer.s3.pages.object_info import open_inspector
 from tests.kit.harness import PagesFrom, RunChannel, clients_of
 from tests.kit.pipes import eventually, off_loop, read_all
 from tests.kit.planning import alone, plan_augmented, plan_prefix

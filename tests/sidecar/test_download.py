@@ -16,9 +16,9 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.job import download as download_module
-from sidecar.job.download import Download
-from sidecar.job.download_paths import file_paths, relative_path
+from sidecar.download import channels as download_module
+from sidecar.download.channels import Download
+from sidecar.download.paths import file_paths, relative_path
 from sidecar.job.layout import Layout
 from sidecar.job.rehearsal import disk
 from sidecar.process.runner import start_all

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.job.index_file import open_index
+from sidecar.index.file import open_index
 from streamer.errors import SinkError
 from streamer.formats import tfrecord
 from streamer.formats.borders import STRIDE

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from sidecar.job.download_paths import relative_path
+from sidecar.download.paths import relative_path
 from streamer.errors import ConfigError
 from tests.kit.pipes import read_all
 from tests.kit.processes import job, penstock, sidecar, write_job

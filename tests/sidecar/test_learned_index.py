@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from sidecar.job.index_file import open_index
-from sidecar.job.index_learning import IndexLearner
-from sidecar.job.index_target import IndexTarget, IndexUpload
+from sidecar.index.file import open_index
+from sidecar.index.learning import IndexLearner
+from sidecar.index.target import IndexTarget, IndexUpload
 from streamer.formats.record_format import RecordFormat
 from streamer.formats.record_index import IndexedObject, RecordIndex
 from streamer.plan import ObjectRef, Plan

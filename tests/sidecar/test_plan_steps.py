@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sidecar.config.job import load_job
-from sidecar.job.rank_advice import small_requests
+from sidecar.records.rank_advice import small_requests
 from tests.kit.processes import job, penstock, write_job
 from tests.kit.stub import S3Stub
 

@@ -24,7 +24,7 @@ from streamer.formats import tfrecord
 from streamer.formats.record_format import WHOLE
 from streamer.formats.record_index import block, header
 from streamer.readers import PipeReader
-from streamer.s3.catalog.validation import PlanMemory
+from streamer.s3.pages.validation import PlanMemory
 from tests.kit.index import read_index
 from tests.kit.pipes import read_all
 from tests.kit.processes import job, penstock, sidecar, write_job

@@ -28,8 +28,8 @@ from streamer.plan import (
     parse_object_uri,
 )
 from streamer.plan.parts import MAX_LITERALS
-from streamer.s3.catalog.manifest_lines import RowScanner
-from streamer.s3.catalog.manifest_text import ArrayScanner
+from streamer.s3.manifests.lines import RowScanner
+from streamer.s3.manifests.text import ArrayScanner
 from tests.unit import reference
 
 contents = st.binary(max_size=40)

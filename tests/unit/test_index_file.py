@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.job.index_file import open_index
+from sidecar.index.file import open_index
 from streamer.errors import ConfigError, SinkError
 from streamer.formats.record_format import RecordFormat
 from streamer.formats.record_index import IndexedObject

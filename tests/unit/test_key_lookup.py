@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamer.errors import BadAnswer
-from streamer.s3.catalog.key_lookup import WORTH, KeyLookup
-from streamer.s3.catalog.page_parser import Page
+from streamer.s3.manifests.key_lookup import WORTH, KeyLookup
+from streamer.s3.pages.page_parser import Page
 
 names = st.text(st.sampled_from("ab/-é😀"), min_size=1, max_size=6)
 

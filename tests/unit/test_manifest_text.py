@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamer.errors import ConfigError
-from streamer.s3.catalog.manifest_lines import MAX_LINE, RowScanner
-from streamer.s3.catalog.manifest_text import MAX_PIECE, ArrayScanner, Gunzip
+from streamer.s3.manifests.lines import MAX_LINE, RowScanner
+from streamer.s3.manifests.text import MAX_PIECE, ArrayScanner, Gunzip
 
 
 def lines(text: bytes, *attributes: str, piece: int = 1 << 20) -> list[list[bytes | str]]:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from sidecar.job import object_scans
-from sidecar.job.object_scans import ObjectScans
+from sidecar.index import scans as object_scans
+from sidecar.index.scans import ObjectScans
 from streamer.formats.borders import BadRecord
 from streamer.formats.record_format import RecordFormat
 from streamer.formats.record_index import IndexedObject, object_version

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
-from sidecar.job.stored_index import open_stored
+from sidecar.index.stored import open_stored
 from streamer.errors import ConfigError, SinkError
 from streamer.formats.record_format import RecordFormat
 from streamer.formats.record_index import IndexedObject, block, header

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamer.errors import BadAnswer, ErrorContext
-from streamer.s3.catalog.page_parser import Page, parse_by_expression, parse_by_tree, parse_page
+from streamer.s3.pages.page_parser import Page, parse_by_expression, parse_by_tree, parse_page
 
 CONTEXT = ErrorContext("b", "data/")
 NAMESPACES = ["", ' xmlns="http://s3.amazonaws.com/doc/2006-03-01/"']

@@ -20,10 +20,10 @@ from streamer.errors import BadAnswer, Denied, Missing, OutOfOrder, Transient
 from streamer.plan import Arrangement, ObjectRef, S3Uri
 from streamer.plan.entries import Entries
 from streamer.retry import RetryPolicy
-from streamer.s3.catalog import range_lister
-from streamer.s3.catalog.listing import list_prefix, listed_runs
-from streamer.s3.catalog.page_parser import Page
-from streamer.s3.catalog.validation import PlanMemory
+from streamer.s3.pages import range_lister
+from streamer.s3.pages.listing import list_prefix, listed_runs
+from streamer.s3.pages.page_parser import Page
+from streamer.s3.pages.validation import PlanMemory
 
 ETAG = b"0" * 32
 

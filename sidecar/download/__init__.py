@@ -1,0 +1,1 @@
+"""File channels: whole objects, downloaded into directories before the trainer begins."""

@@ -1,0 +1,186 @@
+"""Downloads File channels: every object becomes a file, before any FIFO is offered.
+
+    check     map keys to paths below `<data>/<channel>` (`sidecar.download.paths`)
+    continue  find the whole files of an earlier start (`sidecar.download.directory`)
+    fetch     stream the rest of the plan as a Pipe channel does, into files (`streamer.relay.files`)
+    publish   flush to the disk, and rename the temporary directory to the channel's directory
+
+So the directory is absent or complete. Fetching is `stream_once`: transport, memory budget, concurrency
+limit, bandwidth limit, retries and hedges are those of a Pipe channel. Channels are downloaded one after the
+other, each with the whole budget, since no FIFO is offered yet. Whole files of a download that ends early, by
+an error, a signal or a kill, stay beside the directory, and the next start fetches the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from sidecar.config.transport import transport_spec
+from sidecar.download.directory import DownloadDirectory, Rest
+from sidecar.download.paths import file_paths
+from sidecar.observe.state import DownloadStatistics
+from sidecar.process.logs import log, shows_text
+from sidecar.process.progress import progress_line, transferred
+from streamer.aio import in_thread
+from streamer.directory import Directory
+from streamer.errors import SinkError
+from streamer.plan import Plan
+from streamer.relay.files.outlet import WRITERS, FilesOutlet, batch_size
+from streamer.relay.once import stream_once
+from streamer.relay.statistics import ChannelCounters
+from streamer.relay.transport import open_transport
+from streamer.s3.ranges import sum_of
+
+if TYPE_CHECKING:
+    from sidecar.observe.state import JobState
+    from streamer.relay.transport import TransportSpec
+    from streamer.s3.client.session import Clients
+
+PROGRESS_EVERY = 10.0
+"""Seconds between log lines while a channel is downloaded."""
+
+
+async def download_channels(state: JobState, plans: Mapping[str, Plan], clients: Clients, place: str) -> None:
+    """Download every File channel into `place`, the directory of all channels: absolute, without links.
+
+    `state` has the progress. Raises SourceError, SinkError, ConfigError.
+    """
+    job = state.job
+    for channel in job.channels("File"):
+        name = channel.channel_name
+        plan = plans[name]
+        download = Download(name, plan, place)
+        state.downloading, state.downloads[name] = download.text, download.statistics
+        fetched = await download.run(clients, transport_spec(job, plan.buckets(), [None]))
+        state.downloading = None
+        log.info(
+            "downloaded" if fetched else "downloaded before",
+            channel=name,
+            objects=plan.objects(0),
+            bytes=plan.total_bytes(0),
+        )
+
+
+class Download:
+    """The download of one channel. Call `run` once."""
+
+    def __init__(self, channel: str, plan: Plan, data: str) -> None:
+        """`data`: the directory of all channels, an absolute path without links."""
+        self.counters = ChannelCounters()
+        self._channel = channel
+        self._plan = plan
+        self._data = data
+        self._progress: _DownloadProgress | None = None
+        self._complete = False
+
+    def statistics(self) -> DownloadStatistics:
+        """Return a snapshot of the download."""
+        progress, counts = self._progress, sum_of([self.counters.counts])
+        if progress is None:
+            return DownloadStatistics(progress=float(self._complete), counts=counts)
+        share = 1.0 if self._complete else progress.share()
+        return DownloadStatistics(progress.written.bytes, progress.written.files, share, counts)
+
+    def text(self) -> str:
+        """Return, in one line, how far the download is."""
+        if self._progress is None:
+            return f"{self._channel}: looking for the files of an earlier download"
+        return f"downloading {self._progress.text()}"
+
+    async def run(self, clients: Clients, spec: TransportSpec) -> bool:
+        """Download the plan's objects; return False if they are there already.
+
+        Raises SourceError, SinkError, ConfigError, and then leaves the channel's directory as it was.
+        """
+        plan = self._plan
+        await in_thread(file_paths, plan)
+        with contextlib.ExitStack() as stack:
+            with _local_errors():
+                data = stack.enter_context(Directory.at(self._data))
+            directory = stack.enter_context(contextlib.closing(DownloadDirectory(data, self._channel)))
+            if await in_thread(directory.has, plan):
+                with _local_errors():  # a kill may have left them
+                    await in_thread(directory.tidy)
+                self._complete = True
+                return False
+            with _local_errors():
+                rest = await in_thread(directory.begin, plan)
+            await self._fetch(directory, rest, clients, spec)
+            with _local_errors():
+                await in_thread(directory.publish, plan)
+            self._complete = True
+            return True
+
+    async def _fetch(
+        self, directory: DownloadDirectory, rest: Rest, clients: Clients, spec: TransportSpec
+    ) -> None:
+        batch = batch_size(spec.budget)
+        spec = replace(spec, budget=spec.budget - WRITERS * batch)
+        outlet = FilesOutlet(directory.files(self._plan, rest), batch=batch)
+        progress = self._progress = _DownloadProgress(self._channel, self._plan, rest, outlet)
+        try:
+            async with open_transport(clients, spec) as transport:
+                with progress_line(progress.text, quiet=not shows_text()):
+                    await stream_once(
+                        rest.plan,
+                        transport.source,
+                        transport.stages(),
+                        policy=spec.retry,
+                        counters=self.counters,
+                        open_outlet=lambda _: outlet,
+                    )
+            await outlet.finish()
+        finally:
+            progress.close()
+            await outlet.end()
+
+
+class _DownloadProgress:
+    """Progress of a download: logged now and every `PROGRESS_EVERY` seconds, until it is closed."""
+
+    def __init__(self, channel: str, plan: Plan, rest: Rest, outlet: FilesOutlet) -> None:
+        self._channel = channel
+        self._total = {"objects": plan.objects(0), "bytes": plan.total_bytes(0)}
+        self._rest = rest
+        self.written = outlet.written
+        self._loop = asyncio.get_running_loop()
+        self._began = time.monotonic()
+        self._log()
+
+    def text(self) -> str:
+        """Return the text of the progress line."""
+        seconds = time.monotonic() - self._began
+        moved = transferred(self.written.bytes, self._total["bytes"], seconds, before=self._rest.bytes_done)
+        return f"{self._channel}: {moved}"
+
+    def share(self) -> float:
+        """Return the share of the bytes that is written."""
+        total = self._total["bytes"]
+        return (self._rest.bytes_done + self.written.bytes) / total if total else 0.0
+
+    def _log(self) -> None:
+        log.info(
+            "downloading",
+            channel=self._channel,
+            **self._total,
+            objects_done=self._rest.objects_done + self.written.files,
+            bytes_done=self._rest.bytes_done + self.written.bytes,
+        )
+        self._timer = self._loop.call_later(PROGRESS_EVERY, self._log)
+
+    def close(self) -> None:
+        """Log no more."""
+        self._timer.cancel()
+
+
+@contextlib.contextmanager
+def _local_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise SinkError(f"cannot write {error.filename or 'a downloaded file'}: {error.strerror}") from error

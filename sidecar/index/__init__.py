@@ -1,0 +1,1 @@
+"""Record indexes: built, read, checked, learnt, stored in a file or in S3."""

@@ -1,0 +1,178 @@
+"""Compares a record index with the objects: a spot check of record headers, or a scan of all bytes.
+
+    objects of the plan ─▶ rows of their versions          an object without one is an error by name
+    indexed records, a sample, and last records ─▶ ranges of a few bytes ─▶ relay ─▶ RecordFormat.fault
+    all objects ─▶ ObjectScans ─▶ rows, compared with those of the index
+
+The index is never trusted over the bytes: a record that is not where the index has it is an error with
+bucket, key and offset.
+"""
+
+from __future__ import annotations
+
+import random
+from array import array
+from bisect import bisect_right
+from itertools import accumulate, islice
+from typing import TYPE_CHECKING, NamedTuple
+
+from sidecar.index.build import in_two
+from sidecar.index.objects import read_plan
+from sidecar.index.scans import ObjectScans
+from streamer.aio import in_thread
+from streamer.errors import CorruptObject, ErrorContext, SourceChanged
+from streamer.plan import Plan, Segment
+from streamer.plan.ranges import RangePlan
+from streamer.units import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from sidecar.index.build import Findings
+    from sidecar.index.objects import Access, ChannelObjects
+    from streamer.formats.record_format import RecordFormat
+    from streamer.formats.record_index import IndexedObject, RecordIndex
+    from streamer.plan import ObjectRef, Part
+
+
+AT_ONCE = 1 << 15
+"""Most borders that are looked at by one plan, because a plan is in memory."""
+
+
+class Border(NamedTuple):
+    """Records of an object, from one that the index has up to the next one, or to the end of the last one."""
+
+    ref: ObjectRef
+    begin: int
+    end: int
+    records: int
+
+
+def check_rows(index: RecordIndex, objects: ChannelObjects) -> None:
+    """Raise SourceChanged unless the index has a row of this version of every object."""
+    missing = objects.without_row(index)
+    if not missing:
+        return
+    first = objects[missing[0]]
+    what = (
+        "is not in the record index"
+        if index.get(objects.names[missing[0]]) is None
+        else "has another size, ETag or version than when it was indexed"
+    )
+    others = f", as {counted(len(missing) - 1, 'more object')}" if len(missing) > 1 else ""
+    raise SourceChanged(
+        f"the object {what}{others}; build the record index again",
+        ErrorContext(first.bucket, first.key),
+    )
+
+
+def sample_borders(
+    index: RecordIndex, objects: ChannelObjects, most: int, lasts: Iterable[int]
+) -> Iterator[Border]:
+    """Yield at most `most` indexed records, at random, and the last ones of some objects, in plan order.
+
+    `lasts`: numbers of these objects. Raises KeyError for an object without a row.
+    """
+    ends = array("Q", accumulate(map(index.indexed_records, objects.names)))
+    total = ends[-1] if ends else 0
+    chosen = set(range(total) if total <= most else random.sample(range(total), most))
+    chosen.update(ends[number] - 1 for number in lasts if ends[number])
+    for each in sorted(chosen):
+        number = bisect_right(ends, each)
+        name = objects.names[number]
+        place = each - ends[number]  # from the end of the object's offsets
+        first, records, end = index.extent(name)
+        count, last = index.indexed_records(name), place == -1
+        at = first + count + place
+        yield Border(
+            objects[number],
+            index.offsets[at],
+            end if last else index.offsets[at + 1],
+            records - (count - 1) * index.stride if last else index.stride,
+        )
+
+
+async def check_borders(
+    record_format: RecordFormat,
+    borders: Iterable[Border],
+    access: Access,
+    *,
+    on_bad: Callable[[CorruptObject], None],
+) -> int:
+    """Compare some bytes at every border with the format; return their number. Raises SourceError."""
+    rest, looked = iter(borders), 0
+    while part := await in_thread(lambda: list(islice(rest, AT_ONCE))):
+        looked += len(part)
+        await _look(record_format, part, access, on_bad)
+    return looked
+
+
+async def _look(
+    record_format: RecordFormat,
+    borders: Sequence[Border],
+    access: Access,
+    on_bad: Callable[[CorruptObject], None],
+) -> None:
+    looks: list[tuple[Border, Segment]] = []
+    for border in borders:
+        ref, *records = border
+        first, end = record_format.evidence(border.begin, border.end)
+        if not 0 <= first <= end <= ref.size:
+            on_bad(_misplaced(border, "the object ends before it"))
+        elif first < end:
+            looks.append((border, Segment(ref, first, end)))
+        elif fault := record_format.fault(b"", *records):
+            on_bad(_misplaced(border, fault))
+    at, evidence = 0, bytearray()
+
+    def look(_: Part, data: memoryview) -> None:
+        nonlocal at
+        border, segment = looks[at]
+        evidence.extend(data)
+        if len(evidence) == len(segment):
+            if fault := record_format.fault(bytes(evidence), *border[1:]):
+                on_bad(_misplaced(border, fault))
+            at += 1
+            evidence.clear()
+
+    plan = RangePlan([segment for _, segment in looks])
+    await read_plan(plan, look, access)
+
+
+async def check_all(
+    index: RecordIndex,
+    objects: ChannelObjects,
+    access: Access,
+    findings: Findings,
+) -> None:
+    """Scan every object and compare the result with its row. Raises SourceError."""
+
+    def compare(ref: ObjectRef, row: IndexedObject) -> None:
+        if (indexed := index.get(row.name)) != row:
+            findings.note(_differs(ref, row, indexed))
+
+    scans = ObjectScans(index.format, index.stride, on_row=compare, on_bad=findings.refuse)
+    to_read, others = in_two(index.format, objects, range(len(objects)))
+    await in_thread(scans.measure, map(objects.__getitem__, others))
+    plan = await in_thread(Plan.of, map(objects.__getitem__, to_read))
+    await read_plan(plan, scans.see, access)
+
+
+def _misplaced(border: Border, why: str) -> CorruptObject:
+    return CorruptObject(
+        f"no record is where the index has one: {why}",
+        ErrorContext(border.ref.bucket, border.ref.key, border.begin),
+    )
+
+
+def _differs(ref: ObjectRef, row: IndexedObject, indexed: IndexedObject | None) -> CorruptObject:
+    """Return the error of an object whose records are not where its row has them."""
+    if indexed is None:
+        return CorruptObject("the object has no row in the index", ErrorContext(ref.bucket, ref.key))
+    pairs = zip(row.offsets, indexed.offsets, strict=False)
+    offset = next((have for have, listed in pairs if have != listed), min(row.end, indexed.end))
+    return CorruptObject(
+        f"the records are not where the index has them: {counted(row.records, 'record')} up to byte "
+        f"{row.end}, and {indexed.records} up to {indexed.end} in the index",
+        ErrorContext(ref.bucket, ref.key, offset),
+    )

@@ -1,0 +1,1 @@
+"""The records of channels: who reads which, and advice about objects that would garble them."""

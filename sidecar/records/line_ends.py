@@ -1,0 +1,85 @@
+"""Looks whether objects of text end with a line feed, by the last byte of a sample.
+
+Objects follow each other in a FIFO without a byte between them. So the last line of an object without a line
+feed and the first line of the next object are one line for every reader. `penstock run`, `doctor` and `cat`
+warn of it; `Join: lines` adds the line feed.
+
+    first keys of text ─▶ at most `MOST` objects ─▶ one GET of a byte each ─▶ the first without
+
+The look is a service, so no error of it ends anything: whoever streams the object gets the same error. A job
+does not wait for it before it is ready.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from streamer.errors import ErrorContext, PenstockError
+from streamer.s3.pages.control_client import ControlClient
+from streamer.s3.pages.object_get import open_object
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from sidecar.config.request import ChannelConfig
+    from streamer.plan import ObjectRef
+    from streamer.s3.client.session import Clients
+
+SUFFIXES = (".csv", ".json", ".jsonl", ".ndjson", ".tsv", ".txt")
+MOST_KEYS = 1000
+"""Most keys of a channel that are compared with the suffixes."""
+MOST = 8
+"""Most objects whose last byte is asked for, all at once: files of one program end alike."""
+PATIENCE = 10.0
+"""Seconds after which the look is given up."""
+
+
+def remedy(switch: str = "Penstock: {Join: lines} to the channel") -> str:
+    """Return what to do about objects that do not end with a line feed."""
+    return (
+        "the last line of such an object and the first line of the next one are one line; "
+        f"add {switch}, which adds a line feed"
+    )
+
+
+async def without_line_feed(
+    channel: ChannelConfig, refs: Iterable[ObjectRef], clients: Clients
+) -> ObjectRef | None:
+    """Return an object of a channel's sample that ends in the middle of a line; None if none is found."""
+    glued = channel.penstock.join is None and channel.record_wrapper_type == "None"
+    return await unended(refs, clients) if glued and channel.compression_type == "None" else None
+
+
+async def unended(refs: Iterable[ObjectRef], clients: Clients) -> ObjectRef | None:
+    """Return an object of text that does not end with a line feed; None if a sample has none."""
+    texts = [ref for ref in islice(refs, MOST_KEYS) if ref.size and ref.key.lower().endswith(SUFFIXES)]
+    if len(texts) < 2:
+        return None
+    sample = texts[:: -(-len(texts) // MOST)]
+    control = None if clients.by_aiobotocore else ControlClient(clients)
+    try:
+        async with asyncio.timeout(PATIENCE):
+            ended = await asyncio.gather(*(_ends_a_line(control, clients, ref) for ref in sample))
+    except TimeoutError:
+        return None
+    finally:
+        if control is not None:
+            control.close()
+    return next((ref for ref, whole in zip(sample, ended, strict=True) if not whole), None)
+
+
+async def _ends_a_line(control: ControlClient | None, clients: Clients, ref: ObjectRef) -> bool:
+    """Return whether the last byte of an object is a line feed, or is not known."""
+    last = ref.size - 1
+    headers = {"Range": f"bytes={last}-{last}"}
+    context = ErrorContext(ref.bucket, ref.key)
+    with contextlib.suppress(PenstockError):
+        async with open_object(control, clients.data, context, headers) as response:
+            if response.status == 206:  # a server that ignores Range shows another byte
+                async with contextlib.aclosing(response.pieces) as pieces:
+                    async for piece in pieces:
+                        return piece[:1] == b"\n"
+    return True

@@ -1,0 +1,174 @@
+"""Plans a channel whose ranks share it by record (`Ranks` with `Batch` or `GlobalBatch`).
+
+    job file ─▶ deal of this host's ranks, record index            before the objects are listed
+    plan of all hosts' objects + record index ─▶ RecordTable ─▶ order, deal ─▶ RecordPlan of this host's ranks
+
+The index is read again at every start, and never trusted over the bytes:
+
+    every object    the index has a row of its size, ETag and version id; every request names this version
+    every row       it ends within the object; its offsets are looked at when bytes of ranks are summed up
+    a sample        one request each of a few bytes shows whether a record lies where the index has it
+    lines           one request of a byte for each object: its last line has an end
+
+The offsets stay in the file of the index, which is open while the job runs (`StoredIndex`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import shlex
+from array import array
+from functools import partial
+from typing import TYPE_CHECKING
+
+from sidecar.index.check import Border, check_borders, check_rows, sample_borders
+from sidecar.index.object import open_channel_index
+from sidecar.index.objects import Access, ChannelObjects
+from sidecar.records.arrangement import record_order
+from streamer.aio import in_thread, task_group
+from streamer.errors import ConfigError, CorruptObject, PenstockError
+from streamer.formats.record_index import memory_of, object_name
+from streamer.plan.host_ranks import HostRanks
+from streamer.plan.record_order import Deal
+from streamer.plan.record_plan import RecordPlan
+from streamer.plan.record_selection import memory_of_split
+from streamer.plan.record_table import FixedRecords, IndexedRecords, only_object
+
+if TYPE_CHECKING:
+    from sidecar.config.extras import RanksConfig
+    from sidecar.config.request import ChannelConfig
+    from streamer.formats.record_index import RecordIndex
+    from streamer.plan import Entries, Plan, Shard
+    from streamer.plan.record_table import RecordTable
+    from streamer.s3.pages.validation import PlanMemory
+
+MOST_OBJECTS = 1000
+"""Most objects whose last record is looked at."""
+MOST_RECORDS = 250
+"""Most further records that are looked at. With these the start takes about a second, most of it waiting."""
+
+
+async def plan_by_record(
+    plan: Plan,
+    channel: ChannelConfig,
+    deal: Deal,
+    index: RecordIndex | None,
+    access: Access,
+    *,
+    memory: PlanMemory,
+    epoch: int,
+) -> RecordPlan:
+    """Return the plan of this host's ranks. `plan`: of the channel. `memory`: counts a split's blocks.
+
+    `index`: None if the records have one size. `epoch`: the first one, which is summed up while sampled
+    records are looked at. Raises ConfigError for too few records or too many blocks, SourceChanged for an
+    object that the index does not have, CorruptObject for a record that is not where it is indexed, and
+    SourceError.
+    """
+    table: RecordTable
+    objects: ChannelObjects | None = None
+    if index is None:
+        ranks = channel.penstock.by_record
+        size = 0 if ranks is None else ranks.record_size or 0
+        table = await in_thread(FixedRecords, plan.entries, size)
+    else:
+        objects = await in_thread(ChannelObjects, plan)
+        join = channel.penstock.join is not None
+        table = await in_thread(partial(_table, index, plan, objects, join=join))
+
+    if (split := channel.penstock.record_selection.split) is not None:
+        size = await in_thread(memory_of_split, table.counts, plan.entries.sizes, split)
+        memory.count_split(channel.channel_name, size)
+
+    def arrange() -> RecordPlan:
+        order = record_order(channel, plan.entries, table.counts, deal.global_batch)
+        return RecordPlan(HostRanks(plan.entries, table, order, deal))
+
+    planned = await in_thread(arrange)
+
+    async def sum_up() -> None:
+        with contextlib.suppress(PenstockError):  # comes again when the sums are used
+            await in_thread(planned.total_bytes, epoch)
+
+    if index is not None and objects is not None:
+        async with task_group() as tasks:
+            summing = tasks.create_task(sum_up())
+            try:
+                await _check(index, objects, access)
+            except BaseException:
+                summing.cancel()
+                raise
+    planned.base, planned.strays = plan.base, plan.strays
+    return planned
+
+
+def deal_of(ranks: RanksConfig, shard: Shard) -> Deal:
+    """Return the deal of this host's ranks. Raises ConfigError if a global batch has no equal slices."""
+    count = ranks.count * shard.count
+    size = ranks.global_batch or (ranks.batch or 0) * count
+    first = ranks.count * shard.index
+    return Deal(size, count, first, first + ranks.count, ranks.remainder)
+
+
+def _table(index: RecordIndex, plan: Plan, objects: ChannelObjects, *, join: bool) -> IndexedRecords:
+    """Return the offsets of the records of the plan's objects, once its rows are compared with these."""
+    check_rows(index, objects)
+    return IndexedRecords(index, plan.entries, _names(plan.entries, objects), join=join)
+
+
+async def _check(index: RecordIndex, objects: ChannelObjects, access: Access) -> None:
+    """Look at a sample of the records. Raises CorruptObject for one that is not where it is indexed."""
+    numbers = range(len(objects))
+    lasts = numbers if len(numbers) <= MOST_OBJECTS else random.sample(numbers, MOST_OBJECTS)
+    borders = sample_borders(index, objects, MOST_RECORDS, lasts)
+    faults: list[CorruptObject] = []
+    await check_borders(index.format, borders, access, on_bad=faults.append)
+    if not faults and index.format.kind == "lines":
+        ends = (Border(ref, ref.size, ref.size, 0) for ref in objects if ref.size)
+        await check_borders(index.format, ends, access, on_bad=lambda bad: faults.append(_unended(bad)))
+    if faults:
+        raise faults[0]
+
+
+async def load_index(channel: ChannelConfig, place: str, memory: PlanMemory, access: Access) -> RecordIndex:
+    """Return the channel's index of every record, from this folder or prefix of S3.
+
+    `memory`: counts the index, on the event loop. Raises ConfigError, SinkError, SourceError.
+    """
+    name, extras = channel.channel_name, channel.penstock
+    kind = extras.join
+    build = f"penstock index build -c JOB --to {shlex.quote(place)} --channel {name} --every 1 --format"
+    stored = await open_channel_index(
+        place, name, access, named_by="Ranks.Index", build=f"{build} {kind or 'FORMAT'}"
+    )
+    path = stored.path
+    memory.count_index(path, await in_thread(memory_of, stored))
+    index = await in_thread(stored.index)
+    if kind is not None and kind != str(index.format):
+        raise ConfigError(
+            f"the record index {path} is of {index.format}, and channel {name!r} has Join: {kind}; "
+            "correct one of the two"
+        )
+    if index.stride != 1:
+        raise ConfigError(
+            f"the record index {path} has 1 record of {index.stride}, and Ranks with a batch need every one; "
+            f"remove {path} and run `{build} {index.format}`"
+        )
+    return index
+
+
+def _names(entries: Entries, objects: ChannelObjects) -> array[int]:
+    """Return the names in the index of the plan's objects, by entry."""
+    if len(objects) == len(entries):
+        return objects.names
+    refs = (only_object(entries, entry) for entry in range(len(entries)))
+    return array("Q", [object_name(ref.bucket, ref.key) for ref in refs])
+
+
+def _unended(bad: CorruptObject) -> CorruptObject:
+    return CorruptObject(
+        "the object's last line has no end, so a rank would read it and the next record as one; add a line "
+        "feed to the object, and build the record index again",
+        bad.context,
+    )

@@ -1,1 +1,0 @@
-"""Finds the objects of a channel: listings, manifests, size and ETag of single objects."""

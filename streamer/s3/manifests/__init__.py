@@ -1,0 +1,1 @@
+"""Finds the objects of a channel that a manifest names."""

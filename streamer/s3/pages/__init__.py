@@ -1,0 +1,1 @@
+"""Finds the objects of a channel: pages of listings, size and ETag of single objects."""

@@ -1,0 +1,133 @@
+"""Sends the GETs of planning and of checks, by our own client or by aiobotocore.
+
+    open_object ─┬─ our own HTTP client: sign, send, read the socket       nearly all GETs
+                 └─ aiobotocore's get_object                               all others
+
+aiobotocore sends the requests that our own client does not support (`why_not`), and repeats those that end in
+a redirect. Nothing is retried here: the caller knows which bytes it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager, closing
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from streamer.s3.client.credentials import renewing
+from streamer.s3.client.faults import map_errors
+from streamer.s3.client.stall import within_stall
+from streamer.s3.http_source import refusal
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+
+    from streamer.errors import ErrorContext
+    from streamer.s3.http.body import HttpBody
+    from streamer.s3.http.client import Response
+    from streamer.s3.pages.control_client import ControlClient
+
+_READ_SIZE = 256 * 1024
+_PARAMETERS = {"If-Match": "IfMatch", "Range": "Range", "x-amz-checksum-mode": "ChecksumMode"}
+"""botocore's names of the request headers."""
+
+
+class ObjectResponse(NamedTuple):
+    """A response to the GET of an object, whose body is still to come."""
+
+    status: int
+    length: int | None
+    fields: Mapping[str, str]
+    """Its header fields, by lower-case name; our own client keeps some (`KEPT_FIELDS`)."""
+    pieces: AsyncGenerator[bytes, None]
+
+    @property
+    def etag(self) -> str | None:
+        return self.fields.get("etag")
+
+    @property
+    def last_modified(self) -> str | None:
+        return self.fields.get("last-modified")
+
+    @property
+    def content_range(self) -> str | None:
+        return self.fields.get("content-range")
+
+
+@asynccontextmanager
+async def open_object(
+    control: ControlClient | None, client: Any, context: ErrorContext, headers: dict[str, str]
+) -> AsyncIterator[ObjectResponse]:
+    """Send a GET with these headers; close the response at the end of the block. Raises SourceError.
+
+    `control`: our own client; None to use `client`, aiobotocore's, alone. `context`: has bucket and key.
+    """
+    if control is not None and (response := await _sent(control, context, headers)) is not None:
+        header, length = response.header, response.header.content_length or 0
+        with closing(response.body(length, context)) as body:
+            yield ObjectResponse(header.status, length, header.fields, _read(body))
+        return
+    parameters = {_PARAMETERS[name]: value for name, value in headers.items()}
+    with map_errors(context):
+        answer = await client.get_object(Bucket=context.bucket, Key=context.key, **parameters)
+        async with answer["Body"] as body:
+            metadata = answer["ResponseMetadata"]
+            yield ObjectResponse(
+                metadata["HTTPStatusCode"],
+                answer.get("ContentLength"),
+                metadata["HTTPHeaders"],
+                _read_by_aiobotocore(body.raw_stream.content, client.stall_timeout, context),
+            )
+
+
+async def _sent(control: ControlClient, context: ErrorContext, headers: dict[str, str]) -> Response | None:
+    """Send the GET by our own client; return None if aiobotocore must send it. Raises SourceError."""
+    bucket, key = context.bucket or "", context.key or ""
+    if not control.supports(bucket):
+        return None
+    signer = control.signer
+    endpoint = await signer.endpoint(bucket)
+    with renewing(signer.credentials):
+        response = await control.send(
+            "GetObject", endpoint, context, lambda: signer.get(endpoint, bucket, key, headers)
+        )
+        header = response.header
+        if header.status in (200, 206) and header.content_length and "transfer-encoding" not in header.fields:
+            return response
+        if header.status < 400:
+            response.end(reuse=False)
+            return None
+        if (error := await refusal(response, context, signer)) is not None:
+            raise error
+        return None
+
+
+async def _read(body: HttpBody) -> AsyncGenerator[bytes, None]:
+    """Yield the body in pieces. Raises SourceError."""
+    loop, memory = asyncio.get_running_loop(), memoryview(bytearray(_READ_SIZE))
+    while body.left:
+        try:
+            count = body.read_into(memory)
+        except BlockingIOError:
+            readable: asyncio.Future[None] = loop.create_future()
+            body.notify(partial(_wake, readable))
+            await readable
+        else:
+            yield bytes(memory[:count])
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+async def _read_by_aiobotocore(
+    content: Any, stall_timeout: float, context: ErrorContext
+) -> AsyncGenerator[bytes, None]:
+    """Yield the body in pieces. Raises Transient."""
+    with map_errors(context):
+        async with within_stall(stall_timeout, context) as stall:
+            while data := await content.read(_READ_SIZE):
+                stall.pause()
+                yield data
+                stall.moved()

@@ -1,0 +1,154 @@
+"""Finds size and ETag of objects by HEAD, many at once.
+
+    stat() ─ at most 128 ─┬─ our own HTTP client: sign, send, parse a response header    nearly all HEADs
+                          └─ aiobotocore's head_object, 64 at once                       all others
+
+aiobotocore sends the HEADs that our own client does not support (`why_not`), and repeats those that end in a
+redirect, or in 400, which S3 also sends for a request signed for another region. Both clients return the same
+objects and raise the same errors. A HEAD is retried as a part is: for `give_up_after` seconds, with growing
+waits. It counts as in flight during a wait, so a server that throttles gets fewer requests.
+
+The response to HEAD has no body, whatever its Content-Length (RFC 9110 §9.3.2), even for an error. So S3's
+error code is unknown, and the status decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from streamer.errors import ClockSkew, ErrorContext, InvalidResponse
+from streamer.plan import ObjectRef
+from streamer.plan.validators import is_validator, validator_of
+from streamer.retry import ANSWER_FAILED, Attempts, RetryPolicy, retry
+from streamer.s3.client.faults import error_from_response, escaped_id, map_errors
+from streamer.s3.pages.control_client import ControlClient
+from streamer.s3.pages.validation import described_object
+from streamer.s3.ranges import check_version, transformation
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+    from streamer.s3.client.session import Clients
+
+HEADS = 128
+"""Most HEADs in flight, and connections for them, in the whole process."""
+AIOBOTOCORE_HEADS = 64
+"""Most HEADs in flight by aiobotocore: the size of its connection pool."""
+LONGEST_WAIT = 20.0
+"""Most seconds before a retry, unless the server's Retry-After is longer."""
+
+
+class ObjectInspector(Protocol):
+    """Finds size and ETag of objects, many at once."""
+
+    async def stat(self, bucket: str, key: str, version: str | None = None) -> ObjectRef:
+        """Return size and ETag of the object's current version, or of `version`. Raises SourceError."""
+
+
+class AiobotocoreHeadClient:
+    """An `ObjectInspector` over aiobotocore's client, which it does not own; that client retries."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._turns = asyncio.Semaphore(AIOBOTOCORE_HEADS)
+
+    async def stat(self, bucket: str, key: str, version: str | None = None) -> ObjectRef:
+        context = ErrorContext(bucket, key)
+        params = {"VersionId": version} if version else {}
+        async with self._turns:
+            with map_errors(context):
+                response = await self._client.head_object(Bucket=bucket, Key=key, **params)
+        headers = response["ResponseMetadata"]["HTTPHeaders"]
+        return _described(context, version, response.get("ContentLength"), headers)
+
+
+class HttpHeadClient:
+    """An `ObjectInspector` over our own HTTP client, with `AiobotocoreHeadClient` as its fallback."""
+
+    def __init__(
+        self, clients: Clients, *, give_up_after: float, control: ControlClient | None = None
+    ) -> None:
+        """`give_up_after`: seconds for which a HEAD that fails is retried. `control`: sends the HEADs."""
+        self._control = control or ControlClient(clients)
+        self._policy = RetryPolicy(give_up_after, longest_wait=LONGEST_WAIT)
+        self._fallback = AiobotocoreHeadClient(clients.control)
+        self._turns = asyncio.Semaphore(HEADS)
+
+    def close(self) -> None:
+        """Close the connections. No `stat` may be running."""
+        self._control.close()
+
+    async def stat(self, bucket: str, key: str, version: str | None = None) -> ObjectRef:
+        """See `ObjectInspector.stat`. Raises GaveUp if the HEAD still fails after `give_up_after` seconds."""
+        async with self._turns:
+            context = ErrorContext(bucket, key)
+            attempts = Attempts(self._policy, ANSWER_FAILED, what="an answer", context=context)
+            try:
+                return await self._send_head(bucket, key, version)
+            except ANSWER_FAILED as error:
+                failed = error
+            ask = partial(self._send_head, bucket, key, version)
+            return await retry(partial(attempts.bounded, ask), attempts, failed=failed)
+
+    async def _send_head(self, bucket: str, key: str, version: str | None) -> ObjectRef:
+        control = self._control
+        if not control.supports(bucket):
+            return await self._fallback.stat(bucket, key, version)
+        context = ErrorContext(bucket, key)
+        endpoint = await control.signer.endpoint(bucket)
+        response = await control.send(
+            "HeadObject",
+            endpoint,
+            context,
+            lambda: control.signer.head(endpoint, bucket, key, version=version),
+        )
+        response.end(reuse=True)
+        status, headers = response.header.status, response.header.fields
+        context = ErrorContext(bucket, key, request_id=escaped_id(headers.get("x-amz-request-id")))
+        if status == http.HTTPStatus.OK:
+            return _described(context, version, response.header.content_length, headers)
+        if 300 <= status < 400 or status == http.HTTPStatus.BAD_REQUEST:
+            if status < http.HTTPStatus.BAD_REQUEST:  # a redirect affects every HEAD of the bucket
+                control.leave_to_aiobotocore(bucket)
+            return await self._fallback.stat(bucket, key, version)
+        error = error_from_response(
+            status=status,
+            code=str(status),
+            message="",
+            request_id=context.request_id,
+            retry_after=headers.get("retry-after"),
+            date=headers.get("date"),
+            context=context,
+        )
+        if isinstance(error, ClockSkew):
+            control.signer.ahead = error.ahead
+        raise error
+
+
+@contextlib.asynccontextmanager
+async def open_inspector(clients: Clients, *, give_up_after: float) -> AsyncIterator[ObjectInspector]:
+    """Open the process's inspector for the block. `give_up_after`: as for `HttpHeadClient`."""
+    if clients.by_aiobotocore:
+        yield AiobotocoreHeadClient(clients.control)
+        return
+    with contextlib.closing(HttpHeadClient(clients, give_up_after=give_up_after)) as inspector:
+        yield inspector
+
+
+def _described(
+    context: ErrorContext, wanted_version: str | None, length: int | None, fields: Mapping[str, str]
+) -> ObjectRef:
+    """Return the object. `fields`: of the response, by lower-case name. Raises BadAnswer."""
+    etag = validator_of(fields.get("etag"), fields.get("last-modified"))
+    if length is None or not is_validator(etag):
+        raise InvalidResponse(
+            "the response to HEAD has no Content-Length, or neither ETag nor Last-Modified"
+            + transformation(fields, length),
+            context,
+        )
+    check_version(wanted_version, fields.get("x-amz-version-id"), context)
+    return described_object(context, context.key or "", size=length, etag=etag, version=wanted_version)

@@ -1,0 +1,210 @@
+"""Fetches the pages of a listing, by our own client or by aiobotocore.
+
+    page() ─┬─ our own HTTP client: sign, send, parse (`page_parser`)        nearly all LISTs
+            └─ aiobotocore's list_objects_v2                                 all others
+    stat() ── HEAD (`object_info`), for objects that are listed as empty
+
+aiobotocore sends the LISTs that our own client does not support (`why_not`), and repeats those that end in a
+redirect, or in 400, which S3 also sends for a request signed for another region. Both return the same pages
+and raise the same errors.
+
+A page that fails is requested again for `PAGE_PATIENCE` seconds. A longer outage is an error, so that the
+caller can log that it waits for storage. A page that cannot be is requested twice more, because a proxy may
+have damaged it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http
+from datetime import UTC
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from streamer.errors import ErrorContext, GaveUp, InvalidResponse, SourceError
+from streamer.retry import ANSWER_FAILED, Attempts, RetryPolicy, retry
+from streamer.s3.client.credentials import renewing
+from streamer.s3.client.endpoint import is_aws
+from streamer.s3.client.faults import map_errors
+from streamer.s3.http_source import refusal
+from streamer.s3.pages.control_client import ControlClient
+from streamer.s3.pages.object_info import AiobotocoreHeadClient, HttpHeadClient
+from streamer.s3.pages.page_parser import (
+    Page,
+    entry_fields,
+    next_token,
+    parse_page,
+    refuse_folders,
+    refuse_missing_keys,
+)
+from streamer.s3.pages.validation import check_page
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from streamer.plan import ObjectRef
+    from streamer.s3.client.session import Clients
+
+PAGE_PATIENCE = 10.0
+"""Seconds for which a page that fails is requested again."""
+
+
+class PageSource(Protocol):
+    """Fetches pages of listings."""
+
+    ends_are_certain: bool
+    """Whether IsTruncated can be believed: at AWS's own hosts."""
+
+    async def page(
+        self, bucket: str, prefix: str, *, token: str | None = None, start_after: str = ""
+    ) -> Page:
+        """Fetch one page of the keys that begin with `prefix`, and check it. Raises SourceError.
+
+        `token`: the token of the page before it. `start_after`, without a token: list only keys after it.
+        """
+
+    async def stat(self, bucket: str, key: str) -> ObjectRef:
+        """Return size and ETag of a listed object by a HEAD. Raises SourceError."""
+
+
+class AiobotocorePages:
+    """A `PageSource` over aiobotocore's client, which it does not own; that client retries."""
+
+    def __init__(
+        self, client: Any, *, policy: RetryPolicy | None = None, ends_are_certain: bool = False
+    ) -> None:
+        """`policy`: of pages that cannot be. Default: such a page is requested twice more."""
+        self.ends_are_certain = ends_are_certain
+        self._client = client
+        self._policy = policy or RetryPolicy(give_up_after=PAGE_PATIENCE)
+        self._heads = AiobotocoreHeadClient(client)
+
+    async def page(
+        self, bucket: str, prefix: str, *, token: str | None = None, start_after: str = ""
+    ) -> Page:
+        params = {"StartAfter": start_after} if start_after else {}
+        if token is not None:
+            params["ContinuationToken"] = token
+        attempt = partial(self._request_page, ErrorContext(bucket, prefix), params)
+        return await retry(attempt, Attempts(self._policy, (InvalidResponse,), what="a page"))
+
+    async def stat(self, bucket: str, key: str) -> ObjectRef:
+        return await self._heads.stat(bucket, key)
+
+    async def _request_page(self, context: ErrorContext, params: dict[str, str]) -> Page:
+        with map_errors(context):
+            response = await self._client.list_objects_v2(Bucket=context.bucket, Prefix=context.key, **params)
+        page = _page(response, context)
+        check_page(page, context)
+        return page
+
+
+class HttpPages:
+    """A `PageSource` over our own HTTP client, with `AiobotocorePages` as its fallback."""
+
+    def __init__(self, clients: Clients) -> None:
+        self.ends_are_certain = is_aws(clients.endpoint_url)
+        self._control = ControlClient(clients)
+        self._fallback = AiobotocorePages(clients.control)
+        patience = min(PAGE_PATIENCE, clients.stall_timeout)
+        self._policy = RetryPolicy(give_up_after=patience)
+        self._heads = HttpHeadClient(clients, give_up_after=patience, control=self._control)
+        self._parser = asyncio.Lock()
+        """Held for the turn of the event loop in which a page is parsed, 2 ms: pages often come together."""
+
+    def close(self) -> None:
+        """Close the connections. No `page` and no `stat` may be running."""
+        self._control.close()
+
+    async def page(
+        self, bucket: str, prefix: str, *, token: str | None = None, start_after: str = ""
+    ) -> Page:
+        parameters = {"encoding-type": "url", "prefix": prefix}
+        if token is not None:
+            parameters["continuation-token"] = token
+        if start_after:
+            parameters["start-after"] = start_after
+        attempt = partial(self._request_page, bucket, parameters)
+        attempts: Attempts[SourceError] = Attempts(self._policy, ANSWER_FAILED, what="a page")
+        with _raising_the_last():
+            page = await retry(attempt, attempts)
+        if page is None:
+            page = await self._fallback.page(bucket, prefix, token=token, start_after=start_after)
+        return page
+
+    async def stat(self, bucket: str, key: str) -> ObjectRef:
+        with _raising_the_last():
+            return await self._heads.stat(bucket, key)
+
+    async def _request_page(self, bucket: str, parameters: dict[str, str]) -> Page | None:
+        """Request a page once; return None if aiobotocore must request it."""
+        context = ErrorContext(bucket, parameters["prefix"])
+        control = self._control
+        if not control.supports(bucket):
+            return None
+        signer = control.signer
+        endpoint = await signer.endpoint(bucket)
+        with renewing(signer.credentials):
+            response = await control.send(
+                "ListObjectsV2", endpoint, context, lambda: signer.list_page(endpoint, bucket, parameters)
+            )
+            header = response.header
+            if header.status == http.HTTPStatus.OK:
+                document = await response.document(context)
+                async with self._parser:
+                    await asyncio.sleep(0)
+                    page = parse_page(document, context)
+                    check_page(page, context)
+                    return page
+            if 200 <= header.status < 400:
+                response.end(reuse=False)
+                if header.status >= 300:
+                    control.leave_to_aiobotocore(bucket)  # botocore caches the bucket's region
+                return None
+            if header.status == http.HTTPStatus.BAD_REQUEST:
+                await response.error_body()
+                return None
+            if (error := await refusal(response, context, signer)) is not None:
+                raise error
+            return None
+
+
+@contextlib.contextmanager
+def _raising_the_last() -> Iterator[None]:
+    """Raise the last error in place of GaveUp, with the cause that it has; the caller may wait longer."""
+    try:
+        yield
+    except GaveUp as error:
+        last = error.__cause__ or error
+    else:
+        return
+    raise last
+
+
+@contextlib.contextmanager
+def open_pages(clients: Clients) -> Iterator[PageSource]:
+    """Open the process's source of pages for the block."""
+    if clients.by_aiobotocore:
+        yield AiobotocorePages(clients.control, ends_are_certain=is_aws(clients.endpoint_url))
+        return
+    with contextlib.closing(HttpPages(clients)) as pages:
+        yield pages
+
+
+def _page(response: dict[str, Any], context: ErrorContext) -> Page:
+    """Return the page that aiobotocore has parsed. Raises InvalidResponse."""
+    refuse_folders(context, found="CommonPrefixes" in response)
+    refuse_missing_keys(context, response.get("KeyCount"), len(response.get("Contents", ())))
+    token = response.get("NextContinuationToken")
+    page = Page(token=next_token(token, context, truncated=response.get("IsTruncated")))
+    for entry in response.get("Contents", ()):
+        time = entry.get("LastModified")
+        if time is not None and time.tzinfo is not None:
+            time = time.astimezone(UTC)
+        fields = entry | {"LastModified": "" if time is None else time.isoformat()}
+        key, size, etag = entry_fields(fields, context)
+        page.keys.append(key.encode())
+        page.sizes.append(size)
+        page.etags.append(etag.encode())
+    return page
