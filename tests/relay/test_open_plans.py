@@ -18,11 +18,15 @@ from streamer.formats import recordio
 from streamer.plan import Arrangement, Entries, ObjectRef, Plan, S3Uri, Shard
 from streamer.plan.digest import parse_partial
 from streamer.readers.core.stream import PipeStream
-from streamer.relay.statistics import ChannelStatistics
+from streamer.relay.deliver import delivery
+from streamer.relay.once import stream_once
+from streamer.relay.statistics import ChannelCounters, ChannelStatistics
+from streamer.relay.transport import TransportSpec, open_transport
 from streamer.retry import RetryPolicy
 from streamer.s3.pages.open_plan import OpenPlan
+from streamer.sink.outlet import Drainable, FileOutlet
 from streamer.units import counted
-from tests.kit.harness import EAGER, RunChannel, fill, running_channel
+from tests.kit.harness import EAGER, RunChannel, clients_of, fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all, read_some
 from tests.kit.raw import etag
 from tests.kit.stub import S3Stub
@@ -95,6 +99,46 @@ async def streaming(
                 yield running
         finally:
             task.cancel()
+
+
+class ClosingOutlet(FileOutlet):
+    """A file; the listing ends in the turn of the loop after the one in which its last byte is delivered."""
+
+    def __init__(self, fd: int, listed: Listed) -> None:
+        super().__init__(fd)
+        self._growth, self._left = listed.open_plan.growth, sum(ref.size for ref in listed.refs)
+
+    def push(self, source: Drainable) -> int:
+        count = super().push(source)
+        self._left -= count
+        if not self._left:
+            asyncio.get_running_loop().call_soon(self._growth.close)
+        return count
+
+
+@pytest.mark.parametrize("size", [5_000, 300_000])
+async def test_a_listing_that_ends_while_delivery_lets_others_run(
+    stub: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """Its end was missed once: the epoch waited for ever after its last byte."""
+    monkeypatch.setattr(delivery, "TURN", 1)
+    truth = fill(stub, [size])
+    listed = Listed(stub)
+    for _ in listed.open_plan.growth.add(listed.whole.entries):
+        pass
+    with open(tmp_path / "stream", "wb") as file:
+        async with clients_of(stub) as clients:
+            spec = TransportSpec(buckets={"b"}, channels=[None], budget=1 << 26, to_pipes=False)
+            async with open_transport(clients, spec) as transport:
+                await stream_once(
+                    listed.plan,
+                    transport.source,
+                    transport.stages(),
+                    policy=EAGER,
+                    counters=ChannelCounters(),
+                    open_outlet=lambda _: ClosingOutlet(file.fileno(), listed),
+                )
+    assert (tmp_path / "stream").read_bytes() == truth
 
 
 async def test_the_first_objects_are_read_before_the_next_are_listed(

@@ -95,6 +95,8 @@ class SeedTrial:
     """What an operator does, and when."""
     small_part: int
     """Bytes of a part that is not parked in its socket."""
+    turn: int
+    """Bytes after which delivery lets other tasks run."""
     ahead: int
     """Bytes in which a channel inflates ahead of delivery."""
     shared: SharedTrial | None
@@ -148,6 +150,7 @@ class SeedTrial:
             refused=dice.choice([0.0, 0.0, 0.1]),
             actions=tuple(sorted(actions)),
             small_part=dice.choice([0, 0, MIB]),
+            turn=dice.choice([1, 10_000, MIB]),
             ahead=dice.choice([0, 16 * KIB, 256 * KIB, 256 * KIB]),
             shared=shared,
         )

@@ -150,6 +150,7 @@ class Delivery:
             if left <= 0:  # other channels run, and this one's sockets are looked at
                 left = TURN
                 await asyncio.sleep(0)
+                continue  # the listing may have ended, which `_wait` would not hear of any more
             # First: a channel whose storage is silent must notice that its reader has left, too.
             if outlet.reader_gone:
                 raise ReaderGone("the reader closed the pipe")
