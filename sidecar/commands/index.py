@@ -1,6 +1,6 @@
 """`penstock index`: builds, verifies and shows the record indexes of a job's channels.
 
-build, verify   plan the channels ─▶ objects of all hosts ─▶ `sidecar.index.build`, `index_check`
+build, verify   plan the channels ─▶ objects of all hosts ─▶ `sidecar.index.build`, `sidecar.index.check`
 show            reads the indexes of a job's channels in S3; those of a folder are `index_figures`
 
 An index that is in S3 is copied before the channels are listed, so that it has no rows of objects that

@@ -131,7 +131,7 @@ def test_only_objects_that_changed_are_scanned_again(stub: S3Stub, tmp_path: Pat
 AT_ONCE = [
     sys.executable,
     "-c",
-    "from sidecar.job import index_build; index_build.APPEND_EVERY = 0; from sidecar.cli import main; main()",
+    "from sidecar.index import build; build.APPEND_EVERY = 0; from sidecar.cli import main; main()",
 ]
 """`penstock` that appends each row at once."""
 

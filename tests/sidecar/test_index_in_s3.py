@@ -30,8 +30,8 @@ OBJECTS = {
 }
 PLACE, KEY = "s3://b/train/", "b/train/train.index"
 """Beside the data."""
-SETTINGS = "from sidecar.job import index_build, index_target; from streamer.s3.client import object_put; "
-EAGER = SETTINGS + "index_build.APPEND_EVERY = index_target.UPLOAD_EVERY = index_target.UPLOAD_SHARE = 0; "
+SETTINGS = "from sidecar.index import build, target; from streamer.s3.client import object_put; "
+EAGER = SETTINGS + "build.APPEND_EVERY = target.UPLOAD_EVERY = target.UPLOAD_SHARE = 0; "
 IN_PARTS = SETTINGS + "object_put.PART = 3000; "
 
 
@@ -140,7 +140,7 @@ def test_objects_of_which_no_byte_is_read_are_stored(stub: S3Stub, tmp_path: Pat
     """The rows are appended several times, each of which may begin an upload."""
     path = written(stub, tmp_path)
     stub.objects |= {f"b/train/{number}": b"12345678" * number for number in range(11)}
-    few = f"{EAGER}index_build.MOST_PENDING = 2; from sidecar.cli import main; main()"
+    few = f"{EAGER}build.MOST_PENDING = 2; from sidecar.cli import main; main()"
     command = ["index", "build", "-c", path, "--to", PLACE, "--format", "fixed:8", "--every", "1"]
     subprocess.run([sys.executable, "-c", few, *command], check=True)
     assert rows(stub.objects[KEY]) == {
