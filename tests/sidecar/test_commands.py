@@ -136,7 +136,7 @@ def test_exec_ends_a_trainer_whose_channel_failed(
 ) -> None:
     """A foreign reader cannot learn of it from the FIFO, so it is ended, and the code is the failure's."""
     fill(stub, SIZES, prefix="b/train/")
-    stub.script(*[fails(403, "AccessDenied")] * 2, key="b/train/0002")  # the next epoch asks, too
+    stub.script(*[fails(403, "AccessDenied")] * 9, key="b/train/0002")  # the next epoch asks, too
     path = write_job(tmp_path / "j.yaml", job(stub.url, None, "b/train/"))
     done = exec_with_little_grace(path, "exec cat ${SM_CHANNEL_TRAIN}_0")
     assert done.returncode == 3
@@ -156,7 +156,7 @@ def test_exec_needs_no_separator(stub: S3Stub, tmp_path: Path) -> None:
 def test_exec_leaves_no_grandchild_that_takes_our_end_for_the_data_s(stub: S3Stub, tmp_path: Path) -> None:
     """Ending only the shell would let its `cat | wc` see an end of file, and print a wrong count."""
     fill(stub, SIZES, prefix="b/train/")
-    stub.script(*[fails(403, "AccessDenied")] * 2, key="b/train/0002")  # the next epoch asks, too
+    stub.script(*[fails(403, "AccessDenied")] * 9, key="b/train/0002")  # the next epoch asks, too
     path = write_job(tmp_path / "j.yaml", job(stub.url, None, "b/train/"))
     done = exec_with_little_grace(path, f"cat ${{SM_CHANNEL_TRAIN}}_0 | wc -c > {tmp_path}/count; true")
     assert done.returncode == 3

@@ -262,7 +262,7 @@ def test_a_signal_after_the_end_does_not_replace_the_exit_code(
 def test_a_failed_channel_is_held_and_the_others_go_on(stub: S3Stub, tmp_path: Path) -> None:
     fill(stub, [100], prefix="b/train/")
     evaluation = fill(stub, [100], prefix="b/eval/")
-    stub.script(*[fails(403, "AccessDenied")] * 2, key="b/train/0000")  # the next epoch asks, too
+    stub.script(*[fails(403, "AccessDenied")] * 9, key="b/train/0000")  # the next epoch asks, too
     with sidecar(
         write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/", "b/eval/"))
     ) as running:
