@@ -9,6 +9,7 @@ still.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import select
@@ -83,7 +84,8 @@ class _Errors(io.FileIO):
         """Wait until PIPE_BUF bytes can be written, but not again while nobody reads (poll(2), pipe(7))."""
         poller = select.poll()
         poller.register(self.fileno(), select.POLLOUT)
-        self.stuck = not poller.poll(0 if self.stuck else 1000 * PATIENCE)
+        with contextlib.suppress(OSError):  # ENOMEM, EINVAL under RLIMIT_NOFILE 0: no reason to lose a line
+            self.stuck = not poller.poll(0 if self.stuck else 1000 * PATIENCE)
         return not self.stuck
 
 

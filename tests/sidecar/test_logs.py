@@ -107,3 +107,14 @@ def test_a_log_that_nobody_reads_stops_no_stream(stub: S3Stub, tmp_path: Path) -
     (lost,) = [each for each in events if "was dropped" in each["event"]]
     assert lost["bytes"] > 4096
     assert events[-1]["event"] == "ended"
+
+
+def test_a_line_is_written_though_poll_is_refused() -> None:
+    """Under a limit of no open file poll(2) has EINVAL; out of memory it has ENOMEM."""
+    code = (
+        "import resource, sys; from sidecar.process import streams; streams.guard();"
+        "_, most = resource.getrlimit(resource.RLIMIT_NOFILE);"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (0, most)); print('a line', file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == "a line\n"
