@@ -12,7 +12,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from benchmarks.stats import Row, beside, rows
@@ -20,11 +20,12 @@ from benchmarks.stats import Row, beside, rows
 BEGIN = "<!-- results: begin; written by python -m benchmarks.report -->"
 END = "<!-- results: end -->"
 HEADINGS = ("client", "setting", "GB/s", "CPU-s/GB", "peak RSS, MB", "above idle, MB", "notes")
+"""Columns of the table of one scenario that the benchmarks print."""
 Document = dict[str, Any]
 
 
 def markdown(results: Document) -> str:
-    """Return the whole text: date and machine, then a table per scenario."""
+    """Return the whole text: date, machine and scenarios, then a table for each figure."""
     return "\n".join(_lines(results)) + "\n"
 
 
@@ -45,28 +46,62 @@ def _lines(results: Document) -> Iterator[str]:
     yield f"Versions: {', '.join(f'{name} {version}' for name, version in results['versions'].items())}."
     yield ""
     yield from _summary(results)
+    yield ""
+    yield from _scenarios(results)
+    for title, figure in FIGURES.items():
+        yield ""
+        yield f"### {title}"
+        yield ""
+        yield from _matrix(results, figure)
+
+
+FIGURES: dict[str, Callable[[Row], str]] = {
+    "Throughput, GB/s": lambda row: row.throughput.text() if row.throughput else "-",
+    "CPU-seconds per GB": lambda row: row.cpu.text() if row.cpu else "-",
+    "Peak RSS, MB": lambda row: f"{row.peak.median / 1e6:.0f}" if row.peak else "-",
+}
+"""By title of a table, the cell of a client in a scenario."""
+
+
+def _scenarios(results: Document) -> Iterator[str]:
+    """Yield what each scenario is, and the remarks without which its figures would mislead."""
     for name, scenario in results["scenarios"].items():
-        yield ""
-        yield f"### `{name}`: {scenario['text']}"
-        yield ""
         if scenario.get("problem"):
-            yield f"Not measured: {scenario['problem']}."
+            yield f"- `{name}`, {scenario['text']}: not measured, {scenario['problem']}."
             continue
-        yield f"{scenario['objects']}, {scenario['bytes'] / 1e9:.2f} GB."
-        yield ""
-        made = rows(scenario)
-        yield f"| {' | '.join(HEADINGS)} |"
-        yield "|---|---|---|---|---|---|---|"
-        for row in made:
-            yield f"| {' | '.join(cell.replace('|', '/') for cell in cells(row))} |"
+        measured = f"{scenario['objects']}, {scenario['bytes'] / 1e9:.2f} GB"
+        remarks = [remark for row in rows(scenario) if (remark := _remark(row))]
+        yield f"- `{name}`, {scenario['text']}: {'; '.join([measured, *remarks])}."
+
+
+def _remark(row: Row) -> str:
+    if row.throughput is None:
+        return f"{row.client} was not measured, {_shortened(row.problem or '')}"
+    found = ", ".join(notes(row))
+    return f"{row.client} ({row.setting}) {found}" if found else ""
+
+
+def _matrix(results: Document, figure: Callable[[Row], str]) -> Iterator[str]:
+    """Yield a table with a row for each scenario and a column for each client."""
+    by_scenario = {
+        name: {row.client: row for row in rows(scenario)}
+        for name, scenario in results["scenarios"].items()
+        if not scenario.get("problem")
+    }
+    clients = list(
+        dict.fromkeys(client for name in by_scenario for client in results["scenarios"][name]["clients"])
+    )
+    yield f"| scenario | {' | '.join(clients)} |"
+    yield f"|---|{'---|' * len(clients)}"
+    for name, made in by_scenario.items():
+        shown = (figure(made[client]) if client in made else "" for client in clients)
+        yield f"| `{name}` | {' | '.join(shown)} |"
 
 
 def cells(row: Row) -> tuple[str, ...]:
     """Return the cells of a row, in the order of `HEADINGS`."""
     if row.throughput is None or row.cpu is None or row.peak is None:
-        problem = " ".join((row.problem or "").split())
-        shown = problem if len(problem) <= 160 else problem[:157] + "..."
-        return (row.client, "", "-", "-", "-", "-", shown)
+        return (row.client, "", "-", "-", "-", "-", _shortened(row.problem or ""))
     return (
         row.client,
         row.setting,
@@ -78,10 +113,16 @@ def cells(row: Row) -> tuple[str, ...]:
     )
 
 
+def _shortened(problem: str) -> str:
+    """Return a problem as one line of at most 160 characters."""
+    line = " ".join(problem.split())
+    return line if len(line) <= 160 else line[:157] + "..."
+
+
 def notes(row: Row) -> Iterator[str]:
     """Yield remarks without which the row's figures would mislead."""
     if row.transport:
-        yield f"transport {row.transport}"
+        yield f"over {row.transport}"
     if row.cut:
         yield "cut off at the time limit"
     if row.ahead >= 0.01:

@@ -93,7 +93,7 @@ SCENARIOS = {
         ),
         Scenario(
             name="slow-reader",
-            text="a reader that takes 100 MB/s, no other limit: what does it cost to wait?",
+            text="a reader that takes 100 MB/s, no other limit",
             server="fast",
             shape=replace(_BIG, objects=2),
             reader_rate=100_000_000,

@@ -485,13 +485,29 @@ SCENARIOS = {
 
 def results() -> dict[str, list[tuple[str, str, str]]]:
     """Return by scenario the rows (client, GB/s, CPU-seconds per GB) of the page's tables, fastest first."""
+    rates, cpus = _figures("Throughput, GB/s"), _figures("CPU-seconds per GB")
+    return {
+        name: sorted(
+            ((client, rate, cpus[name][client]) for client, rate in rates[name].items()),
+            key=lambda row: -float(row[1]),
+        )
+        for name in SCENARIOS
+    }
+
+
+def _figures(title: str) -> dict[str, dict[str, str]]:
+    """Return by scenario and client the medians of the page's table of that title."""
     text = RESULTS.read_text(encoding="utf-8")
-    found: dict[str, list[tuple[str, str, str]]] = {}
-    for name in SCENARIOS:
-        (section,) = re.findall(rf"^### `{name}`.*?(?=^### |\Z)", text, re.MULTILINE | re.DOTALL)
-        made = re.findall(r"^\| ([\w-]+) \| [^|]+ \| ([\d.]+)[^|]*\| ([\d.]+)[^|]*\|", section, re.MULTILINE)
-        found[name] = sorted(made, key=lambda row: -float(row[1]))
-    return found
+    (table,) = re.findall(rf"^### {re.escape(title)}\n\n(.*?)(?=\n\n)", text, re.MULTILINE | re.DOTALL)
+    head, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines())
+    return {
+        row[0].strip("`"): {
+            client: cell.split()[0]
+            for client, cell in zip(head[1:], row[1:], strict=True)
+            if cell not in ("", "-")
+        }
+        for row in rows
+    }
 
 
 def performance(colours: dict[str, str]) -> Canvas:

@@ -201,17 +201,19 @@ def test_markdown_tells_losses_gaps_and_reasons() -> None:
     assert "A note." in text
     assert "Penstock: 0.50 \u00d7 the throughput of the fastest peer" in str(report.state(fast))
     assert "read ahead into the next epoch: 10%" in text
-    assert "| gone |  | - | - | - | - | not installed and / more |" in text
+    assert "gone was not measured, not installed and | more" in text
     assert "NOT VERIFIED" in text
     assert "| `fast` | 0.50 | peer | 1.00 | peer |" in text
     assert "Penstock loses on throughput in `fast`." in text
-    assert "Not measured: network namespaces need root." in text
+    assert "- `nic`, a card: not measured, network namespaces need root." in text
     tables = [
         [line.count("|") for line in lines]
         for inside, lines in itertools.groupby(text.splitlines(), lambda line: line.startswith("|"))
         if inside
     ]
-    assert tables == [[6] * 3, [len(report.HEADINGS) + 1] * 6]  # the summary, then `fast`
+    assert tables == [[6] * 3, *[[6] * 3] * 3]  # the summary, then each figure of four clients
+    assert "| scenario | penstock | peer | gone | odd |" in text
+    assert "| `fast` | 1.00 | 2.00 | - |" in text
 
 
 def test_results_replace_what_was_between_the_markers() -> None:
@@ -570,8 +572,9 @@ def test_a_tiny_run_from_end_to_end(tmp_path: Path) -> None:
         text=True,
         check=True,
     ).stdout
-    assert "### `fast`" in text
-    assert "| penstock | default |" in text
+    assert "- `fast`, " in text
+    assert "; penstock (default) over splice" in text
+    assert text.count("| scenario | penstock |") == len(report.FIGURES)
 
 
 def test_a_sidecar_is_measured_by_load_and_fifos(capsys: pytest.CaptureFixture[str]) -> None:
