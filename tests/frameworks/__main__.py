@@ -1,4 +1,4 @@
-"""`python -m tests.frameworks`: every framework at every number of ranks, and the table of what was seen.
+"""`python -m tests.frameworks`: every framework at every number of ranks, and what was seen.
 
 A framework that is not installed is named and left out. The exit status is 1 if a promise was broken.
 """
@@ -23,15 +23,12 @@ from typing import Any
 import boto3
 import numpy as np
 
-from benchmarks.report import insert_into
 from streamer.formats import tfrecord
 from streamer.readers import load_state
 from tests.frameworks.programs.task import DIMENSIONS, EPOCHS
 from tests.kit.processes import Sidecar, job, penstock, sidecar, write_job
 from tests.servers.servers import Server, running
 
-BEGIN = "<!-- frameworks: begin; written by python -m tests.frameworks -->"
-END = "<!-- frameworks: end -->"
 GLOBAL_BATCH = 24
 UNEVEN = [3, 0, 410, 1, 170, 218, 77, 124]
 """Records of the objects."""
@@ -243,27 +240,17 @@ def tried(framework: Framework, server: Server, numbers: list[int]) -> list[str]
     return cells
 
 
-def table(rows: dict[str, list[str]], numbers: list[int]) -> str:
-    lines = [
-        "| | " + " | ".join(f"N = {number}" for number in numbers) + " |",
-        "|---|" + "---|" * len(numbers),
-    ]
-    lines += [f"| {name} | " + " | ".join(cells) + " |" for name, cells in rows.items()]
-    return "\n".join(lines) + "\n"
-
-
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.frameworks", description=__doc__)
     parser.add_argument("frameworks", nargs="*", metavar="FRAMEWORK", help=f"of {', '.join(FRAMEWORKS)}")
     parser.add_argument("--ranks", default="1,2,3,4,8", help="numbers of ranks that divide 24, one first")
-    parser.add_argument("--into", metavar="FILE", help="replace the table in this Markdown file")
     chosen = parser.parse_args(arguments)
     if unknown := set(chosen.frameworks) - set(FRAMEWORKS):
         parser.error(f"no such framework: {', '.join(sorted(unknown))}")
     numbers = [int(number) for number in chosen.ranks.split(",")]
     for variable in [variable for variable in os.environ if variable.startswith("AWS_")]:
         del os.environ[variable]
-    rows: dict[str, Any] = {}
+    cells: list[str] = []
     with running("moto") as server:
         os.environ |= {"AWS_ACCESS_KEY_ID": server.access_key, "AWS_SECRET_ACCESS_KEY": server.secret_key}
         os.environ |= {"AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true"}
@@ -272,10 +259,8 @@ def main(arguments: list[str] | None = None) -> int:
             if importlib.util.find_spec(framework.needs) is None:
                 print(f"{framework.name}: {framework.needs} is not installed")
                 continue
-            rows[framework.name] = tried(framework, server, numbers)
-    if chosen.into:
-        insert_into(chosen.into, table(rows, numbers), begin=BEGIN, end=END)
-    return int(any(cell.startswith("BROKEN") for cells in rows.values() for cell in cells))
+            cells += tried(framework, server, numbers)
+    return int(any(cell.startswith("BROKEN") for cell in cells))
 
 
 if __name__ == "__main__":
