@@ -11,9 +11,9 @@
 Each reader has one process, which imports its libraries once; the readers' runs alternate, so that all
 readers run in the same minute of the machine. A run reads the file several times, in batches; the consumer
 adds up the lengths of the records (TensorFlow: in C++), and the sum must be right. The clocks start when the
-reader is made. CPU time and minor page faults are those of the reader's process, without the import and
-without the feeder. Readers of other packages run in a process with default allocator settings. The first
-round is not counted. The files of one case at a time are in /dev/shm, at most 1 GB for both.
+reader is made. CPU time is that of the reader's process, without the import and without the feeder. Readers
+of other packages run in a process with default allocator settings. The first round is not counted. The files
+of one case at a time are in /dev/shm, at most 1 GB for both.
 
 The package `tfrecord` checks no checksums, and Penstock's readers check all. It is no dependency: without it
 (`pip install --group bench`) its rows, and the ratios of PyTorch and plain Python, are left out. With
@@ -188,7 +188,7 @@ class Reader:
         return self._child.line(deadline=time.monotonic() + _PATIENCE)
 
     def run(self, case: Case, files: Files, directory: str) -> dict[str, float]:
-        """Do one run; return GB/s, CPU-s/GB and faults/GB of payload. Raises RuntimeError for a wrong sum."""
+        """Do one run; return GB/s and CPU-s/GB of payload. Raises RuntimeError for a wrong sum."""
         fifos = self.contestant.fifos
         names = [f"bench{number}" for number in range(fifos)]
         payload = files.payload * max(1, fifos)
@@ -216,7 +216,6 @@ class Reader:
         return {
             "throughput": gigabytes / answer["seconds"],
             "cpu": answer["cpu_seconds"] / gigabytes,
-            "faults": answer["faults"] / gigabytes,
         }
 
     def close(self) -> None:
@@ -284,9 +283,7 @@ def rows(family: str, case: Case, runs: dict[str, list[dict[str, float]]]) -> It
                 ]
             elif beside == reference:
                 cells += ["", ""]
-        if not any(name.startswith("before: ") for name in runs):
-            cells.append(f"{spread([run['faults'] for run in found]).median:,.0f}")
-        elif reader.startswith("before: "):
+        if reader.startswith("before: "):
             cells += ["", ""]
         shown = reader
         if family == "keras":
@@ -309,7 +306,7 @@ def markdown(results: Document) -> str:
         if not found:
             continue
         before = any(label.startswith("before: ") for runs in found.values() for label in runs)
-        last = ["× before", "× its CPU"] if before else ["page faults/GB"]
+        last = ["× before", "× its CPU"] if before else []
         head = ["records", "reader", "GB/s", "CPU-s/GB", "× throughput", "× CPU", *last]
         lines += [
             "",

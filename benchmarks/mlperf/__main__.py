@@ -43,15 +43,15 @@ def rows(entries: Document, least: float) -> Iterator[str]:
     for feed, entry in entries.items():
         if entry["problem"] or not entry["runs"]:
             reason = " ".join((entry["problem"] or "no run").replace("|", "/").split())
-            made.append((-1.0, f"| {feed} | {reason[:160]} | - | - | - | - |"))
+            made.append((-1.0, f"| {feed} | {reason[:160]} | - | - | - |"))
             continue
-        busy, rate, cpu, cores = (
+        busy, rate, cpu = (
             spread([run[what] for run in entry["runs"]])
-            for what in ("utilisation", "gb_per_second", "cpu_per_gb", "cpu")
+            for what in ("utilisation", "gb_per_second", "cpu_per_gb")
         )
         passed = "**" if busy.median >= least else ""
         shown = f"{passed}{busy.median:.1%}{passed} ({busy.low:.1%}–{busy.high:.1%})"
-        row = f"| {feed} | {entry['setting']} | {shown} | {rate.text()} | {cpu.text()} | {cores.text()} |"
+        row = f"| {feed} | {entry['setting']} | {shown} | {rate.text()} | {cpu.text()} |"
         made.append((busy.median, row))
     yield from (row for _, row in sorted(made, key=lambda each: -each[0]))
 
@@ -78,8 +78,8 @@ def markdown(results: Document) -> str:
             "",
             title,
             "",
-            "| client | setting | utilisation | GB/s | client CPU-s/GB | client cores |",
-            "|---|---|---|---|---|---|",
+            "| client | setting | utilisation | GB/s | client CPU-s/GB |",
+            "|---|---|---|---|---|",
             *rows(entry["feeds"], load.least),
         ]
     return "\n".join(lines) + "\n"

@@ -109,7 +109,7 @@ def test_a_tiny_run(samples_per_object: int, tmp_path: Path, monkeypatch: pytest
     assert "**`tiny`**, 2 accelerators, origin `fast`" in text
     entries = json.loads(out.read_text())["loads"]["tiny"]["feeds"]
     assert entries["boto3"]["problem"] == "no-such-distribution is not installed"
-    assert "| boto3 | no-such-distribution is not installed | - | - | - | - |" in text
+    assert "| boto3 | no-such-distribution is not installed | - | - | - |" in text
     assert not entries["boto3"]["runs"]
     for feed in ("penstock", "files"):
         entry = entries[feed]
