@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +39,15 @@ def command_line() -> str:
         "[configuration](configuration.md#command-line).\n",
         f"`penstock`: {cli.help}\n",
     ]
+    shared = _shared()
     with click.Context(cli, info_name="penstock") as above:
         for name, command in sorted(cli.commands.items()):
-            page += _command(name, command, above, "##")
+            page += _command(name, command, above, "##", shared)
+    page += [
+        "## Options of several commands\n",
+        *_table(sorted(shared, key=lambda row: row[0].lstrip("-"))),
+        "",
+    ]
     page += ["[Exit codes](exit-codes.md) are the same for every command.\n"]
     page += ["## Environment\n", "| Variable | Meaning |", "|---|---|"]
     page += [f"| `{name}` | {_cell(meaning)} |" for name, meaning in ENVIRONMENT.items()]
@@ -53,21 +61,57 @@ def command_line() -> str:
     return "\n".join(page)
 
 
-def _command(name: str, command: click.Command, above: click.Context, heading: str) -> list[str]:
+Row = tuple[str, str]
+"""An option as `--help` writes it, and its meaning."""
+
+
+def _shared() -> set[Row]:
+    """Return the options that several commands have, and that mean the same in all of them."""
+    with click.Context(cli, info_name="penstock") as context:
+        found = Counter(row for command in _leaves(cli) for row in _options(command, context))
+    meanings = Counter(option for option, _ in found)
+    return {row for row, count in found.items() if count > 1 and meanings[row[0]] == 1}
+
+
+def _leaves(command: click.Command) -> Iterator[click.Command]:
+    """Yield a command, or the commands of a group."""
+    if not isinstance(command, click.Group):
+        yield command
+        return
+    for part in command.commands.values():
+        yield from _leaves(part)
+
+
+def _options(command: click.Command, context: click.Context) -> list[Row]:
+    options = [each for each in command.params if isinstance(each, click.Option)]
+    return [row for each in options if (row := each.get_help_record(context)) is not None]
+
+
+def _table(rows: list[Row]) -> list[str]:
+    lines = [f"| `{_cell(option)}` | {_cell(meaning)} |" for option, meaning in rows]
+    return ["| Option | Meaning |", "|---|---|", *lines]
+
+
+def _command(
+    name: str, command: click.Command, above: click.Context, heading: str, shared: set[Row]
+) -> list[str]:
     """Return the lines about a command and its parts."""
     with click.Context(command, info_name=name, parent=above) as context:
         usage = command.get_usage(context).removeprefix("Usage: ")
         lines = [f"{heading} {context.command_path}\n", inspect.cleandoc(command.help or "").strip() + "\n"]
         lines += ["```", " ".join(usage.split()), "```\n"]
         if isinstance(command, click.Group):
-            parts = [_command(*part, context, f"{heading}#") for part in command.commands.items()]
+            parts = [_command(*part, context, f"{heading}#", shared) for part in command.commands.items()]
             return lines + [line for part in parts for line in part]
-        options = [each for each in command.params if isinstance(each, click.Option)]
-        rows = [row for each in options if (row := each.get_help_record(context)) is not None]
-        if rows:
-            lines += ["| Option | Meaning |", "|---|---|"]
-            lines += [f"| `{_cell(option)}` | {_cell(meaning)} |" for option, meaning in rows]
-            lines.append("")
+        rows = _options(command, context)
+        if own := [row for row in rows if row not in shared]:
+            lines += [*_table(own), ""]
+        if others := [
+            f"`{option.split(' ')[0].rstrip(',')}`" for option, meaning in rows if (option, meaning) in shared
+        ]:
+            lines += [
+                f"Also [options of several commands](#options-of-several-commands): {', '.join(others)}.\n"
+            ]
         return [*lines, "```sh", *getattr(command, "examples", ()), "```", ""]
 
 

@@ -232,7 +232,6 @@ class Measured:
     kind: Kind
     seeds: int = 0
     faults: int = 0
-    bytes: int = 0
     right: int = 0
     recovered: list[float] = field(default_factory=list)
     without: list[tuple[Wish, float]] = field(default_factory=list)
@@ -253,7 +252,6 @@ async def measure(kind: Kind, seed: int, stub: S3Stub, truth: bytes, into: Measu
     found = reported[True]
     into.seeds += 1
     into.faults += striker.struck
-    into.bytes += len(found.data)
     if kind.cause:
         named = found.error is not None and any(word in found.error for word in CAUSES[kind.cause])
         into.right += truth.startswith(bytes(found.data)) and (named or not striker.struck)
@@ -282,8 +280,8 @@ def kept(rows: list[Measured], row: Measured) -> float:
 def table(rows: list[Measured]) -> str:
     """As Markdown."""
     lines = [
-        "| Fault | Seeds | Faults | MB checked | Outcome | To recover, p50 / p99 | Throughput kept |",
-        "|---|---|---|---|---|---|---|",
+        "| Fault | Faults | Outcome | To recover, p50 / p99 | Throughput kept |",
+        "|---|---|---|---|---|",
     ]
     for row in rows:
         what = "failed by its cause" if row.kind.cause else "complete, right"
@@ -292,10 +290,7 @@ def table(rows: list[Measured]) -> str:
         if row.recovered:
             p50, p99 = (percentile(row.recovered, part) for part in (0.5, 0.99))
             recovery, left = f"{p50:.2f} / {p99:.2f} s", f"{kept(rows, row):.2f}"
-        size = f"{row.bytes / 1e6:.0f}"
-        lines.append(
-            f"| {row.kind.name} | {row.seeds} | {row.faults} | {size} | {outcome} | {recovery} | {left} |"
-        )
+        lines.append(f"| {row.kind.name} | {row.faults} | {outcome} | {recovery} | {left} |")
     return "\n".join(lines) + "\n"
 
 
