@@ -3,7 +3,7 @@
     DataLoader → pinned memory → one CUDA stream copies a batch to the GPU → another stream runs the step
 
 All pinned memory that DataLoaders need is allocated before the runs, because an allocation stops the GPU.
-Events on the GPU's clock mark the begin and end of every step. From the end of one step to the begin of the
+Events on the GPU's clock mark the start and end of every step. From the end of one step to the start of the
 next the GPU was idle, because its batch was missing. The host is at most two steps ahead of the GPU and waits
 for it without spinning. Every record's mark is compared on the GPU.
 """

@@ -39,7 +39,7 @@ class Periodic:
 
     objects: int
     records: int
-    """Of each object."""
+    """Records of each object."""
     payload: int
     """Bytes of a record's data."""
 

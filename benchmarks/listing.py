@@ -8,7 +8,7 @@ Shapes: `flat`, image files of one folder; `folders`, a thousand files in each; 
 A lister's figures are its own: CPU seconds of the listing, peak memory above that before the listing, and the
 CPU seconds that its event loop spent on the listing before another task had its turn, looked at every 2 ms.
 
-`--table COUNTS` lists so many keys by our own client, `--into PAGE` writes the table into the page.
+`--table COUNTS` lists COUNTS keys by our own client, `--into PAGE` writes the table into the page.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ LOOK = 0.002
 
 
 class Keys(Sequence[str]):
-    """All keys of a shape, in order; none is stored."""
+    """All keys of a shape, in order; no key is stored."""
 
     def __init__(self, shape: str, count: int) -> None:
         self._key, self._count = SHAPES[shape], count

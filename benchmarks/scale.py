@@ -88,7 +88,7 @@ def watched() -> Watched:
 
 
 def shape_of(load: str, fifos: int, total: float) -> Shape:
-    """Return objects of about `total` bytes in all, evenly on so many FIFOs."""
+    """Return objects of about `total` bytes in all, evenly on `fifos` FIFOs."""
     largest = LOADS[load][1]
     size = min(largest, max(1, int(total / fifos)))
     return Shape(f"{load}-{fifos}", fifos, max(1, round(total / fifos / size)), size)

@@ -27,7 +27,7 @@ def in_turns(rounds: int, contestants: Sequence[T]) -> Iterator[tuple[int, T]]:
 
 
 def percentile(values: Sequence[float], part: float) -> float:
-    """Return the smallest value that so many are not above."""
+    """Return the smallest value that is at least as large as `part` of the values."""
     return sorted(values)[min(len(values) - 1, int(part * len(values)))]
 
 
@@ -124,7 +124,7 @@ class Beside:
     """CPU per GB divided by that of the peer with the least CPU per GB, however slow that peer is."""
     cheapest_quick_peer: str
     cpu_quick: float
-    """The same ratio, among the peers with at least half the throughput of the fastest."""
+    """Ratio of CPU per GB among the peers with at least half the throughput of the fastest."""
 
 
 def beside(made: Sequence[Row], *, ours: str = "penstock") -> Beside | None:

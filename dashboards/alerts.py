@@ -36,11 +36,11 @@ class Alert:
 
     @property
     def anchor(self) -> str:
-        """Of its entry in the runbook."""
+        """Anchor of its entry in the runbook."""
         return self.name.lower()
 
     def rule(self, runbook: str) -> dict[str, Any]:
-        """As Prometheus takes it."""
+        """The alert in the form that Prometheus takes."""
         return {
             "alert": self.name,
             "expr": self.expression,
@@ -77,7 +77,7 @@ ALIVE = (
         description="Prometheus has it as a target and cannot scrape it: the process has ended or hangs, "
                     "or the network is cut."),
     Alert("PenstockGone", "5m", "warning",
-        # Of the last scrapes: a reader, and minutes to go. Whatever ended with its job does not look so.
+        # The last scrapes had a reader and minutes to go; those of a sidecar that ended with its job do not.
         expression="last_over_time(penstock_epoch_eta_seconds[30m]) > 300\n"
                    "and last_over_time(penstock_reader_connected[30m]) == 1\n"
                    "unless on (job, instance) up",

@@ -101,7 +101,7 @@ class Panel:
     colors: dict[str, str] = field(default_factory=dict)
     """Fixed colours by legend, or by a regular expression for legends, between slashes."""
     columns: tuple[Column, ...] = ()
-    """Of a table, from left to right; those with an expression are the targets, in this order."""
+    """Columns of a table, from left to right; those with an expression are the targets, in this order."""
     sort: str | None = None
     """Title of the column that a table is sorted by, the largest first."""
 

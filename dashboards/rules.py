@@ -29,13 +29,13 @@ _ENDED = rate('penstock_requests_total{outcome!="cancelled"}')
 _WHOLE_CONNECTED = f"(sum without (state) ({_CONNECTED}) > 0)"
 
 RECORDED: dict[str, str] = {
-    # Of the time with a reader, by what the channel was at.
+    # Shares of the time with a reader, by state of the channel.
     "channel:penstock_channel_seconds:share5m": _share(_CONNECTED, _CONNECTED, over="state"),
-    # Of the same time, the part that was starved, by cause.
+    # Starved shares of the same time, by cause.
     "channel:penstock_starved_seconds:share5m": (
         f"{_STARVED}\n/ ignoring (cause) group_left ()\n{_WHOLE_CONNECTED}"
     ),
-    # Of the requests that ended, by how.
+    # Shares of the requests that ended, by outcome.
     "channel:penstock_requests:share5m": _share(_ENDED, _ENDED, over="outcome"),
     "channel:penstock_retries:ratio5m": (
         f"{rate('penstock_retries_total')}\n/ ignoring (kind) group_left ()\n"

@@ -109,7 +109,7 @@ def _nothing() -> None:
 
 
 async def finished(running: asyncio.Future[Any], cancel: Callable[[], None] | None = None) -> None:
-    """Wait for the end of `running`. If cancelled, wait all the same, and raise CancelledError then.
+    """Wait for the end of `running`. If cancelled, still wait, and raise CancelledError then.
 
     `cancel`: called when this is cancelled, so that `running` ends early.
     """

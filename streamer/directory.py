@@ -64,7 +64,7 @@ class Directory:
         return self._walk(names, make=False)
 
     def make(self, *names: str) -> Directory:
-        """Do as `enter`, but make what is missing and replace what is not a directory."""
+        """Make the directory that `enter` would open; replace what is not a directory on the way."""
         return self._walk(names, make=True)
 
     def _walk(self, names: tuple[str, ...], *, make: bool) -> Directory:

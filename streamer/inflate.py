@@ -106,7 +106,7 @@ class Inflater:
 
     @property
     def drained(self) -> bool:
-        """Whether `pieces` would return none before more bytes are fed."""
+        """Whether `pieces` would return an empty list before more bytes are fed."""
         used = self._damage is None and self._used == len(self._data)
         return used and (self._member is None or self._member.needs_input)
 

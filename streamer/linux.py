@@ -146,7 +146,7 @@ def keep_free_memory(block: int, total: int) -> bool:
 
 
 def limit_heaps(number: int) -> None:
-    """Let threads share so many heaps, if the C library is glibc (mallopt(3))."""
+    """Let threads share `number` heaps, if the C library is glibc (mallopt(3))."""
     mallopt = getattr(_libc(), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_ARENA_MAX, number)

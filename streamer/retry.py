@@ -47,7 +47,7 @@ LAST_REQUEST = 1.0
 UNAVAILABLE: tuple[type[SourceError], ...] = (Transient, ClockSkew)
 """Errors that mean that storage is unavailable, or that this machine's clock is wrong."""
 PASSING: tuple[type[SourceError], ...] = (*UNAVAILABLE, Expired)
-"""The same, or that credentials must be renewed."""
+"""Errors of `UNAVAILABLE`, and those that mean that credentials must be renewed."""
 ANSWER_FAILED: tuple[type[SourceError], ...] = (*UNAVAILABLE, InvalidResponse)
 """Errors after which a page of a listing or a HEAD is requested again."""
 PART_FAILED: tuple[type[SourceError], ...] = (*PASSING, BadAnswer)

@@ -168,7 +168,7 @@ def one_certificate(tmp_path_factory: pytest.TempPathFactory) -> str:
 def aws_environment(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory, one_certificate: str
 ) -> None:
-    """No AWS setting of the developer's, and none of the machine's certificates, reaches a test.
+    """No AWS setting of the developer's, and no certificate of the machine's, reaches a test.
 
     Each client of aiobotocore reads the trusted certificates, and so does each import of aiohttp. Those of
     a machine take 20 ms of CPU.
@@ -193,7 +193,7 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def authority(tmp_path: Path) -> trustme.CA:
-    """A private one, whose certificate is at `tmp_path/ca.pem`."""
+    """A private one; `tmp_path/ca.pem` has its certificate."""
     made = trustme.CA()
     made.cert_pem.write_to_path(tmp_path / "ca.pem")
     return made

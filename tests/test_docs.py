@@ -466,7 +466,7 @@ CALLS: dict[str, Callable[..., Any] | str] = {
 
 
 def parameters(name: str) -> set[str]:
-    """Of a callable of the readers; the frameworks' from their source, so as not to load them."""
+    """Return a callable's parameters; the frameworks' from their source, so as not to load them."""
     call = CALLS[name]
     if not isinstance(call, str):
         found = inspect.signature(call).parameters
@@ -543,6 +543,38 @@ def test_the_prose_check_finds_faults_and_their_line(text: str, reported: list[t
 def test_the_prose_of_the_pages() -> None:
     assert [
         (page.name, fault) for page in prose_check.PAGES for fault in prose_check.faults(page.read_text())
+    ] == []
+
+
+@pytest.mark.parametrize(
+    ("source", "reported"),
+    [
+        ('"""Module."""\n\nA = 1\n"""Size of each object."""\n', []),
+        ('A = 1\n"""Of each object."""\n', [(2, "begins with 'Of'")]),
+        ('class A:\n    b: int\n    """As `c`."""\n', [(3, "begins with 'As'")]),
+        ('def a():\n    """Do as `b`."""\n', [(2, "begins with 'Do as'")]),
+        ("a = 1  # The same\n", [(1, "begins with 'The same'")]),
+        ("# One line\n# Of two lines\na = 1\n", []),
+        ('def a():\n    """Return so\n    many bytes."""\n', [(2, "'so many'")]),
+        ("# so many keys that they fill memory\n", []),
+        ("a = 1  # what it is at\n", [(1, "'is at'")]),
+        ("# is at most one, and there is none of that name; None if none is\n", [(1, "'none is'")]),
+        ("# it is none; `none of` them\n", [(1, "'is none'")]),
+        ("a = 'the begin'\n", []),
+    ],
+)
+def test_the_prose_check_finds_fragments_in_code(source: str, reported: list[tuple[int, str]]) -> None:
+    found = list(prose_check.code_faults(source))
+    assert [
+        (line, fault[: len(due)]) for (line, fault), (_, due) in zip(found, reported, strict=True)
+    ] == reported
+
+
+def test_the_prose_of_the_code() -> None:
+    assert [
+        f"{path.relative_to(ROOT)}:{line}: {fault}"
+        for path in prose_check.modules()
+        for line, fault in prose_check.code_faults(path.read_text())
     ] == []
 
 

@@ -35,7 +35,7 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     finally:
         os.chdir(before)
     with tarfile.open(place / name) as archive:
-        # Python before 3.11.4 has no filters, and none of its methods has the argument.
+        # Python before 3.11.4 has no filters, and no method of it has the argument.
         archive.extraction_filter = getattr(tarfile, "data_filter", None)
         archive.extractall(place)
     root = place / name.removesuffix(".tar.gz")

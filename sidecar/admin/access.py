@@ -11,7 +11,7 @@
     number   a connection over `MOST_CONNECTIONS` closes the one that has waited longest for its client. So
              clients that hold connections keep no probe out
 
-No check waits, and none is on the path of streamed bytes.
+No check waits or is on the path of streamed bytes.
 """
 
 from __future__ import annotations

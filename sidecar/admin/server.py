@@ -67,7 +67,7 @@ PAGES_APART = 0.02
 So strangers take at most a fifth of the event loop, and the next turn accepts the connections of probes.
 """
 EVENT_WITHIN = 2.0
-"""Seconds until the next document of `/events` if no snapshot is taken: none is while the job starts."""
+"""Seconds until the next document of `/events` if there is no snapshot, as while the job starts."""
 BODY_WITHIN = 5.0
 """Seconds in which the body of a request must arrive."""
 OF_THE_CLIENT = (HttpProcessingError, web.RequestPayloadError)

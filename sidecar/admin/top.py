@@ -106,7 +106,7 @@ def _footer(event: dict[str, Any]) -> Text:
         f"{counted(requests['parts'] + requests['planning'], 'request')}, "
         + (f"about ${requests['dollars']:.2f}" if requests["dollars"] >= 0.01 else "less than $0.01"),
     ]
-    if limits:  # none while the job starts
+    if limits:  # no snapshot while the job starts
         adapt = " adapt, now" if limits["requests_in_flight_adapt"] else ""
         bandwidth = (
             f"at most {decimal_bytes(limits['bandwidth'])}/s" if limits["bandwidth"] else "no bandwidth limit"

@@ -163,7 +163,7 @@ def _listed(uris: tuple[str, ...], selection: Selection, source: dict[str, Any],
 
 
 def _read(path: str, uris: tuple[str, ...], selection: Selection, source: dict[str, Any]) -> Found:
-    """Read the list of keys. `source`: options of a listing, of which none may be given."""
+    """Read the list of keys. `source`: options of a listing, which may not be given."""
     from sidecar.commands import manifest as command
 
     if len(uris) > 1:

@@ -168,7 +168,7 @@ class ChannelExtras(Model):
     join: Join | None = None
     """Format of the objects, whose contents the channel joins into one archive or file of this format."""
     skip_bytes: Annotated[Size, Field(gt=0)] | None = None
-    """Bytes at the begin of every object that are left out of the stream, such as a header."""
+    """Bytes at the start of every object that are left out of the stream, such as a header."""
     record_keys: StrictBool = False
     """Keep a list of the objects' keys beside each FIFO, so that a reader can name the object of a record."""
     integrity: Literal["none", "checksum"] = "none"
@@ -180,7 +180,7 @@ class ChannelExtras(Model):
     include: Annotated[tuple[Glob, ...], Field(min_length=1, max_length=MOST_GLOBS)] | None = None
     """Globs on keys, one of which must match. Unset: every key."""
     exclude: Annotated[tuple[Glob, ...], Field(max_length=MOST_GLOBS)] = ()
-    """Globs on keys, none of which may match."""
+    """Globs on keys; a key that matches one of them is left out."""
     split: SplitConfig | None = None
     """Some folds of the keys or blocks, as for a holdout set. Unset: all objects."""
     limit: LimitConfig | None = None

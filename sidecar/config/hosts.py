@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 HOMOGENEOUS = "homogeneousCluster"
 """SageMaker's name for the only group of a job without instance groups."""
 MOST_HOSTS = 100_000
-"""Most hosts of a job. A higher number is a mistake, and the names of so many hosts would fill memory."""
+"""Most hosts of a job. A higher number is a mistake, and the names of the hosts would fill memory."""
 _FIX = "set --host-index and --host-count, or Penstock.Hosts"
 
 

@@ -25,14 +25,14 @@ class MixChangeConfig(Model):
     step: Number = 0
     """Number of the first global batch of the epoch with these weights."""
     weights: Annotated[tuple[Weight, ...], Field(min_length=2)]
-    """Of each prefix, as `Mix.Weights`."""
+    """Weight of each prefix, in the order of `Mix.Weights`."""
 
 
 class MixConfig(Model):
     """How the prefixes of a channel are mixed."""
 
     weights: Annotated[tuple[Weight, ...], Field(min_length=2)]
-    """Of S3Uri, then of each prefix of AlsoFrom: shares of the records, in any unit."""
+    """Shares of the records, in any unit: that of S3Uri, then one for each prefix of AlsoFrom."""
     until: Until = "first"
     """End of an epoch: before a prefix would begin again, or when every prefix has been read."""
     by: MixBy = "block"

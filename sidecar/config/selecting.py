@@ -56,7 +56,7 @@ class SplitConfig(Model):
 
 
 class LimitConfig(Model):
-    """How much of a channel is streamed: so many objects, so many bytes, or so many records."""
+    """How much of a channel is streamed: a number of objects, of bytes, or of records."""
 
     objects: Annotated[StrictInt, Field(ge=1)] | None = None
     """Objects; lines of an augmented manifest."""

@@ -161,7 +161,7 @@ class PenstockConfig(Model):
     stall_timeout: Annotated[Seconds, Field(ge=1)] = STALL_TIMEOUT
     """Seconds without a byte before a request counts as stalled, and is sent again on another connection."""
     hedge_budget: Annotated[float, Field(ge=0, le=1)] = 0.05
-    """Of all bytes, those that may be fetched twice where the reader waits for a slow connection; 0: none."""
+    """Share of all bytes that may be fetched twice where the reader waits for a slow connection; 0: never."""
     drain_for: Annotated[Seconds, Field(ge=0)] = 20.0
     """Seconds that SIGTERM lets running epochs finish; Kubernetes kills after 30 by default."""
     fifo_mode: Annotated[

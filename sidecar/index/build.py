@@ -45,7 +45,7 @@ MOST_LOGGED = 20
 def in_two(
     record_format: RecordFormat, objects: ChannelObjects, numbers: Iterable[int]
 ) -> tuple[array[int], array[int]]:
-    """Return the numbers of the objects of which all bytes are needed, and of those of which none is."""
+    """Return the numbers of the objects of which all bytes are needed, and of those of which no byte is."""
     to_read, others = array("Q"), array("Q")
     for number in numbers:
         unread = record_format.kind == "fixed" or not objects[number].size

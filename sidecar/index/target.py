@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 UPLOAD_EVERY = 60.0
 """Least seconds between two uploads of a build's file."""
 UPLOAD_SHARE = 20
-"""An upload that takes a second is followed by none for so many."""
+"""Least pause after an upload, in multiples of the upload's own time."""
 MOST_CONFLICTS = 10
 """Times that an upload is repeated because another build has replaced the object."""
 ROWS_AT_ONCE = 4096

@@ -167,7 +167,7 @@ class Layout:
                 pass
 
     def owner(self) -> int:
-        """Return the process id of the sidecar that owns the tree. Raises SinkError if none does.
+        """Return the process id of the sidecar that owns the tree. Raises SinkError if no sidecar does.
 
         The process must belong to the owner of the lock file, or any user could direct root's signal to any
         process.
@@ -201,7 +201,7 @@ class Layout:
                 os.close(fd)
 
     def last_note(self) -> dict[str, Any] | None:
-        """Return the last note of the tree's owner; None if it has written none yet."""
+        """Return the last note of the tree's owner; None if it has not written one yet."""
         try:
             with open(os.path.join(self.data, SIDECAR_LOCK), "rb") as file:
                 lines = file.read(1 << 20).splitlines(keepends=True)[1:]

@@ -24,7 +24,7 @@ class SharedPlan:
 
     plan: Plan
     ranks: tuple[dict[str, Plan], ...]
-    """Of each of its ranks, the plans by FIFO name: one for each copy."""
+    """Plans of each rank by FIFO name: one for each copy."""
 
     @property
     def names(self) -> list[str]:

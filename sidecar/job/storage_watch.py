@@ -1,7 +1,7 @@
 """Logs that storage fails while a trainer waits for bytes, and that it responds again.
 
 The log has no line for a request. A channel waits for storage if, since the last snapshot, requests have
-failed, none has succeeded, and delivery has waited for bytes.
+failed, no request has succeeded, and delivery has waited for bytes.
 """
 
 from __future__ import annotations

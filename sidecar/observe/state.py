@@ -106,7 +106,7 @@ class JobState:
         self.planning: dict[str, PlanningStep] = {}
         """By channel, how far its plan is; a channel whose plan is made is not there."""
         self.downloading: Callable[[], str] | None = None
-        """Returns, in one line, how far the download of a File channel is; None while none is downloaded."""
+        """Returns the progress of a File channel's download, in one line; None while no download runs."""
         self.downloads: dict[str, Callable[[], DownloadStatistics]] = {}
         """By File channel whose download has begun, or has ended, how to take its snapshot."""
         self.channels: dict[str, Channel] = {}

@@ -56,7 +56,7 @@ def progress_line(describe: Callable[[], str], *, quiet: bool) -> Iterator[None]
 def transferred(moved: int, total: int, seconds: float, *, before: int = 0) -> str:
     """Return the progress of a transfer: bytes, share, rate, time left.
 
-    `moved`: bytes in so many `seconds`. `before`: bytes that an earlier start has moved.
+    `moved`: bytes in `seconds` seconds. `before`: bytes that an earlier start has moved.
     """
     done = before + moved
     text = f"{decimal_bytes(done)} of {decimal_bytes(total)}"

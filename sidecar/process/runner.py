@@ -174,5 +174,5 @@ def _start_libuv(runner: asyncio.Runner, count: int) -> None:
 async def _use_libuv() -> None:
     """Submit work to libuv's threads, so that libuv starts all of them. Resolves no name."""
     numeric = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
-    with contextlib.suppress(OSError):  # the threads have started all the same
+    with contextlib.suppress(OSError):  # the threads have started nevertheless
         await asyncio.get_running_loop().getnameinfo(("127.0.0.1", 1), numeric)

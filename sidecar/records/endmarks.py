@@ -40,7 +40,7 @@ def end_mark_advice(channel: ChannelConfig, form: str) -> str:
 
 
 def unjoined(channel: ChannelConfig, plan: Plan) -> str | None:
-    """Return the format of objects with end marks that follow each other in this channel; None if none do."""
+    """Return the format of objects with end marks that follow each other in this channel, if any do."""
     return unjoined_keys(channel, _keys(plan))
 
 

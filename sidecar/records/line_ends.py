@@ -48,7 +48,7 @@ def remedy(switch: str = "Penstock: {Join: lines} to the channel") -> str:
 async def without_line_feed(
     channel: ChannelConfig, refs: Iterable[ObjectRef], clients: Clients
 ) -> ObjectRef | None:
-    """Return an object of a channel's sample that ends in the middle of a line; None if none is found."""
+    """Return an object of a channel's sample that ends in the middle of a line, if there is one."""
     glued = channel.penstock.join is None and channel.record_wrapper_type == "None"
     return await unended(refs, clients) if glued and channel.compression_type == "None" else None
 

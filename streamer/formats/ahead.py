@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 LARGE = 2
 """Part of a block from which data is read into memory of its own, whatever the records around it are."""
 REPEATED = 16
-"""The same for records of one length. Of smaller ones a copy costs less than memory for each, measured."""
+"""That part for records of one length: copying smaller ones costs less than memory for each, measured."""
 LARGEST = GIB
 """Bytes above which memory is taken as the data arrives."""
 _PYBUF_WRITE = 0x200

@@ -219,7 +219,7 @@ class FixedScanner(BorderScanner):
         self.skip(len(data))
 
     def skip(self, count: int) -> None:
-        """As `feed`, for `count` bytes, whatever they are."""
+        """Count `count` bytes, whatever they are, as `feed` would."""
         self.fed += count
         self.records = -(-self.fed // self._size)
         step = self._size * self.stride

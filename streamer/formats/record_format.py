@@ -66,8 +66,8 @@ class RecordFormat:
     def evidence(self, begin: int, end: int) -> tuple[int, int]:
         """Return the range of an object's bytes that shows whether records lie from `begin` up to `end`.
 
-        The header of the first record states its length, if a record is one frame. Of other formats all bytes
-        are needed, so of more than `WHOLE` only the begin is looked at. The range is empty if there is
+        The header of the first record states its length, if a record is one frame. Other formats need all
+        bytes, so of more than `WHOLE` only the first ones are looked at. The range is empty if there is
         nothing to look at.
         """
         if self.kind == "fixed":
@@ -78,7 +78,7 @@ class RecordFormat:
         return first, min(end, begin + _HEADER_BYTES.get(self.kind, 0))
 
     def fault(self, data: bytes, begin: int, end: int, records: int) -> str:
-        """Return why `data`, the bytes of `evidence`, are not of so many records; empty if they may be."""
+        """Return why `data`, the bytes of `evidence`, are not of `records` records; empty if they may be."""
         size = end - begin
         if self.kind == "fixed":
             return "" if size == records * self.size else _other_number(records)

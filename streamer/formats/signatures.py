@@ -1,7 +1,7 @@
 """Recognises a format by the first bytes of a stream, for readers of another format.
 
 Any bytes are lines, and any bytes are tokens, so a reader of these would return records of whatever comes.
-The readers of framed records know that bytes are none of theirs, and this table says what they are. Pure.
+The readers of framed records reject foreign bytes, and this table says what those are. Pure.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class IndexSource(Protocol):
         ...
 
     def read(self, position: int, count: int) -> bytes | memoryview:
-        """Return so many bytes. Raises an error of its own if there are fewer."""
+        """Return `count` bytes from `position` on. Raises an error of its own if there are fewer."""
         ...
 
     def changed(self) -> Exception:

@@ -4,7 +4,7 @@
 
 A sample begins at the first header that belongs to its first member: that is an extension header (pax, long
 name) if the member has one. Members without a key belong to the sample before them, or to the first sample if
-they are at the beginning of the archive. The end mark (blocks of zeros) belongs to no sample, so an object of
+they begin the archive. The end mark (blocks of zeros) belongs to no sample, so an object of
 several archives has bytes between two samples. Pure.
 """
 

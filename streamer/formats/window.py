@@ -47,7 +47,7 @@ class Source(Protocol):
     """
 
     def readinto(self, buffer: memoryview, /) -> int | None:
-        """Read bytes into `buffer`; return how many, 0 at the end, or None if none has arrived."""
+        """Read bytes into `buffer`; return how many, 0 at the end, or None if no byte has arrived."""
 
 
 class FailedRecord(list[Any]):
@@ -77,7 +77,7 @@ class RecordReader(ABC):
     what = "record"
     """Name of one record in error texts."""
     recognised_as = ""
-    """What `recognised` calls bytes of this format, which are none of another; empty: it does not know it."""
+    """The format's name in `recognised`; empty for a format that it does not know."""
     contiguous = True
     """Whether each record ends where the next one begins."""
 
@@ -165,7 +165,7 @@ class RecordReader(ABC):
 
     @property
     def expected(self) -> int:
-        """Least offset in the stream of the end of the incomplete record; `offset` if none has begun."""
+        """Least offset in the stream of the end of the incomplete record; `offset` if no record has begun."""
         return self.offset + (self._wanted if self.offset < self.arrived else 0)
 
     def move_to(self, offset: int) -> None:

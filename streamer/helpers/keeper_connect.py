@@ -76,7 +76,7 @@ async def _connect(sock: socket.socket, path: str) -> None:
 
 
 async def started(path: str) -> KeeperClient:
-    """Connect to the keeper at `path`; start one in its own session if none listens. Raises SinkError."""
+    """Connect to the keeper at `path`; start one in its own session if nobody listens. Raises SinkError."""
     with contextlib.suppress(_Absent):
         return await connected(path)
     await asyncio.to_thread(_start, path)

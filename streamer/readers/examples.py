@@ -182,7 +182,7 @@ def _array(values: Any, kind: Kind) -> Any:
 
 @cache
 def _protobuf() -> tuple[Any, Any, Any]:
-    """Return the class of Example, the error of a payload that is none, and the class of unknown fields."""
+    """Return the classes of Example, of the error of a payload that is not one, and of unknown fields."""
     try:
         from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory, text_format
         from google.protobuf.unknown_fields import UnknownFieldSet

@@ -48,7 +48,7 @@ class TokenLayout:
     dtype: str
     """`uint16`, `uint32` or `int32`, little-endian."""
     length: int
-    """Tokens from the begin of one block to that of the next."""
+    """Tokens from the start of one block to the start of the next."""
     batch_size: int | None = None
     """Blocks of a batch; None for single blocks."""
     overlap: bool = False
@@ -70,7 +70,7 @@ class TokenLayout:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes from the begin of one block to that of the next."""
+        """Bytes from the start of one block to the start of the next."""
         return self.length * _DTYPES[self.dtype].itemsize
 
     def blocks(self, tokens: NDArray[Any], count: int) -> NDArray[Any]:
@@ -159,8 +159,8 @@ class TokenBlocks:
     def _check_begin(self, tokens: NDArray[Any], first: bytes, count: int) -> None:
         """Raise CorruptRecord if an epoch begins with a header, or with tokens of a wider type.
 
-        Tokens of twice the width are pairs of a token and its upper half, none of which is beyond the
-        vocabulary if all upper halves are 0.
+        Tokens of twice the width are pairs of a token and its upper half. If all upper halves are 0, both
+        stay within the vocabulary.
         """
         if (foreign := recognised(first)) is not None:
             raise CorruptRecord(f"the stream does not begin with tokens: {foreign}")

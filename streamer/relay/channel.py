@@ -245,7 +245,7 @@ class Channel:
         )
 
     async def _key_list(self, epoch: int, consumed: int) -> KeyList:
-        """As `KeyLists`. Raises SinkError."""
+        """See `KeyLists`. Raises SinkError."""
         begun = epoch == self._state.start.epoch
         if begun and self.spec.start.changed:
             raise SinkError(

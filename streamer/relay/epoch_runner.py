@@ -140,7 +140,7 @@ class EpochRunner:
             replaced = True
 
     async def _open_withdrawn(self, delivery: EpochDelivery) -> PipeOutlet | None:
-        """As `_open`; the FIFO of the outlet has no name that a further reader could open."""
+        """Open the FIFO, and take its name away so that no further reader opens it; see `_open`."""
         epoch = self._state.epoch
         self._next_known = not self._plan.varies
 
@@ -199,7 +199,7 @@ class EpochRunner:
         return "complete"
 
     async def _repeat(self, step: Callable[[], Awaitable[T]]) -> T:
-        """As `retry_while_refused`, of the channel."""
+        """Call `retry_while_refused` with the channel's policy."""
         return await retry_while_refused(step, self._spec.retry, self._report.shortage)
 
     async def _offer(self, epoch: int) -> None:

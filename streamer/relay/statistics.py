@@ -135,7 +135,7 @@ class FifoTotals:
     readers_gone: int = 0
     """Readers that closed the FIFO before the sidecar did."""
     readers_at_ends: int = 0
-    """Of `readers_gone`, readers that stopped at the end of an object."""
+    """Those of `readers_gone` that stopped at the end of an object."""
 
 
 @dataclass(kw_only=True)
@@ -199,7 +199,7 @@ class ChannelStatistics(FifoTotals, FetchTotals):
     bytes_total: int | None
     """Bytes of one epoch in the plan; compressed bytes if objects are compressed. None while `listing`."""
     bytes_consumed: int
-    """Of `bytes_total`, the bytes delivered in the current epoch."""
+    """Those of `bytes_total` that are delivered in the current epoch."""
     bytes_delivered: int
     """Bytes of the current epoch that the FIFO has accepted; equal to `bytes_consumed` unless inflated."""
     objects: int

@@ -105,7 +105,7 @@ class MemoryBudget:
     def _set_budget(self, budget: int) -> None:
         self.budget = budget
         self.of_parts = budget - self._inflating * self.ahead
-        """Of the budget, the bytes that parts may reserve."""
+        """Bytes of the budget that parts may reserve."""
         self.floor = self.of_parts if self.members == 1 else self.of_parts // (2 * self.members)
         """Bytes that a channel can always reserve."""
         self.committed = sum(max(quota.reserved_bytes, self.floor) for quota in self._quotas)

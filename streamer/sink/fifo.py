@@ -149,7 +149,7 @@ class FifoDirectory:
             return epoch + 1
 
     async def settle(self) -> int | None:
-        """As `WriteEnds.settle`."""
+        """See `WriteEnds.settle`."""
         return await self._write_ends.settle()
 
     async def read_up(self, epoch: int, outlet: PipeOutlet) -> None:
@@ -179,7 +179,7 @@ class FifoDirectory:
             return await self._write_ends.open(position, self._names.fd(epoch), on_gone=on_gone)
 
     async def replaced(self, epoch: int) -> None:
-        """As `FifoNames.replaced`. The caller then cancels `open`, and calls `prepare` and `open` again."""
+        """See `FifoNames.replaced`. The caller then cancels `open`, and calls `prepare` and `open` again."""
         await self._names.replaced(epoch)
 
     def withdraw(self, epoch: int) -> None:

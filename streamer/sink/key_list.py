@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 AHEAD = 128
 """Lines that are written at a time if the offsets are known."""
 BLOCK = 1 << 16
-"""Bytes at the begin and at the end of a file in which its first and its last line are looked for: keys have
+"""Bytes at the start and at the end of a file in which its first and its last line are looked for: keys have
 at most 1,024 bytes."""
 MOST_LINES = 1 << 12
 """Most lines in one write."""

@@ -120,7 +120,7 @@ class PipeOutlet:
         return source.drain_into(self._fd)
 
     def push(self, source: Drainable, most: int = ALL) -> int:
-        """As `Outlet.push`, at most `most` bytes."""
+        """Move at most `most` bytes; see `Outlet.push`."""
         try:
             count = source.drain_into(self._fd, most)
         except BlockingIOError:
@@ -177,7 +177,7 @@ class PipeOutlet:
             self._wake(None)
 
     async def read_up(self) -> None:
-        """As the function `read_up`."""
+        """See the function `read_up`."""
         await read_up(self._fd)
 
     def look(self) -> bool:

@@ -176,22 +176,22 @@ class LocalWriteEnds:
         opening.add_done_callback(close_all)
 
     async def regain(self, position: Position, fd: int) -> None:
-        """As `WriteEnds`: `open` returns `fd`."""
+        """See `WriteEnds`. `open` will return `fd`."""
         del position
         self._fd = fd
 
     async def settle(self) -> int | None:
-        """As `WriteEnds`: returns at once, because the outlet is the FIFO itself."""
+        """See `WriteEnds`. Returns at once, because the outlet is the FIFO itself."""
         return None
 
     def mark(self, mark: ResumePoint) -> None:
-        """As `WriteEnds`: stores nothing, because no sidecar resumes an epoch that ends with this process."""
+        """See `WriteEnds`. Stores nothing: no sidecar resumes an epoch that ends with this process."""
 
     def done(self) -> None:
-        """As `WriteEnds`: closing the outlet closed the FIFO."""
+        """See `WriteEnds`. Does nothing: closing the outlet closed the FIFO."""
 
     def leave(self, position: Position, path_fd: int, outlet: PipeOutlet | None) -> None:
-        """As `WriteEnds`: gives the FIFO to `successor_keeper`."""
+        """See `WriteEnds`. Gives the FIFO to `successor_keeper`."""
         if self.successor_keeper is None:
             raise RuntimeError("nobody is there to leave a FIFO to")
         keeper, digest = self.successor_keeper
@@ -218,7 +218,7 @@ class KeeperWriteEnds:
 
     @property
     def lasting(self) -> bool:
-        """As `WriteEnds`: while the keeper runs."""
+        """See `WriteEnds`. True while the keeper runs."""
         return self._keeper.lives
 
     async def open(self, position: Position, path_fd: int, *, on_gone: Callable[[], None]) -> PipeOutlet:
@@ -254,7 +254,7 @@ class KeeperWriteEnds:
             self._keeper.done(self._channel)
 
     def leave(self, position: Position, path_fd: int, outlet: PipeOutlet | None) -> None:
-        """As `WriteEnds`: the keeper has the FIFO already."""
+        """See `WriteEnds`. The keeper has the FIFO already."""
         del position, path_fd
         if outlet is not None:
             outlet.close()

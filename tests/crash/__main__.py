@@ -110,7 +110,7 @@ class Calls:
     process: str
     call: str
     kinds: list[str]
-    """Of each, what its first argument is a descriptor of."""
+    """What the first argument of each is a descriptor of."""
 
     def points(self, n: int) -> dict[str, list[Point]]:
         """Those of the n-th call, from 1, by sort."""
@@ -158,7 +158,7 @@ def every(known: list[Calls], chosen: Container[str]) -> list[Point]:
 
 
 def drawn(known: list[Calls], count: int, seed: int, weights: dict[str, int]) -> list[Point]:
-    """So many points: each shape and process alike, each call by the square root of its number."""
+    """Draw `count` points: each shape and process alike, each call by the square root of its number."""
     dice = random.Random(seed)
     groups: dict[tuple[str, str], list[Calls]] = defaultdict(list)
     for each in known:
@@ -226,7 +226,7 @@ class Staff:
 
 @contextlib.contextmanager
 def workers(count: int, servers: Servers) -> Iterator[Staff]:
-    """So many, until the end of the block."""
+    """Workers, until the end of the block."""
     context = multiprocessing.get_context("fork")
     ours: list[Connection] = []
     processes = []
@@ -315,7 +315,7 @@ def line_of(point: Point, outcome: Outcome) -> str:
 
 
 def innermost(log: str) -> str:
-    """Of the last traceback in a log, our own innermost lines and the error."""
+    """Our own innermost lines, and the error, of the last traceback in a log."""
     _, found, trace = log.rpartition("Traceback (most recent call last)")
     lines = trace.replace("\\n", "\n").split("\n") if found else []
     ours = [line for line in lines if re.search(r"/(sidecar|streamer)/", line)]

@@ -24,7 +24,7 @@ class Got:
 
     data: bytearray = field(default_factory=bytearray)
     ended: bool = False
-    """Whether the stream came to an end without an error."""
+    """Whether the stream ended without an error."""
     error: str = ""
     trailer: str = ""
     """The trailer's state right after a foreign reader's end."""

@@ -135,7 +135,7 @@ class Shape:
         return document
 
     def arguments(self, path: str, keeper: str) -> list[str]:
-        """Of the command."""
+        """The command's arguments."""
         state = {"format": 1, "channel": "a", "epoch": 0, "offset": RESUMED_AT, "skip": 0, "records": 0}
         resume = ["--resume", str(state | {"digest": "0" * 64}).replace("'", '"'), "--resume-anyway"]
         return ["run", "-c", path, *(["--keeper", keeper] if self.keeper else []), *(resume * self.resumed)]

@@ -81,7 +81,7 @@ class Outcome:
     """FIFO names whose readers have not all."""
     log: str = ""
     calls: dict[str, dict[str, list[str]]] = field(default_factory=dict)
-    """Of a run that records: by process and call, the kind of descriptor of each."""
+    """Kind of each descriptor, by process and call, in a run that records."""
 
 
 class Run:
@@ -101,7 +101,7 @@ class Run:
         self._poll = select.poll()
         self._on: dict[int, Callable[[], None]] = {}
         self._pids: dict[str, int] = {}
-        """Of processes that run, by name."""
+        """Ids of the processes that run, by name."""
         self._listeners: list[Listener] = []
         self._threads: dict[int, int] = {}
         self._delayed: list[tuple[float, Listener, Stopped]] = []

@@ -131,7 +131,7 @@ def _begin(request: dict[str, Any], output: int, control: int = -1) -> NoReturn:
     except BaseException:  # noqa: BLE001 - as the interpreter would show it
         sys.excepthook(*sys.exc_info())
     finally:
-        # As the interpreter ends, but for taking down a hundred megabytes of modules.
+        # The interpreter ends in the same way, but for taking down a hundred megabytes of modules.
         with contextlib.suppress(BaseException):
             threading._shutdown()  # type: ignore[attr-defined]
             sys.stderr.flush()

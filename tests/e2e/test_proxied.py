@@ -69,7 +69,7 @@ def test_connections_that_break_in_every_way(
 def test_an_endpoint_that_refuses_for_a_while_is_waited_for(
     server: S3Server, truth: bytes, proxy: TcpProxy, tmp_path: Path
 ) -> None:
-    """In mid-epoch every connection is cut and none is accepted; then all is well again."""
+    """In mid-epoch every connection is cut and every new one refused; then all is well again."""
     proxy.lines = lambda _: Line(bandwidth=30e6)
     document = job(f"http://127.0.0.1:{proxy.port}", tmp_path / "ml", "data/train/", RequestsInFlight=2)
     with sidecar(write_job(tmp_path / "j.yaml", document)) as running:

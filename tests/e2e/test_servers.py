@@ -1,4 +1,4 @@
-"""The same streams from two real S3 servers, each with its own habits, compared with the truth by hash.
+"""Streams from two real S3 servers, each with its own habits, compared with the truth by hash.
 
 SeaweedFS checks signatures and credentials and lists bare and out-of-order things that S3 would not;
 moto is faithful in listings (odd keys, pages, quoted ETags) and slow.

@@ -34,7 +34,7 @@ from tests.kit.stub import S3Stub, StubThread
 
 @dataclass(frozen=True)
 class Found:
-    """What one seed, or many, have come to."""
+    """Results of one seed, or of many."""
 
     jobs: int = 0
     kills: int = 0

@@ -75,9 +75,9 @@ class Trained:
     """What one job did."""
 
     records: list[list[int]]
-    """Of each step, in order."""
+    """Records of each step, in order."""
     losses: list[float]
-    """Of each step, the mean of the ranks."""
+    """Mean loss of the ranks in each step."""
     fetched: float
     """Bytes fetched for each byte streamed."""
 

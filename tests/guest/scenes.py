@@ -160,7 +160,7 @@ class Stage:
         return all(reader.ended for reader in self.readers)
 
     def wait_for_bytes(self, count: int) -> None:
-        """Until all readers together have so many, or all have ended."""
+        """Wait until all readers together have that many bytes, or all have ended."""
         self.wait(lambda: self.have_ended() or sum(reader.received for reader in self.readers) >= count)
 
     def ends_before_its_readers(self, running: Sidecar) -> bool:
@@ -176,7 +176,7 @@ class Stage:
         return running.process.poll() is not None
 
     def states(self) -> list[str]:
-        """Of every reader, at its end."""
+        """The result of every reader, at its end."""
         self.wait(self.have_ended)
         return [reader.state for reader in self.readers]
 
@@ -186,7 +186,7 @@ class Stage:
 
 
 Outcomes = tuple[list[str], dict[str, Any]]
-"""Of every channel; and what else is worth knowing."""
+"""The result of every channel, and what else is worth knowing."""
 
 
 def spoilt(*netem: str) -> Callable[[str, str], Outcomes]:
@@ -225,7 +225,7 @@ def cut_off(*, silently: bool, seconds: float = 20.0) -> Callable[[str, str], Ou
 
 
 def short_of_memory(most: int) -> Callable[[str, str], Outcomes]:
-    """Twenty channels and a keeper within so many MiB; a sidecar that the kernel kills is started again."""
+    """Twenty channels and a keeper within `most` MiB; a sidecar that the kernel kills is started again."""
 
     def scene(transport: str, scheme: str) -> Outcomes:
         stage = Stage(transport, scheme, channels=20, objects=2, section={"MemoryBudget": "64MiB"})
@@ -268,7 +268,7 @@ def least_memory(transport: str, scheme: str) -> Outcomes:
 
 
 def short_of_processes(most: int) -> Callable[[str, str], Outcomes]:
-    """Eight channels where the cgroup allows so many threads in all, the keeper's too."""
+    """Eight channels where the cgroup limits all threads together, the keeper's too."""
 
     def scene(transport: str, scheme: str) -> Outcomes:
         stage = Stage(transport, scheme, channels=8)

@@ -46,7 +46,7 @@ class Account:
     states: dict[Cell, Judgement] = field(default_factory=dict)
     seconds: float = 0.0
     once_only: int = 0
-    """Findings that were none the second time, alone: the machine was at load."""
+    """Findings that did not come again when tried alone: the machine was busy."""
 
     @property
     def findings(self) -> dict[Cell, Judgement]:
@@ -172,7 +172,7 @@ def _judge(account: Account, cells: list[Cell], *, workers: int, progress: bool)
 
 
 def sample(seed: int, count: int) -> list[Cell]:
-    """So many cells, no fault twice."""
+    """Draw `count` cells, no fault twice."""
     cells = all_cells()
     random.Random(seed).shuffle(cells)
     found: dict[str, Cell] = {}

@@ -78,12 +78,12 @@ class Judgement:
     """`equal`, an error's name, or `crumbs` for a stream that was still going on."""
     seconds: float
     grown: int
-    """Bytes of resident memory at the peak beyond those at the begin."""
+    """Bytes of resident memory at the peak beyond those at the start."""
     lag: float
     finding: str = ""
     """What is wrong; empty if nothing."""
     text: str = ""
-    """Of the error."""
+    """Text of the error."""
 
 
 def all_cells() -> list[Cell]:

@@ -118,7 +118,7 @@ class Wire:
                 pass
 
     def endless(self, data: bytes, *, most: int = 1 << 30) -> None:
-        """The same again and again, until the client leaves."""
+        """One piece again and again, until the client leaves."""
         sent, block = 0, data * max(1, 65536 // len(data))
         while self.alive and sent < most:
             self.send(block)

@@ -140,7 +140,7 @@ class Channel:
     reading: int = 0
     """The epoch that its reader is in, or opens next."""
     met: bool = False
-    """Whether a writer has come to the FIFO that it has open."""
+    """Whether the FIFO that it has open has had a writer."""
     over: bool = False
     """Whether a sidecar has said `forget`."""
 
@@ -160,7 +160,7 @@ class Sidecar:
     count: int = -1
     held: dict[str, dict[str, Any]] = field(default_factory=dict)
     states: dict[str, str] = field(default_factory=dict)
-    """Of each channel: new, asked, open, settling, settled."""
+    """State of each channel: new, asked, open, settling, settled."""
     epochs: dict[str, int] = field(default_factory=dict)
     fds: dict[str, int] = field(default_factory=dict)
 
@@ -201,7 +201,7 @@ class World:
         self._loop, self._fifos = self._keeper.loop, self._keeper.fifos
         self._pending: list[Act] = []
         self._unlimited = threading.Event()
-        """Set while threads may come to their open(2): the limit of descriptors is this process's."""
+        """Set while threads may call open(2): the limit of descriptors is this process's."""
         self._unlimited.set()
 
     # What the seed draws
@@ -361,7 +361,7 @@ class World:
         return False
 
     def _met(self, channel: Channel) -> bool:
-        """Whether a writer has come to the FIFO that a reader has open."""
+        """Whether the FIFO that a reader has open has had a writer."""
         if not channel.met:
             found = os.fstat(channel.read_fd)
             inode = found.st_dev, found.st_ino

@@ -20,7 +20,7 @@ class Arriving:
         self._parked = False
 
     def arrive(self, count: int) -> None:
-        """So many more bytes are here, and the socket is not full."""
+        """`count` more bytes are here, and the socket is not full."""
         self.arrived += count
         if not self._parked:
             self.fill()

@@ -77,7 +77,7 @@ async def clients_of(
 
 
 def _budget(parts: int, part_size: int, transport: Wish) -> int:
-    """Bytes for so many parts."""
+    """Bytes for `parts` parts."""
     if transport == "splice":
         return max(parts * part_size, 2 * PIPE_SIZE)
     return parts * -(-part_size // BUFFER_SIZE) * BUFFER_SIZE

@@ -23,7 +23,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator
 
 LEAST_SHARE = 0.02
-"""Of one core: the CPU time in a period that counts as progress."""
+"""Share of one core: the CPU time in a period that counts as progress."""
 MOST_PERIODS = 10
 
 _TICK = os.sysconf("SC_CLK_TCK")

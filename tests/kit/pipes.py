@@ -29,7 +29,7 @@ def read_some(path: Path, count: int) -> bytes:
 
 
 def read_exactly(path: Path, count: int) -> bytes:
-    """As `read_some`, but take no byte past those."""
+    """`read_some`, but take no byte past those."""
     with open(path, "rb", buffering=0) as file:
         taken = b""
         while piece := file.read(count - len(taken)):

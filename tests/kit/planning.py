@@ -16,7 +16,7 @@ from streamer.s3.pages.sources import Sources
 
 
 def alone(clients: Clients) -> Clients:
-    """The same clients, of which aiobotocore's send all requests."""
+    """These clients; aiobotocore's send all requests."""
     return replace(clients, by_aiobotocore=True)
 
 

@@ -115,7 +115,7 @@ class Sidecar:
     def wait_for(self, event: str, *, times: int = 1, **fields: object) -> dict[str, Any]:
         """The first log line of this event with these fields; fails if the log ends before.
 
-        With `times`, the line that makes so many.
+        With `times`, the line with that number among those that fit.
         """
 
         wanted = {"event": event, **fields}.items()

@@ -23,7 +23,7 @@ class Request:
 
     method: str
     target: str
-    """As it is sent: path and query, encoded."""
+    """Path and query, encoded as they are sent."""
     path: str
     query: dict[str, str]
     headers: dict[str, str]

@@ -52,7 +52,7 @@ BEGIN = "<!-- {}: begin; written by python -m tests.kit.recovery -->"
 END = "<!-- {}: end -->"
 OBJECTS, SIZE, PART = 32, MIB, 256 * KIB
 SHARE = 0.05
-"""Of the parts, those that meet the fault."""
+"""Share of the parts that meet the fault."""
 TRANSPORTS: tuple[Wish, ...] = ("splice", "buffered", "aiobotocore")
 STEP = 64 * KIB
 CAUSES = {
@@ -278,7 +278,7 @@ def kept(rows: list[Measured], row: Measured) -> float:
 
 
 def table(rows: list[Measured]) -> str:
-    """As Markdown."""
+    """The table in Markdown."""
     lines = [
         "| Fault | Faults | Outcome | To recover, p50 / p99 | Throughput kept |",
         "|---|---|---|---|---|",

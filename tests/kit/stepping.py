@@ -84,7 +84,7 @@ class TarReader:
     def __iter__(self) -> Iterator[bytes]:
         self._taken = self._trailer().records_skipped
         with open_channel(self._channel, epoch=self._epoch, **self._directories) as stream:
-            # As few bytes at once as there can be: a rank may not wait for bytes of its next slice.
+            # The fewest bytes at once: a rank may not wait for bytes of its next slice.
             with tarfile.open(
                 fileobj=stream, mode="r|", bufsize=tarfile.BLOCKSIZE, ignore_zeros=not self._joined
             ) as archive:

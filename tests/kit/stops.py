@@ -67,7 +67,7 @@ def read(paths: list[str]) -> None:
 
 @contextlib.contextmanager
 def stopped(pid: int, seconds: float) -> Iterator[None]:
-    """Stop a process before the block, and let it continue so many seconds after the block."""
+    """Stop a process before the block, and let it continue `seconds` after the block."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield

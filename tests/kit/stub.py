@@ -86,7 +86,7 @@ class S3Stub:
     _arrived: set[str] = field(default_factory=set)
     _all_arrived: asyncio.Event = field(default_factory=asyncio.Event)
     weather: Callable[[str, int, int], Fault | None] | None = None
-    """A fault for a GET, by `bucket/key`, first byte and bytes wanted, where none is scripted."""
+    """A fault for a GET, by `bucket/key`, first byte and bytes wanted, where no fault is scripted."""
     refused_keys: dict[str, str] = field(default_factory=dict)
     """Error codes with which requests signed by these access keys are answered."""
     tokens: dict[str, str] = field(default_factory=dict)
@@ -98,7 +98,7 @@ class S3Stub:
     split_listings: int = 0
     """Listing requests with `start-after`."""
     listings_together: int = 0
-    """The first of these, so many, are answered once all of them have come."""
+    """Number of first listing requests that are answered once all of them have come."""
     _listings_arrived: asyncio.Event = field(default_factory=asyncio.Event)
     page: int = 0
     """Names in a page of a listing; 0 for S3's own thousand."""
@@ -155,7 +155,7 @@ class S3Stub:
         self.loop.call_soon_threadsafe(self.released.set)
 
     def allow_pages(self, count: int | None = None) -> None:
-        """Answer so many listing requests in all; None for every one."""
+        """Limit the listing requests that are answered in all; None: no limit."""
         assert self.loop is not None
 
         def allow() -> None:

@@ -71,7 +71,7 @@ class Task(asyncio.Task):  # type: ignore[type-arg]
 
 
 class Epoll:
-    """As `select.epoll`, for the loop that is running: in a drawn order, and heeding SO_RCVLOWAT."""
+    """`select.epoll` for the loop that is running: in a drawn order, and heeding SO_RCVLOWAT."""
 
     def __init__(self) -> None:
         self._real = _REAL_EPOLL()

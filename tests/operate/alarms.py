@@ -30,7 +30,7 @@ def of_train(metric: str, values: str, **more: str) -> dict[str, str]:
 
 
 def seconds(**each: int) -> list[dict[str, str]]:
-    """Of each minute so many seconds in each state."""
+    """Seconds of each minute in each state."""
     states = dict.fromkeys(("idle", "blocked", "starved", "limited", "moving"), 0) | each
     return [of_train("penstock_channel_seconds_total", f"0+{n}x90", state=name) for name, n in states.items()]
 
@@ -40,7 +40,7 @@ def causes(**each: int) -> list[dict[str, str]]:
 
 
 def requests(**each: int) -> list[dict[str, str]]:
-    """So many requests a minute by outcome."""
+    """Requests a minute by outcome."""
     return [of_train("penstock_requests_total", f"0+{n}x90", outcome=name) for name, n in each.items()]
 
 
@@ -51,7 +51,7 @@ class Case:
     series: list[dict[str, str]]
     at: str
     labels: dict[str, str] | None = None
-    """Of the alert that fires, without its severity; None: it does not."""
+    """Labels of the alert that fires, without its severity; None: it does not."""
     value: str = ""
     """What the texts make of the value."""
     causes: str = ""
@@ -81,7 +81,7 @@ STILL = [of_train("penstock_channel_failed", "0x90"), of_train("penstock_fifo_wr
 
 
 def lag(fast: int, middle: int, slow: int) -> list[dict[str, str]]:
-    """So many beats a minute that are less than 0.1 s late, less than 0.25 s and less than 0.5 s."""
+    """Beats a minute that are less than 0.1 s late, less than 0.25 s and less than 0.5 s."""
     counts = {"0.1": fast, "0.25": fast + middle, "0.5": fast + middle + slow, "+Inf": fast + middle + slow}
     return [one("penstock_loop_lag_seconds_bucket", f"0+{n}x90", le=bound) for bound, n in counts.items()]
 

@@ -35,7 +35,7 @@ EVERY_QUERY = [
     query for dashboard in DASHBOARDS for query in panel_queries(dashboard) + annotation_queries(dashboard)
 ]
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
-# Of Grafana's value formats, those that a streaming service has use for.
+# Those of Grafana's value formats that a streaming service has use for.
 UNITS = {
     "binBps", "bool_yes_no", "bytes", "ops", "percentunit", "reqps", "s", "short",
 }  # fmt: skip

@@ -23,7 +23,7 @@ def no_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.timeout(120)
 def test_a_training_job_is_fed_by_whoever_is_asked(tmp_path: Path) -> None:
-    """On the CPU, with a model that is none: every feed's records are whole, and the page gets its table."""
+    """On the CPU, without a real model: every feed's records are whole, and the page gets its table."""
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("the origin wants a core of its own")
     page, out = tmp_path / "page.md", tmp_path / "gpu.json"

@@ -22,7 +22,7 @@ from tests.operate.containers import SERVICES, STAGES
 from tests.operate.manifests import WITH_KEEPER, job_file, training_pod
 
 SIZES = [7_000_000, 1, 9_000_000, 4_000_000]
-"""Of an epoch: several times what FIFO and keeper hold."""
+"""Bytes of an epoch: several times what FIFO and keeper hold."""
 
 
 def in_the_pod(source: str) -> tuple[list[str], list[str], str, list[str]]:

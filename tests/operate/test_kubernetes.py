@@ -334,7 +334,7 @@ def test_who_watches_and_who_may_reach_what(source: str, job: Job) -> None:
 
 
 def test_the_rules_are_those_that_prometheus_loads() -> None:
-    """Of kustomize to the letter, of the chart but for the address of the runbook; and only if asked for."""
+    """In kustomize to the letter, in the chart but for the address of the runbook; only if asked for."""
     text = (ROOT / "dashboards/rules.yaml").read_text()
     (rule,) = of_kind(manifests.RULES, "PrometheusRule")
     assert rule["spec"] == yaml.safe_load(text)

@@ -136,7 +136,7 @@ GRAPHICS = {
 
 
 def check_contrast(page: Any, *, least: int) -> None:
-    """Of all texts and graphics, `least` or more of them, in light and dark."""
+    """All texts and graphics, `least` or more of them, in light and dark."""
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
         measured = measure(page, GRAPHICS)

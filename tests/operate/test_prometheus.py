@@ -196,8 +196,7 @@ def test_what_the_overview_says_is_true(scraped: Scraped) -> None:
 
 
 def test_what_the_overview_says_of_rank_fifos_is_true(scraped: Scraped) -> None:
-    """Of the sidecar that has rank FIFOs alone: added up, and an epoch apart at most, since one reads
-    both."""
+    """Only the sidecar with rank FIFOs: added up, and an epoch apart at most, since one reads both."""
     server, queries = scraped.server, concrete("penstock-overview")
     ranks = {"whole": "train", "instance": scraped.targets[1]}
     # Both in one query: another evaluation would see another scrape.
@@ -214,7 +213,7 @@ def test_what_the_overview_says_of_rank_fifos_is_true(scraped: Scraped) -> None:
 
 
 def test_what_the_fleet_says_is_true(scraped: Scraped) -> None:
-    """A row for each sidecar, with every column of the table; none is in trouble."""
+    """A row for each sidecar, with every column of the table; no sidecar is in trouble."""
     server, queries = scraped.server, concrete("penstock-fleet")
     (table,) = [panel for panel in panels("penstock-fleet") if panel["title"] == "Every sidecar"]
     for target in table["targets"]:
@@ -247,7 +246,7 @@ CHANNELS = 12
 
 
 def test_a_graph_shows_the_eight_largest_of_its_time(tmp_path: Path) -> None:
-    """Of twelve channels that are the fastest in turn. `topk` alone chooses others for every point."""
+    """Twelve channels are the fastest in turn. `topk` alone chooses others for every point."""
     begin = int(time.time()) - 600
     name = "penstock_fifo_written_bytes_total"
     lines = [f"# TYPE {name.removesuffix('_total')} counter"]

@@ -113,7 +113,7 @@ def test_alerts_are_silent_when_they_should_be(tmp_path: Path) -> None:
 
 
 def test_alerts_wait_as_long_as_they_say(tmp_path: Path) -> None:
-    """Pending for so many evaluations, a minute apart, and then it fires."""
+    """Pending for its evaluations, a minute apart, and then it fires."""
     cases = [case for case in CASES if case.labels is not None]
     waited = [
         {
@@ -141,7 +141,7 @@ def test_every_alert_is_seen_to_fire_and_seen_not_to() -> None:
 
 
 def test_a_job_whose_trainer_is_the_slower_side_alerts_nobody(tmp_path: Path) -> None:
-    """With every metric that an alert asks for: none is silent for want of it."""
+    """With every metric that an alert asks for: no alert is silent for want of it."""
     asked = set().union(*(metrics(rule["expr"]) for rule in RULE_LIST))
     there = {series["series"].partition("{")[0] for series in alarms.HEALTHY}
     assert asked - there - set(RECORDED) == {"penstock_first_byte_seconds_bucket"}

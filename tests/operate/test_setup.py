@@ -19,7 +19,7 @@ def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_pip_that_cannot_be_upgraded_is_an_error_by_name(tmp_path: Path) -> None:
-    """As where the network has a certificate authority of its own; a new pip needs no upgrade."""
+    """The network has a certificate authority of its own; a new pip needs no upgrade."""
     (tmp_path / "scripts").mkdir()
     script = str(shutil.copy(ROOT / "scripts/make-venv", tmp_path / "scripts"))
     index = f"http://127.0.0.1:{free_ports(1)[0]}/simple"

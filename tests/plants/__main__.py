@@ -41,7 +41,7 @@ class Found:
     """The checker; empty if nobody."""
     what: str
     seconds: float
-    """Of all looks, up to the one that found it."""
+    """Seconds of all looks, up to the one that found it."""
     searchers: tuple[str, ...] = ()
     """The machines that found it, if all were asked."""
 

@@ -37,7 +37,7 @@ def workers_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     multiprocessing.get_context("forkserver").set_forkserver_preload(
         ["torch", "tests.readers.decoders", "streamer.readers.table_dataset"]
     )
-    # After an error PyTorch waits so many seconds for each worker, and notices as late that one is dead.
+    # Seconds that PyTorch waits for each worker after an error, and until it notices that one is dead.
     monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.5)
     for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)

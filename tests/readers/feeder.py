@@ -94,7 +94,7 @@ class Feeder:
     def list_keys(
         self, objects: Sequence[tuple[int, str]], *, epoch: int = 0, channel: str = "train"
     ) -> None:
-        """Write the key list of an epoch whose objects have so many bytes, and these keys."""
+        """Write the key list of an epoch whose objects have these numbers of bytes, and these keys."""
         path, offset = key_list_path(self.pipe_dir, channel, epoch), 0
         with open(path, "wb") as file:
             file.write(first_line(""))

@@ -22,7 +22,7 @@ class Batches(tf.keras.callbacks.Callback):  # type: ignore[misc]  # TensorFlow 
 
 
 class Stop(tf.keras.callbacks.Callback):  # type: ignore[misc]  # TensorFlow publishes no types
-    """Leaves `fit` after so many batches, as a signal does."""
+    """Leaves `fit` after `batches` batches, as a signal does."""
 
     def __init__(self, after: int | None) -> None:
         super().__init__()

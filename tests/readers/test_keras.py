@@ -81,7 +81,7 @@ def test_keras_knows_the_batches_of_a_channel_shared_by_record(
 def trained(
     directory: Path, epochs: int, *, stop_after: int | None = None, fits: bool = True, again: bool = False
 ) -> Any:
-    """Train until the last epoch, or until so many batches of this run. Return the model's variables.
+    """Train until the last epoch, or for a number of batches of this run. Return the model's variables.
 
     `fits`: call `fit` for each epoch. `again`: call it once more with the same objects.
     """

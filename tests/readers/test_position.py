@@ -40,7 +40,7 @@ def test_a_state_is_a_position_in_the_records(feeder: Feeder, record_format: str
 
 @pytest.mark.parametrize("record_format", list(ENCODE))
 def test_a_fifo_that_begins_where_the_state_says(feeder: Feeder, record_format: str) -> None:
-    """As `penstock run --resume` offers it; states of the resumed epoch count from the epoch's begin."""
+    """A FIFO of `penstock run --resume`; states of the resumed epoch count from the epoch's start."""
     data = encoded(record_format, RECORDS * 20)
     left = feeder.feed(0, data, digest="d")
     _, state = read_to(PipeReader("train", record_format, epoch=0), 25_000)

@@ -236,7 +236,7 @@ def test_what_is_no_trailer_proves_nothing(feeder: Feeder, bad: str, when: str) 
 
 
 def test_a_foreign_fifo_whose_directory_is_gone_has_its_end(feeder: Feeder, tmp_path: Path) -> None:
-    """As an emulator does that removes everything after its last byte."""
+    """An emulator removes everything after its last byte."""
     os.mkdir(tmp_path / "foreign")
     name = tmp_path / "foreign" / "train_0"
     os.mkfifo(name)
@@ -253,7 +253,7 @@ def test_a_foreign_fifo_whose_directory_is_gone_has_its_end(feeder: Feeder, tmp_
 def test_where_proof_is_asked_for_an_end_without_it_is_an_error(
     feeder: Feeder, tmp_path: Path, source: str
 ) -> None:
-    """And is none where nobody asks, for then nobody has promised one."""
+    """Without `proof` it is no error, because nobody has promised a proof."""
     for proof in (False, True):
         name = path(0)
         if source == "a file":
@@ -266,7 +266,7 @@ def test_where_proof_is_asked_for_an_end_without_it_is_an_error(
             os.write(far, DATA)
             os.close(far)
             name = f"/dev/fd/{near}"
-            other = os.open(name, os.O_WRONLY)  # a pipe without a writer looks like one that has had none yet
+            other = os.open(name, os.O_WRONLY)  # a pipe without a writer looks like a new one
         with PipeStream(name, proof=proof) as stream:
             stream.open()
             if source == "a pipe":

@@ -80,7 +80,7 @@ def test_a_second_rank_is_refused(feeder: Feeder, how: str) -> None:
 
 
 def test_a_second_rank_with_tensorflow_is_refused(feeder: Feeder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same of PipeModeDataset, in this process, because TensorFlow takes seconds to import."""
+    """PipeModeDataset behaves so too, in this process, because TensorFlow takes seconds to import."""
     tf = pytest.importorskip("tensorflow")
     from streamer.readers.tensorflow import PipeModeDataset
 

@@ -130,7 +130,7 @@ def test_batches_in_place(feeder: Feeder, promised: int, batches: int) -> None:
 
 @pytest.mark.parametrize("name", ["plain", "torch", "torch, workers that share a FIFO"])
 def test_a_fifo_that_begins_later_has_the_rest(feeder: Feeder, name: str) -> None:
-    """As `--resume` makes it: the number is that of the epoch."""
+    """A FIFO of `--resume`: the number is that of the epoch."""
     data, before = tfrecords(RECORDS), len(tfrecords(RECORDS[:40]))
     for promised in (200, 190):
         options: dict[str, Any] = {

@@ -261,7 +261,7 @@ def test_objects_have_a_budget_of_their_own(feeder: Feeder) -> None:
 
 @pytest.mark.parametrize("key", [False, True])
 def test_any_state_leaves_the_rest_of_the_records(feeder: Feeder, tmp_path: Path, *, key: bool) -> None:
-    """A state after each record of two windows, with bad records at the begin, the end, and side by side."""
+    """A state after each record of two windows, with bad records at the start, the end, and side by side."""
     frames = FRAMES * 150
     bad = {0: False, 1: False, 4000: False, 4001: False, 9000: True, len(frames) - 1: False}
     data, keys = objects(*(spoilt(bad, frames)[at : at + 5000] for at in (0, 5000, 10000)))

@@ -137,7 +137,7 @@ RANK = RankSteps("train", 5, 4, 0, {"digest": "d"})
 
 
 def received(*records: int) -> Progress:
-    """Two rank FIFOs in one process, of which the trainer has had so many records."""
+    """Two rank FIFOs in one process, with the number of records that the trainer has had."""
     names = [f"train-{number}" for number in range(len(records))]
     progress = Progress([ChannelProgress(ReaderPosition(name, 0)) for name in names], 2)
     for name, count in zip(names, records, strict=True):

@@ -443,7 +443,7 @@ def test_standard_input(tmp_path: Path, redirect: str) -> None:
         assert int(out.stdout) == len(data)
 
 
-# As a file
+# Like a file
 
 
 def test_under_a_buffered_reader(feeder: Feeder) -> None:

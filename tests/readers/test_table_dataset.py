@@ -41,7 +41,7 @@ OBJECTS = [plain(table(0)), EMPTY, plain(table(100)), plain(table(200)), EMPTY, 
 def test_the_rest_of_the_rows_follows(
     feeder: Feeder, tmp_path: Path, fifos: int, workers: int, damaged: bool
 ) -> None:
-    """The same batches in the same order, unless workers share a FIFO; then each row once."""
+    """The batches stay and keep their order, unless workers share a FIFO; then each row comes once."""
     names = ["train-0", "train-1"][:fifos]
     feeder.configure(dict.fromkeys(names, "Pipe"))
     objects = {

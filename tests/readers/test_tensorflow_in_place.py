@@ -22,7 +22,7 @@ if LATE:
     from streamer.readers.tensorflow.slots import KEPT_SLOTS, SlotPool
 
 SIZE = 70
-"""Of a batch: more than `batches.FEW`."""
+"""Records of a batch: more than `batches.FEW`."""
 
 
 def encoded(records: list[bytes]) -> bytes:

@@ -41,7 +41,7 @@ OBJECT = 100
 
 
 def offer(feeder: Feeder, epoch: int, frames: Sequence[bytes], counts: Sequence[int], **options: Any) -> Any:
-    """Offer an epoch of objects of so many frames, named k0, k1, … in it, with its key list."""
+    """Offer an epoch of objects with these numbers of frames, named k0, k1, …, with its key list."""
     rest = iter(frames)
     sizes = [sum(len(next(rest)) for _ in range(count)) for count in counts]
     feeder.list_keys([(size, f"e{epoch}/k{index}") for index, size in enumerate(sizes)], epoch=epoch)

@@ -38,7 +38,7 @@ def rows(arrays: Any) -> list[list[int]]:
 def test_the_block_before_takes_the_place(
     feeder: Feeder, tmp_path: Path, overlap: bool, batch_size: int | None
 ) -> None:
-    """At the begin, side by side, at the end, and first in the second array; a state after any array."""
+    """At the start, side by side, at the end, and first in the second array; a state after any array."""
     second = ARRAY_BYTES // (2 * LENGTH * (batch_size or 1)) * (batch_size or 1)
     count = second + 20
     data = tokens(count * LENGTH + overlap)

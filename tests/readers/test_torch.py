@@ -73,7 +73,7 @@ def test_the_length_is_known_if_ranks_share_records(feeder: Feeder, workers: int
 def test_each_element_has_the_number_of_its_records_that_are_padding(
     feeder: Feeder, batch_size: int | None, workers: int, channels: int
 ) -> None:
-    """Of 20 records the last 6, which may be those of several elements, in every order of the FIFOs."""
+    """The last 6 of 20 records, which may be those of several elements, in every order of the FIFOs."""
     names = ["train-0", "train-1"][:channels]
     feeder.configure(dict.fromkeys(names, "Pipe"))
     due, found = list[bytes](), list[bytes]()

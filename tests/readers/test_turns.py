@@ -155,7 +155,7 @@ def test_two_passes_at_once_have_an_epoch_each(feeder: Feeder) -> None:
 
 
 def test_a_turn_that_was_begun_and_not_ended_is_an_error(feeder: Feeder) -> None:
-    """As the kernel leaves it when a worker is killed: begun, the lock free."""
+    """The state in which the kernel leaves it when a worker is killed: begun, the lock free."""
     feeder.feed(0, b"".join(map(encode, RECORDS)))
     first, second = member(feeder, 0), member(feeder, 1)
     received = len(flat([next(first)]))

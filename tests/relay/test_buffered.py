@@ -54,7 +54,7 @@ async def test_the_same_stream_over_tls(
     version: ssl.TLSVersion,
     streaming: RunChannel,
 ) -> None:
-    """Records, buffers and parts have different sizes, and none of their borders is to be seen."""
+    """Records, buffers and parts have different sizes, and their borders are not to be seen."""
     with serving(authority, version=version) as stub:
         truth = fill(stub, [0, 1, 16_383, 16_384, 16_385, 131_072, 131_073, 3_000_001])
         async with streaming(stub, tmp_path, part_size=400_000) as running:

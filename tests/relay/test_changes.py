@@ -26,7 +26,7 @@ pytestmark = [
 ]
 
 SIZES = [70_000, 130_000, 40_000]
-"""Of 50,000-byte parts: two, three and one."""
+"""Sizes in parts of 50,000 bytes: two, three and one."""
 REPLACEMENT = random.Random(1).randbytes(90_000)
 
 

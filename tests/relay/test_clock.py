@@ -28,10 +28,10 @@ ALLOWED = 900
 
 
 class Clock:
-    """The server's, which is ahead of ours by so many seconds; its judgement of every signature."""
+    """The server's clock, which is ahead of ours; its judgement of every signature."""
 
     def __init__(self, ahead: float, *, until: int | None = None) -> None:
-        """`until`: so many refusals, and somebody sets the clock."""
+        """`until`: the number of refusals after which somebody sets the clock."""
         self.ahead = ahead
         self.refused = 0
         self._until = until

@@ -106,7 +106,7 @@ class Issuer:
 
 
 class ProcessIssuer(Issuer):
-    """The same as a credential_process: a program that counts in a file."""
+    """Keys from a credential_process: a program that counts in a file."""
 
     @property
     def issued(self) -> int:
@@ -456,7 +456,7 @@ def _runs(pid: Path) -> bool:
 
 
 class Renewable:
-    """Credentials that end after so many seconds; each renewal is counted."""
+    """Credentials that expire; each renewal is counted."""
 
     method = "assume-role-with-web-identity"
 
@@ -474,7 +474,7 @@ class Renewable:
 
 
 async def test_a_file_that_cannot_be_read_counts_when_the_credentials_end() -> None:
-    """A renewal reads the file in the event loop, so none begins."""
+    """A renewal would read the file in the event loop, so no renewal begins."""
     readable = True
 
     async def check() -> None:

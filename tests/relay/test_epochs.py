@@ -156,7 +156,7 @@ async def test_early_close_ends_the_epoch_and_nothing_of_it_leaks_into_the_next(
 async def test_no_reader_comes_in_after_another_has_had_a_byte(
     run: RunChannel, stub: S3Stub, tmp_path: Path
 ) -> None:
-    """As in `head -c 9 train_0; cat train_0`: the kernel reports no close if the next open comes first."""
+    """In `head -c 9 train_0; cat train_0` the kernel reports no close if the next open comes first."""
     truth = fill(stub, SIZES)
 
     def read_and_open_again(path: Path) -> bytes:
@@ -176,7 +176,7 @@ async def test_no_reader_comes_in_after_another_has_had_a_byte(
 async def test_a_reader_that_comes_when_another_has_left_gets_the_whole_epoch(
     run: RunChannel, stub: S3Stub, tmp_path: Path
 ) -> None:
-    """As in `head -c 0 train_0; cat train_0`: while the FIFO has its name, the second program opens it.
+    """In `head -c 0 train_0; cat train_0`: while the FIFO has its name, the second program opens it.
 
     The FIFO cannot be withdrawn meanwhile, because its directory has another name.
     """

@@ -73,7 +73,7 @@ async def test_what_a_socket_cannot_hold_goes_elsewhere(
     monkeypatch: pytest.MonkeyPatch,
     window: int,
 ) -> None:
-    """As where the system lets sockets hold little (net.ipv4.tcp_rmem)."""
+    """The system lets sockets hold little (net.ipv4.tcp_rmem)."""
 
     def narrow(made: Any) -> None:
         made.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window or 256 * KIB)
@@ -120,7 +120,7 @@ async def test_a_stall_is_noticed_while_the_part_waits_its_turn(
     monkeypatch: pytest.MonkeyPatch,
     after: int,
 ) -> None:
-    """Or the delivery that comes to it would have to sit it out."""
+    """Else the delivery that reaches it would have to wait for it."""
     monkeypatch.setattr(body, "PATIENCE", 0.01)
     truth = fill(server, [SIZE, SIZE, SIZE])
     server.script(stalls(server, after=after), key="b/data/0001")

@@ -1,4 +1,4 @@
-"""Listings that a right server never sends: none of them makes a plan, and none goes on for ever."""
+"""Listings that a right server never sends: no such listing makes a plan or goes on for ever."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ ENTRY = "<Contents><Key>data/train/0</Key><Size>1</Size><ETag>&quot;e&quot;</ETa
 async def test_what_comes_twice_where_it_comes_once_is_refused_by_name(
     name: str, inside: str, pages_from: PagesFrom
 ) -> None:
-    """Of `IsTruncated` twice the rest of the listing would be lost without a word."""
+    """With `IsTruncated` twice the rest of the listing would be lost without a word."""
     with raw_server(lambda _: listing(inside=inside)) as server:
         async with pages_from(server) as pages:
             with pytest.raises(BadAnswer, match=f"<{name}> comes 2 times where S3 sends it once"):
@@ -113,7 +113,7 @@ async def test_what_comes_twice_where_it_comes_once_is_refused_by_name(
 
 @pytest.mark.parametrize("status", [400, 401, 403])
 async def test_a_refusal_whose_reason_is_cut_off_is_asked_again(status: int, pages_from: PagesFrom) -> None:
-    """As any response that breaks off: the reason may be credentials that have expired."""
+    """Like any response that breaks off: the reason may be credentials that have expired."""
     refusal = answer(status, b"<Error><Co", Content_Length="300")
     with raw_server(lambda _: listing(*FIRST) if len(server.seen) > 1 else refusal) as server:
         async with pages_from(server) as pages:

@@ -103,7 +103,7 @@ async def test_a_fifo_holds_what_was_compressed(
 async def test_a_thread_that_cannot_start_costs_no_epoch(
     stub: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
-    """As at pids.max: the second thread of inflation, or both of them."""
+    """The limit pids.max refuses the second thread of inflation, or both of them."""
     contents = fill(stub, [700_000] * 8)
     start, asked = threading.Thread.start, set()
 

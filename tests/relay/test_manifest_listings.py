@@ -209,7 +209,7 @@ async def test_without_permission_to_list_heads_find_all(
 async def test_rows_that_name_an_object_again_cost_nothing(
     stub: S3Stub, monkeypatch: pytest.MonkeyPatch, *, listed: bool
 ) -> None:
-    """As in a manifest that repeats the examples of rare classes."""
+    """A manifest may repeat the examples of rare classes."""
     names = store(stub, 1, 30)
     rows = names * 40
     random.Random(1).shuffle(rows)
@@ -341,7 +341,7 @@ async def test_an_object_that_is_not_listed_may_exist(stub: S3Stub, monkeypatch:
 async def test_a_listing_that_heads_contradict_is_not_used(
     stub: S3Stub, monkeypatch: pytest.MonkeyPatch, differs: str
 ) -> None:
-    """As of an access point that changes objects: the stream would fail at the first one."""
+    """An access point may change objects: the stream would fail at the first one."""
     names = store(stub, 3, 100)
     write(stub, names)
     answer = S3Stub.answer_listing

@@ -66,7 +66,7 @@ async def test_a_second_version_of_the_same_second_is_not_noticed(
 async def test_a_response_without_a_valid_time_is_refused(
     run: RunChannel, stub: S3Stub, tmp_path: Path, truth: bytes, sent: tuple[str, str]
 ) -> None:
-    """As an answer that proves nothing, and not as an object that was replaced."""
+    """It counts as an answer that proves nothing, not as an object that was replaced."""
     time, words = sent
     stub.script(*[with_headers(Last_Modified=time)] * 9)
     async with run(stub, tmp_path) as running:

@@ -108,7 +108,7 @@ def listed_offsets(directory: Path) -> list[int]:
 
 
 async def test_a_key_list_that_cannot_be_made_is_waited_for(stub: S3Stub, tmp_path: Path) -> None:
-    """As without a free inode: no byte of the epoch before the list exists."""
+    """Without a free inode no byte of the epoch comes before the list exists."""
     truth = fill(stub, [1000, 2000])
     async with running_channel(stub, tmp_path, lists_keys=True, policy=EAGER) as running:
         obstacle = Path(key_list_path(str(tmp_path), "train", 0))

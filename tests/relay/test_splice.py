@@ -134,7 +134,7 @@ class CountingPoller(FairPoller):
 
 
 async def test_a_body_that_nobody_takes_leaves_the_event_loop_idle() -> None:
-    """As while the FIFO is full and the trainer compiles its model for minutes."""
+    """The FIFO is full while the trainer compiles its model for minutes."""
 
     peers: list[asyncio.StreamWriter] = []
 

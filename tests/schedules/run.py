@@ -75,7 +75,7 @@ class Broken(Exception):
 
 @dataclass
 class Found:
-    """What one run, or many, have come to."""
+    """Results of one run, or of many."""
 
     runs: int = 0
     bytes: int = 0

@@ -46,7 +46,7 @@ class Server:
         self._idle = self._dice.choice([0.05, 1.0, 1000.0])
 
     def connect(self, peer: str) -> tuple[float, OSError | Callable[[socket.socket], None] | None]:
-        """As `ScheduledLoop.connect`."""
+        """See `ScheduledLoop.connect`."""
         dice = self._dice
         if dice.random() < self._trial.refused:
             self.struck["no connection"] += 1
@@ -88,7 +88,7 @@ class Server:
                 if self._in_a_row[at] >= MOST_FAULTS:
                     break
                 if kind in ("range", "trailing"):
-                    # Of a hedge and of the request that it hedges, too.
+                    # This holds for a hedge and for the request that it hedges, too.
                     self._wrong[at] += 1
                     if self._wrong[at] > MOST_FAULTS:
                         break

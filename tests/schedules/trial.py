@@ -111,7 +111,7 @@ class SeedTrial:
             _channel(dice, f"c{number}", splice, seed=seed) for number in range(dice.choice([1, 1, 1, 2, 3]))
         )
         shared = None
-        # Of dice of their own, so that the other seeds are as they were without shared streams.
+        # Their own dice, so that the other seeds are as they were without shared streams.
         if (own := random.Random(f"{seed} shared")).random() < 0.3:
             part_size = own.choice([part_size, 256 * KIB, MIB])
             shared = SharedTrial(
@@ -195,7 +195,7 @@ def _channel(dice: random.Random, name: str, splice: bool, *, seed: int) -> Chan
         pause=dice.choice([0.0, 0.001, 0.05]),
         fifo=dice.choice([None, 4096, 16384]),
     )
-    # Of dice of their own, so that the rest of a seed is as it was without open plans.
+    # Their own dice, so that the rest of a seed is as it was without open plans.
     dice = random.Random(f"{seed} listing of {name}")
     if found.shuffle is not None or dice.random() < 0.5:
         return found

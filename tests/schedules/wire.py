@@ -65,7 +65,7 @@ class Wire:
 
 
 class TlsWire(Wire):
-    """The same, encrypted. To close without `finish` cuts the connection off: no end of TLS, and no reset."""
+    """A wire over TLS. To close without `finish` cuts the connection off: no end of TLS, and no reset."""
 
     def __init__(self, loop: ScheduledLoop, sock: socket.socket) -> None:
         super().__init__(loop, sock)

@@ -168,7 +168,7 @@ def wait(readers: Sequence[Reader], group: cgroup.Cgroup, deadline: float) -> No
 
 @contextlib.contextmanager
 def limited(limit: int) -> Iterator[cgroup.Cgroup]:
-    """A cgroup; skips the test where none can be made."""
+    """A cgroup; skips the test where no cgroup can be made."""
     try:
         with cgroup.limited(limit) as made:
             yield made

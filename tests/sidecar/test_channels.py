@@ -37,7 +37,7 @@ EVERY_KIND = pytest.mark.parametrize(
         ("AugmentedManifestFile", "s3://b/lists/lines.manifest"),
     ],
 )
-"""Of channel, in what `store_of` holds."""
+"""Sources of channels, in what `store_of` holds."""
 
 
 def job_of(stub: S3Stub, kind: str, uri: str, **channel: Any) -> dict[str, Any]:

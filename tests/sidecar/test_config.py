@@ -251,7 +251,7 @@ def named(**modes: str | None) -> dict[str, Any]:
 
 
 def ranked(count: int, **modes: Any) -> dict[str, Any]:
-    """Likewise; the first of them has so many rank FIFOs."""
+    """Likewise; the first of them has `count` rank FIFOs."""
     job = named(**modes)
     job["InputDataConfig"][0]["Penstock"] = {"Ranks": count}
     return job

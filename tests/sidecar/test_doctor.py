@@ -140,7 +140,7 @@ def test_an_endpoint_that_refuses_if_match(stub: S3Stub, tmp_path: Path, refusal
 def test_one_etag_for_objects_of_different_sizes(
     credentials: None, tmp_path: Path, etags: str, *, warned: bool
 ) -> None:
-    """As of servers that have no ETag of their own for files that were not written by S3."""
+    """Some servers have no ETag of their own for files that were not written by S3."""
     objects = [(f"train/{size}", size, etag) for size, etag in enumerate(etags, 1)]
     with raw_server(lambda asked: answer(404) if asked.key else listing(*objects)) as server:
         found, _ = examined(server, tmp_path, fails_=["get train"])
@@ -259,7 +259,7 @@ def answers(status: int, **headers: Any) -> Callable[[Any], Coroutine[Any, Any, 
 
 
 def test_a_server_that_says_200_with_the_right_range_streams(stub: S3Stub, tmp_path: Path) -> None:
-    """As `rclone serve s3` and s3rver answer."""
+    """`rclone serve s3` and s3rver answer so."""
     fill(stub, [3000], prefix="b/train/")
     stub.weather = lambda *_: answers(200)
     found, _ = examined(stub, tmp_path)
@@ -275,7 +275,7 @@ def test_a_wrong_range_is_refused_as_a_run_would(stub: S3Stub, tmp_path: Path) -
 
 
 def test_a_server_that_takes_the_range_0_0_for_the_whole_object_streams(stub: S3Stub, tmp_path: Path) -> None:
-    """As s3rver does; no run asks for that range of an object of more than a byte."""
+    """s3rver does so; no run asks for that range of an object of more than a byte."""
     fill(stub, [3000], prefix="b/train/")
     right = whole(stub)
     stub.weather = lambda _, first, wanted: right if (first, wanted) == (0, 1) else None

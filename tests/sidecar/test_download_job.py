@@ -119,7 +119,7 @@ async def test_a_killed_sidecar_s_download_is_continued(
 
 
 async def test_a_file_that_may_not_be_so_large_ends_the_job(stub: S3Stub, tmp_path: Path) -> None:
-    """As a full disk does; the next start, which may write it, continues."""
+    """A full disk does so; the next start, which may write it, continues."""
     fill(stub, [5], prefix="b/train/")
     files = fill(stub, [1 * MIB, 8 * MIB], prefix="b/files/", seed=2)
     path, data = mixed(stub, tmp_path), tmp_path / "ml" / "input" / "data"

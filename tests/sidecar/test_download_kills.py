@@ -23,7 +23,7 @@ from tests.sidecar.test_download import fetch, tree
 CALLS = ("rename", "mkdir", "unlink", "rmdir", "open")
 """Calls with a descriptor of a directory; of `open`, those that make a file."""
 AT_ONCE = 7
-"""Of so many points one is tried, drawn anew in each run."""
+"""Number of points of which one is tried, drawn anew in each run."""
 
 
 def objects(version: int) -> dict[str, bytes]:

@@ -61,7 +61,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def take(file: IO[bytes], count: int) -> bytes:
-    """Read exactly so many bytes."""
+    """Read exactly `count` bytes."""
     got = b""
     while len(got) < count and (piece := file.read(count - len(got))):
         got += piece
@@ -167,7 +167,7 @@ def test_rank_fifos_are_dealt_while_the_listing_goes_on(
 
 
 def killed(serve: Any, data: Path, *, read: int) -> IO[bytes]:
-    """Kill a sidecar whose reader has so many bytes of the first page; return the reader's file."""
+    """Kill a sidecar whose reader has some bytes of the first page; return the reader's file."""
     with serve("--keeper", "auto") as running:
         file = open(data / "train_0", "rb", buffering=0)  # noqa: SIM115 - closed by the caller
         try:
@@ -425,7 +425,7 @@ def test_cat_writes_objects_before_the_next_page_is_answered(stub: S3Stub, truth
 
 
 def test_cat_lists_prefixes_and_objects_in_turn(stub: S3Stub, truth: bytes) -> None:
-    """Of an object's own key nothing more is listed; of another its pages, and the proof of its end."""
+    """For an object's own key nothing more is listed; for a prefix its pages, and the proof of its end."""
     stub.objects |= {"b/a": b"first", "b/ab": b"not this", "b/z/1": b"last"}
     stub.allow_pages()
     with catting(stub, "s3://b/z/", "s3://b/a", "s3://b/train/") as running:

@@ -23,7 +23,7 @@ COUNT = 18_000
 REPEATED = 9
 """Rows that name one object, which costs one HEAD if it is empty."""
 EVERY = 100
-"""One object in so many has content; the others cost no GET."""
+"""Distance of the objects with content; the others cost no GET."""
 GATE = "data/00833.bin"
 """Pages that begin after this key are answered once the stub is released."""
 

@@ -18,7 +18,7 @@ CHANNELS = 1000
 
 
 def state_of(channels: int) -> JobState:
-    """The state of a job with so many File channels, before anything is downloaded."""
+    """The state of a job with `channels` File channels, before anything is downloaded."""
     source = {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": "s3://b/train/"}}
     document = {
         "InputDataConfig": [

@@ -70,7 +70,7 @@ def reported(process: subprocess.Popen[str]) -> Any:
 
 @pytest.mark.timeout(120)
 def test_held_readers_notice_a_pause_once_the_cause_is_mended(stub: S3Stub, tmp_path: Path) -> None:
-    """Of every kind, whatever S3 refused and wherever: `penstock restart` goes on at the exact byte."""
+    """Failures of every kind, in any place: `penstock restart` goes on at the exact byte."""
     pytest.importorskip("pandas")
     lines = [b"%d,%d\n" % (number, number * number) for number in range(60_000)]
     tables = {f"b/csv/{part}": b"".join(lines[part * 20_000 :][:20_000]) for part in range(3)}

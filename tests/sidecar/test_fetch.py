@@ -35,7 +35,7 @@ def test_a_fifo_without_a_reader_is_named_to_those_who_wait(stub: S3Stub, tmp_pa
 
 
 def test_ranks_that_pause_together_hold_nobody_back(stub: S3Stub, tmp_path: Path) -> None:
-    """As for a checkpoint: their FIFOs have bytes, and only the trainer can go on."""
+    """The trainer saves a checkpoint: the FIFOs have bytes, and only the trainer can go on."""
     path, due = filled(stub, tmp_path, megabytes=48, Fetch="auto")
     with sidecar(path, prefix=SOON) as started, contextlib.ExitStack() as stack:
         started.wait_for("ready")

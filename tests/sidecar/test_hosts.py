@@ -189,7 +189,7 @@ def cluster_job(stub: S3Stub, tmp_path: Path) -> dict[str, Any]:
 def test_a_host_has_only_its_groups_channels(
     stub: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: int, channels: list[str]
 ) -> None:
-    """As a process that a Kubernetes Job has started; the environment says which host it is."""
+    """A process that a Kubernetes Job has started: the environment says which host it is."""
     fill(stub, [10], prefix="b/train/")
     fill(stub, [10], prefix="b/eval/")
     monkeypatch.setenv("JOB_COMPLETION_INDEX", str(index))

@@ -101,7 +101,7 @@ def test_profiles_and_their_region(nobody: S3Stub, tmp_path: Path, monkeypatch: 
 def test_a_key_with_a_line_end_is_refused_at_once(
     stub: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, *, by_botocore: bool
 ) -> None:
-    """As from `echo key | base64` in a Kubernetes secret."""
+    """A Kubernetes secret from `echo key | base64` has one."""
     fill(stub, [100], prefix="b/train/")
     monkeypatch.setenv(name, "of-a-secret-file\n")
     if by_botocore:
@@ -176,7 +176,7 @@ def test_the_job_file_names_them_too(nobody: S3Stub, tmp_path: Path) -> None:
 
 @pytest.fixture
 def tls_stub(tls_stub: S3Stub) -> S3Stub:
-    """The same, with an object."""
+    """`tls_stub` with an object."""
     fill(tls_stub, [3_000_000], prefix="b/train/")
     return tls_stub
 

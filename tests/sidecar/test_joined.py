@@ -29,7 +29,7 @@ from tests.unit.test_tar import archive
 __all__ = ["place"]
 
 SAMPLES = 250
-"""Of each archive; there are four, and so many rows in each of four Arrow streams."""
+"""Samples of each of four archives, and rows in each of four Arrow streams."""
 
 WEBDATASET = """
 import sys, webdataset
@@ -124,7 +124,7 @@ def test_every_program_reads_all_of_it(stub: S3Stub, tmp_path: Path) -> None:
 
 @pytest.mark.timeout(200)
 def test_without_it_a_part_is_read_and_the_loss_is_told(stub: S3Stub, tmp_path: Path) -> None:
-    """The same programs, which all report success; the log and the metrics say what they do."""
+    """These programs all report success; the log and the metrics say what they do."""
     shards(stub)
     data = tmp_path / "ml" / "input" / "data"
     left = "the reader left at the end of an object, before the end of the epoch, as at an end mark"

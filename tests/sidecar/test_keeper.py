@@ -66,7 +66,7 @@ class Reader:
             self._news.notify_all()
 
     def wait_for(self, count: int) -> None:
-        """Wait until it has so many bytes in all, or has ended."""
+        """Wait until it has `count` bytes in all, or has ended."""
         with self._news:
             while self.received < count and self._thread.is_alive():
                 self._news.wait(1)
@@ -147,7 +147,7 @@ def test_a_killed_sidecar_is_a_pause(stub: S3Stub, place: Any, transport: str) -
 
 
 def killed(path: str, data: Path, truth: list[str], kills: list[int]) -> None:
-    """Kill a sidecar when its reader has so many bytes, and the next; compare what the reader got."""
+    """Kill a sidecar when its reader has some bytes, and the next; compare what the reader got."""
     reader = None
     for kill_at in sorted(kills):
         with running(path, "--keeper", "auto") as started:
@@ -274,7 +274,7 @@ def test_a_fifo_that_is_replaced_while_it_waits_is_offered_again(
 
 
 def test_a_machine_without_inotify_says_so_once(stub: S3Stub, place: Any) -> None:
-    """And streams all the same."""
+    """It streams nevertheless."""
     content = fill(stub, SIZES, prefix="b/train/")
     path, data = place()
     refusing = ["strace", "-D", "-f", "-o", "/dev/null", "-e", "inject=inotify_init1:error=EMFILE"]
@@ -307,7 +307,7 @@ def test_a_changed_plan_fails_by_name_and_the_fifo_stays_open(stub: S3Stub, plac
 
 
 def test_a_keeper_that_dies_ends_the_sidecar_and_proves_nothing(stub: S3Stub, place: Any) -> None:
-    """As without a keeper: the reader sees an end, and the trailer does not say complete."""
+    """The reader sees an end, as without a keeper, and the trailer does not say complete."""
     fill(stub, [MORE_THAN_A_FIFO], prefix="b/train/")
     path, data = place()
     with running(path, "--keeper", "auto") as started:
@@ -334,7 +334,7 @@ def test_a_keeper_that_is_not_there(stub: S3Stub, place: Any, tmp_path: Path) ->
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("options", [(), ("--keeper", "auto")])
 def test_sigusr2_is_a_pause(stub: S3Stub, place: Any, options: tuple[str, str]) -> None:
-    """The same process, its code loaded anew, under a reader in mid-epoch and one that has not come."""
+    """One process, its code loaded anew, under a reader in mid-epoch and one that has not come."""
     content = fill(stub, SIZES, prefix="b/train/")
     path, data = place()
     with running(path, *options) as started:

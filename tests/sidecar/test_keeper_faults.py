@@ -40,7 +40,7 @@ from tests.kit.stub import S3Stub
 
 CHANNELS = 3
 SIZE = 3_000_000
-"""Of each: more than FIFO and pipe hold."""
+"""Bytes of each: more than FIFO and pipe hold."""
 
 
 class Trainer:
@@ -133,7 +133,7 @@ FAULTS = {
 
 
 def drawn(seed: int, count: int) -> Iterator[str]:
-    """`strace` options for so many faults, each call at least once."""
+    """`strace` options for `count` faults, each call at least once."""
     dice = random.Random(seed)
     for call, _ in zip(itertools.cycle(FAULTS), range(count), strict=False):
         when = f"{dice.randint(1, 12)}+{dice.choice((97, 5, 9))}"
@@ -162,7 +162,7 @@ def test_no_errno_ends_a_fifo(tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def descriptors(pid: int, count: int) -> Iterator[None]:
-    """A process that may open no more than so many until the end of the block."""
+    """A process that may open no more than `count` descriptors until the end of the block."""
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (count, before[1]))
     try:

@@ -396,7 +396,7 @@ async def test_versions_that_replace_each_other_end_learning(tmp_path: Path) -> 
 
 
 def test_doctor_and_the_index_to_be_learnt(stub: S3Stub, tmp_path: Path) -> None:
-    """There is none, it is there, it is of another kind, and its directory is a file."""
+    """It is absent, it is there, it is of another kind, and its directory is a file."""
     put(stub)
     path = written(stub, tmp_path)
 

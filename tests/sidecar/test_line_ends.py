@@ -21,7 +21,7 @@ LINES = [b'{"n": %d}' % number for number in range(40)]
 
 
 def put(stub: S3Stub, *, ended: int = 3, suffix: str = "jsonl") -> None:
-    """Put four objects of ten lines, of which so many end with a line feed."""
+    """Put four objects of ten lines, of which `ended` end with a line feed."""
     for index in range(4):
         data = b"\n".join(LINES[10 * index : 10 * index + 10])
         stub.objects[f"b/train/{index}.{suffix}"] = data + b"\n" * (index < ended)
@@ -35,7 +35,7 @@ def document(stub: S3Stub, tmp_path: Path, **section: Any) -> str:
 
 @pytest.mark.parametrize("section", [{}, {"Ranks": 2}, {"Limit": {"Objects": 4, "Seed": 1}}], ids=str)
 def test_the_start_and_the_doctor_warn(stub: S3Stub, tmp_path: Path, section: dict[str, Any]) -> None:
-    """Of one object among others, too, and with a plan that is made whole first."""
+    """They find one object among others, and also with a plan that is made whole first."""
     put(stub)
     path = document(stub, tmp_path, **section)
     with sidecar(path) as running:
@@ -88,7 +88,7 @@ def test_a_job_does_not_wait_for_the_look(stub: S3Stub, tmp_path: Path, section:
 def test_a_header_of_each_object_is_left_out(
     stub: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As llm.c's token files have one; without SkipBytes it would be tokens."""
+    """llm.c's token files have such a header; without SkipBytes it would be tokens."""
     tokens = np.arange(3000, dtype="<u2")
     header = struct.pack("<256i", 20240520, 1, 1000, *[0] * 253)
     for index in range(3):

@@ -83,7 +83,7 @@ def test_a_bug_in_a_command_without_a_log_is_one_line() -> None:
 
 
 def test_a_log_that_nobody_reads_stops_no_stream(stub: S3Stub, tmp_path: Path) -> None:
-    """As behind `| less`: lines are dropped, and their number of bytes is reported once there is room."""
+    """Behind `| less` lines are dropped, and their number of bytes is reported once there is room."""
     truth = fill(stub, [1000], prefix="b/train/")
     path = write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/"))
     read_end, write_end = os.pipe()

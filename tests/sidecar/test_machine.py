@@ -128,7 +128,7 @@ def test_no_space_for_a_download_is_no_channel_and_the_next_start_continues(
 
 
 def limited(files: int) -> list[str]:
-    """A prefix for a command that may have so many open files."""
+    """A prefix for a command that may have `files` open files."""
     return ["sh", "-c", f'ulimit -n {files} && exec "$0" "$@"']
 
 
@@ -220,7 +220,7 @@ def test_too_few_open_files_end_the_start(stub: S3Stub, tmp_path: Path) -> None:
 def test_a_machine_without_a_place_for_temporary_files(
     stub: S3Stub, tmp_path: Path, command: tuple[str, ...], text: str
 ) -> None:
-    """As in a container with a read-only root file system. Here no file can have a byte."""
+    """A container with a read-only root file system: here no file can have a byte."""
     fill(stub, [10], prefix="b/train/")
     document = job(stub.url, tmp_path / "ml", "b/train/")
     del document["Penstock"]["BaseDirectory"]

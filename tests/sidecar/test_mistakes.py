@@ -50,7 +50,7 @@ def extras(section: str) -> tuple[str, str]:
 
 
 def then(changes: str, weights: str = "1, 2") -> tuple[str, str]:
-    """The same, with these changes of the weights of a mix."""
+    """A job with these changes of the weights of a mix."""
     others = ", ".join(f"s3://b/{name}/" for name in "xyz"[: weights.count(",")])
     return extras(f"AlsoFrom: [{others}], Mix: {{Weights: [{weights}], Then: [{changes}]}}")
 

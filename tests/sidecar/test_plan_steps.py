@@ -50,7 +50,7 @@ def test_the_table_has_a_row_for_each_rank(stub: S3Stub, tmp_path: Path) -> None
 
 
 def test_the_table_has_the_padding_of_each_rank(stub: S3Stub, tmp_path: Path) -> None:
-    """Of 15 records in global batches of 9 the last three are padding, all of them of the last rank."""
+    """With 15 records in global batches of 9 the last three are padding, all of them of the last rank."""
     ranks = {"Count": 3, "Batch": 3, "RecordSize": 100, "Remainder": "pad", "Fetch": "separately"}
     assert plan(job_file(stub, tmp_path, Penstock={"Ranks": ranks}), "--steps")[-4:] == [
         "           records  padding  steps  bytes  requests  bytes a request",
@@ -82,7 +82,7 @@ def test_a_channel_without_ranks_is_a_row(stub: S3Stub, tmp_path: Path) -> None:
 def test_small_requests_are_named_with_what_sends_fewer(
     stub: S3Stub, tmp_path: Path, ranks: dict[str, Any], extras: dict[str, Any], do: str
 ) -> None:
-    """Of 15 records, each of a request of its own, in three objects."""
+    """A plan of 15 records in three objects, each with a request of its own."""
     ranks = {"Count": 3, "Batch": 1, "RecordSize": 100} | ranks
     path = job_file(stub, tmp_path, Penstock={"Ranks": ranks, **extras})
     last = plan(path)[-1]

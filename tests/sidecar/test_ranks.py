@@ -37,7 +37,7 @@ for epoch in range(2):
 
 
 def ranked(stub: S3Stub, base: Path | None, count: int, *prefixes: str, **penstock: Any) -> dict[str, Any]:
-    """A job whose channel `train`, the first, has so many rank FIFOs."""
+    """A job whose channel `train`, the first, has `count` rank FIFOs."""
     prefixes = prefixes or ("b/train/",)
     document = job(stub.url, base, *prefixes, **{"MemoryBudget": "32MiB"} | penstock)
     document["InputDataConfig"][0]["Penstock"] = {"Ranks": count}

@@ -61,7 +61,7 @@ def sha256(data: bytes) -> str:
 def test_a_reader_that_is_stopped_while_every_connection_is_cut(
     stub: S3Stub, proxy: TcpProxy, tmp_path: Path, transport: str
 ) -> None:
-    """As servers and firewalls do with connections on which nothing moves for a minute."""
+    """Servers and firewalls do so with connections on which nothing moves for a minute."""
     truth = fill(stub, [MORE_THAN_A_FIFO // 10] * 14, prefix="b/train/")
     document = job(f"http://127.0.0.1:{proxy.port}", tmp_path / "ml", "b/train/", Transport=transport)
     with sidecar(write_job(tmp_path / "job.yaml", document)) as running:

@@ -209,7 +209,7 @@ def check_blocks(elements: Sequence[KeyedRecord]) -> int:
 
 
 def test_blocks_of_tokens(stub: S3Stub, tmp_path: Path) -> None:
-    """Of ranks by record; and of objects that are inflated, resumed inside one of them."""
+    """Key lists of ranks by record, and of objects that are inflated, resumed inside one of them."""
     counts = [5, 0, 300, 200, 70]
     for at, count in enumerate(counts):
         blocks = (np.arange(count, dtype="uint32") | at << 16).repeat(LENGTH).tobytes()

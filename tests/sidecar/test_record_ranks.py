@@ -178,7 +178,7 @@ def test_a_start_refuses_an_index_with_two_records_as_one(stub: S3Stub, tmp_path
 def test_a_reader_stops_before_the_record_that_the_index_lacks(
     stub: S3Stub, tmp_path: Path, lost: int
 ) -> None:
-    """Of long lines the start looks at the begin alone. Both records pass, and the reader counts them."""
+    """The start looks at the first bytes of long lines alone. Both records pass; the reader counts them."""
     lines = [b"%d" % number + b"x" * (WHOLE - 99) + b"\n" for number in range(20)]
     stub.objects |= {"b/train/0": b"".join(lines), "b/train/1": b"".join(lines)}
     path = write_job(tmp_path / "job.yaml", divided(stub, tmp_path, Count=1, Batch=3))
@@ -263,7 +263,7 @@ print(json.dumps(found))
 def test_padding_gives_every_record_once_at_equal_steps(
     stub: S3Stub, tmp_path: Path, count: int, copies: int, together: bool
 ) -> None:
-    """Of 72 records in global batches of 40 the last 8 are padding; of 8 ranks one has 5 and one has 3."""
+    """With 72 records in global batches of 40 the last 8 are padding; of 8 ranks one has 5 and one has 3."""
     records = uneven(stub)
     keys = {"Copies": copies} | ({"Fetch": "together"} if together else {})
     document = shuffled(divided(stub, tmp_path, Count=count, GlobalBatch=40, Remainder="pad", **keys))
@@ -456,7 +456,7 @@ def test_two_channels_divide_an_object_by_block(stub: S3Stub, tmp_path: Path) ->
 
 @pytest.mark.parametrize("by", ["block", "record"])
 def test_prefixes_are_mixed_by_their_weights(stub: S3Stub, tmp_path: Path, by: str) -> None:
-    """The same global batches over one and two ranks, of exactly the shares, in each of two epochs."""
+    """One and two ranks have equal global batches, of exactly the shares, in each of two epochs."""
     for name, number in (("wide", 700), ("rare", 40)):
         for each in range(2):
             lines = [f"{name} {each} {record:04}\n".encode() for record in range(number)]
@@ -585,7 +585,7 @@ def test_an_index_that_does_not_fit_is_an_error_by_name(stub: S3Stub, tmp_path: 
 
 
 def test_an_index_too_large_for_memory_is_named(stub: S3Stub, tmp_path: Path) -> None:
-    """A block of very many objects; the file is sparse, and none of their rows is read."""
+    """A block of very many objects; the file is sparse, and no row of these is read."""
     uneven(stub)
     path = write_job(tmp_path / "job.yaml", divided(stub, tmp_path, Count=2, Batch=2))
     index(path, tmp_path)
@@ -601,7 +601,7 @@ def test_an_index_too_large_for_memory_is_named(stub: S3Stub, tmp_path: Path) ->
 
 @pytest.mark.usefixtures("credentials")
 def test_blocks_of_a_split_too_many_for_memory_are_named(tmp_path: Path) -> None:
-    """Of an object whose size is the listing's word alone."""
+    """An object whose size only the listing states."""
     with raw_server(lambda _: listing(("train/0", 1 << 55, "e"))) as server:
         document = job(server.url, tmp_path / "ml", "b/train/")
         document["InputDataConfig"][0]["Penstock"] = {

@@ -150,7 +150,7 @@ async def right(answer: Answer) -> web.Response:
 
 
 def test_planted_secrets_are_nowhere(stub: S3Stub, planted: Path) -> None:
-    """Of a sidecar with a keeper: while it runs, when an epoch fails by what a server repeats, and after."""
+    """A sidecar with a keeper: while it runs, when an epoch fails by what a server repeats, and after."""
     fill(stub, [100], prefix="b/train/")
     stub.script(right, *[echo] * 40)  # epoch 0 is one request
     path = write_job(planted / "job.yaml", document(stub, planted))

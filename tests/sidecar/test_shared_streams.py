@@ -75,7 +75,7 @@ def trained(tmp_path: Path, fifos: int, running: Any) -> dict[str, list[list[str
 def test_a_shared_stream_has_the_bytes_of_every_fifo(
     stub: S3Stub, tmp_path: Path, count: int, copies: int, transport: str
 ) -> None:
-    """The same global batches as of ranks that are fetched separately; each FIFO has its own trailer."""
+    """Its global batches are those of ranks that are fetched separately; each FIFO has its own trailer."""
     records = uneven(stub)
     document = shuffled(divided(stub, tmp_path, Count=count, Copies=copies, GlobalBatch=GLOBAL, **TOGETHER))
     document["Penstock"]["Transport"] = transport
@@ -197,7 +197,7 @@ def test_a_rank_that_leaves_early_does_not_end_the_epoch_of_others(stub: S3Stub,
 
 
 def test_readers_that_open_and_close_pass_the_epoch(stub: S3Stub, tmp_path: Path) -> None:
-    """As TensorFlow's `repeat` does, with all ranks or with one."""
+    """TensorFlow's `repeat` does so, with all ranks or with one."""
     path, due = filled(stub, tmp_path)
     with sidecar(path) as running:
         running.wait_for("ready")
@@ -276,7 +276,7 @@ def test_every_fifo_resumes_at_its_own_byte(stub: S3Stub, tmp_path: Path, copies
 def test_a_killed_sidecar_loses_no_byte_of_any_fifo(
     stub: S3Stub, tmp_path: Path, count: int, copies: int
 ) -> None:
-    """A keeper holds the FIFOs, in which the readers are at different bytes."""
+    """A keeper holds the FIFOs, whose readers have reached different bytes."""
     path, streams = filled(stub, tmp_path, megabytes=48, count=count, Copies=copies)
     due = [stream for stream in streams for _ in range(copies)]
     with contextlib.ExitStack() as stack:
@@ -315,7 +315,7 @@ def test_a_failure_of_storage_fails_every_fifo_at_its_own_byte(stub: S3Stub, tmp
 
 
 def test_the_drain_lets_a_running_epoch_end(stub: S3Stub, tmp_path: Path) -> None:
-    """One rank is at the end of its epoch, and another has not read yet: SIGTERM cuts off nothing."""
+    """One rank has reached the end of its epoch, and another has not read yet: SIGTERM cuts off nothing."""
     path, due = filled(stub, tmp_path, megabytes=48)
     with sidecar(path) as running:
         running.wait_for("ready")
@@ -394,7 +394,7 @@ def samples(stream: bytes) -> list[bytes]:
 
 
 def test_a_killed_sidecar_loses_no_end_mark(stub: S3Stub, tmp_path: Path) -> None:
-    """A keeper holds the FIFOs, in which the readers are at different bytes."""
+    """A keeper holds the FIFOs, whose readers have reached different bytes."""
     path = write_job(tmp_path / "job.yaml", tars(stub, tmp_path, longest=1 << 20, Count=2, Copies=2))
     index(path, tmp_path, kind="tar")
     due = tar_streams(path, tmp_path, 4)

@@ -244,7 +244,7 @@ def test_plan_log_metrics_and_status_agree_on_the_requests(
 
 
 def test_an_epoch_s_line_has_what_matters(stub: S3Stub, tmp_path: Path) -> None:
-    """Of that epoch alone: what the one before it took is not counted again."""
+    """Requests of that epoch alone: what the one before it took is not counted again."""
     truth = fill(stub, [3_000_000], prefix="b/train/")
     stub.script(fails(500, "InternalError"))
     with serving(stub, tmp_path, "b/train/", PartSize="4MiB", HedgeBudget=0) as running:
@@ -294,7 +294,7 @@ def test_probe_says_why_not_and_whether_a_sidecar_answers(stub: S3Stub, tmp_path
 
 
 def test_the_path_and_the_query_of_an_admin_address_are_sent() -> None:
-    """Of a proxy before the sidecar."""
+    """A proxy before the sidecar gets both."""
     with raw_server(always(answer(200, b"ready\n"))) as proxy:
         assert penstock("probe", "--url", f"{proxy.url}/jobs/a/?key=b").returncode == 0
     assert [request.target for request in proxy.seen] == ["/jobs/a/readyz?key=b"]

@@ -60,7 +60,7 @@ def test_few_threads_are_enough(stub: S3Stub, tmp_path: Path, count: int) -> Non
 
 
 def test_a_command_begins_without_looking_a_name_up(tmp_path: Path) -> None:
-    """A name server that does not answer would hold every command up; libuv's threads start all the same."""
+    """A name server that does not answer would hold every command up; libuv's threads start nevertheless."""
     program = (
         "from pathlib import Path; from sidecar.process.runner import LIBUV, run\n"
         "async def count(): return len(list(Path('/proc/self/task').iterdir()))\n"

@@ -102,7 +102,7 @@ def test_without_a_sidecar_there_is_an_error_and_the_screen_stays() -> None:
 
 
 def event(count: int, **channel: object) -> dict[str, Any]:
-    """A document of `/events` with so many channels."""
+    """A document of `/events` with `count` channels."""
     fields = {
         "source": "s3://b/" + "a/long/prefix/" * 8, "objects": 1200, "listing": False,
         "epoch": 3, "consumed": 45, "bytes": 100,

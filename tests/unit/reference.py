@@ -188,7 +188,7 @@ def mixed_counts(counts: Sequence[int], weights: Sequence[int], until: str) -> l
 
 
 def picked(weights: Sequence[int], records: int) -> list[int]:
-    """docs/explanation/record-order.md: the records of each source in so many picks."""
+    """docs/explanation/record-order.md: the records of each source in `records` picks."""
     taken = [0] * len(weights)
     for position in range(records):
         shares = [Fraction(position * weight, sum(weights)) for weight in weights]

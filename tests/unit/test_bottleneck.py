@@ -47,7 +47,7 @@ def test_storage_and_why(cause: Any) -> None:
 
 
 def test_time_without_a_reader_does_not_count() -> None:
-    """Of 60 s the reader was there for 12, and waited for 9 of them."""
+    """The reader was there for 12 of 60 s, and waited for 9 of them."""
     assert "waited 75%" in diagnose(START, after(idle=0.8, starved=0.15)).text
 
 

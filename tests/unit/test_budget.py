@@ -194,7 +194,7 @@ def test_a_request_more_is_offered_and_one_that_is_no_more_is_not() -> None:
 
 
 def test_a_refused_channel_is_looked_at_when_there_is_something_for_it() -> None:
-    """Of a thousand channels each looked again whenever a request ended: 9 s of CPU for their end alone."""
+    """Each of a thousand channels looked again whenever a request ended: 9 s of CPU for their end alone."""
     count = 1000
     whole = memory_budget(count, requests=64, budget=2 * count)
     shares = [whole.quota() for _ in range(count)]

@@ -103,7 +103,7 @@ def test_bulk_reading_lets_no_wrong_byte_pass(place: int, change: int, number: i
 # Many of one length: their checksums together
 
 TOGETHER = 256
-"""As `bulk.TOGETHER`."""
+"""Copy of `bulk.TOGETHER`."""
 LONG = [100] * 6 * TOGETHER
 BLOCK = 2 * TOGETHER * 116
 """Six times as many frames of 116 bytes as are taken together, two times as many in a block."""

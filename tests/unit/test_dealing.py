@@ -65,7 +65,7 @@ def shares(
 def test_every_rank_gets_its_own_stream_from_any_point_on(
     sizes: list[list[int]], seed: int | None, epoch: int, form: tuple[int, EndMarks], data: st.DataObject
 ) -> None:
-    """Of two hosts' ranks those of this host; the point is before the first byte that a rank lacks.
+    """This host's ranks of two hosts'; the point is before the first byte that a rank lacks.
 
     `form`: ranks of a host, and what ends each run of adjacent records.
     """

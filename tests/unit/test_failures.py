@@ -35,7 +35,7 @@ def test_the_operator_is_told_what_to_do(error: Any, words: str) -> None:
 
 @pytest.mark.parametrize("code", sorted(NOT_BY_CREDENTIALS))
 def test_an_object_that_nobody_may_read_now_is_no_matter_of_credentials(code: str) -> None:
-    """As one that a lifecycle rule has archived: neither a policy nor If-Match is named, and it is final."""
+    """A lifecycle rule has archived it: neither a policy nor If-Match is named, and it is final."""
     error = error_from_response(
         status=400 if code.startswith("KMS") else 403,
         code=code,

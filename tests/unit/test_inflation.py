@@ -27,7 +27,7 @@ CONTENT = random.Random(0).randbytes(8 * FEED)
 FEEDS = [
     packed[at : at + FEED] for packed in [gzip.compress(CONTENT, 1)] for at in range(0, len(packed), FEED)
 ]
-"""Of content that does not compress: a feed inflates to as many bytes."""
+"""Bytes of content that does not compress: a feed inflates to as many bytes."""
 
 
 class Sink:

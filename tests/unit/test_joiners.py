@@ -79,7 +79,7 @@ def test_archives_are_their_members_and_one_end_mark(
     st.lists(st.integers(1, 40), max_size=3),
 )
 def test_texts_are_the_lines_of_each(texts: list[list[bytes]], cuts: list[int]) -> None:
-    """As `"\\n".join` writes them, with a line feed at the end or without."""
+    """Whether an object ends with a line feed or not."""
     objects = [b"\n".join(lines) for lines in texts]
     lines = [line for data in objects for line in data.removesuffix(b"\n").split(b"\n") if data]
     assert joined(LineJoiner(), objects, cuts) == b"".join(line + b"\n" for line in lines)

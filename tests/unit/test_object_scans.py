@@ -36,7 +36,7 @@ class Rows:
         return version not in self.added and version not in self.refusals
 
     def scans(self) -> ObjectScans:
-        """As that of a FIFO whose channel learns its index."""
+        """A scan like that of a FIFO whose channel learns its index."""
         return ObjectScans(
             self.kind, self.stride, on_row=self.add, on_bad=self.refuse, lacks=self.lacks, limited=True
         )

@@ -180,7 +180,7 @@ def test_a_position_is_covered_by_the_digest_of_the_entries_before_it(
 
 
 def test_of_objects_that_are_rewritten_only_all_are_covered() -> None:
-    """Their stream's offsets are none of the plan, so what lies before one is unknown."""
+    """Their stream's offsets are not those of the plan, so what lies before one is unknown."""
     arrangement = Arrangement(inflate=True)
     plan = Plan.of(OBJECTS, arrangement)
     position = Position(0, 500, mark=ResumePoint(10, 400))

@@ -81,7 +81,7 @@ def test_columns_have_the_sums_of_the_loop(
     selection: RecordSelection | None,
     limits: tuple[int, int, int],
 ) -> None:
-    """Positions too: each is at a step, with its sums, and a walk from there has the records of the step."""
+    """Positions too: each begins a step, with its sums, and a walk from there has the records of the step."""
     seed, block = shuffle
     entries, table = entries_of(sizes), table_of(sizes)
     select = None
@@ -172,7 +172,7 @@ def test_sums_of_a_large_order_leave_the_environment_as_it_was() -> None:
 
 
 def test_host_ranks_have_the_same_sums_by_columns() -> None:
-    """An order of so many slices that columns sum it up."""
+    """An order with enough slices that columns sum it up."""
     sizes = [[1 + number % 3 for number in range(140_000)], [2] * 140_000]
     entries, table = entries_of(sizes), table_of(sizes)
     order, deal = RecordOrder(table.counts, entries.sizes, seed=5, block=100), Deal(2, 2, 0, 2)

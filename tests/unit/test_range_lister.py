@@ -145,7 +145,7 @@ HOURS = [
 
 @pytest.mark.parametrize(("keys", "rounds"), [(FLAT[:10_000], 58), (HOURS, 66)], ids=["flat", "hours"])
 def test_a_listing_takes_few_rounds_of_requests(keys: list[str], rounds: int) -> None:
-    """Every request takes as long as every other: so many turns of the event loop."""
+    """Every request takes equally many turns of the event loop."""
     turns_each = 64
 
     class Slow(Server):
@@ -420,7 +420,7 @@ def test_an_error_in_one_range_ends_the_listing(error: Exception) -> None:
 
 
 def test_an_outage_of_all_ranges_is_waited_for() -> None:
-    """Every range goes on at its page; none begins anew."""
+    """Every range goes on at its page; no range begins anew."""
 
     class Storm(Server):
         fails = 40

@@ -34,7 +34,7 @@ marked = st.sampled_from([UNMARKED, EndMarks(run=b"end"), EndMarks(epoch=b"end")
 objects = st.lists(st.lists(st.integers(1, 300), max_size=30), max_size=8)
 """The sizes of the records of some objects."""
 small_objects = st.lists(st.lists(st.integers(1, 5), max_size=12), min_size=1, max_size=4).filter(any)
-"""The same, of so few bytes that a test can look at each."""
+"""Such sizes in few bytes, so that a test can look at each byte."""
 
 
 class Table:
@@ -94,7 +94,7 @@ def test_the_order_is_that_of_the_specification(
 def test_any_number_of_ranks_gives_the_same_global_batches(
     sizes: list[list[int]], seed: int | None, epoch: int, hosts: int, remainder: Remainder
 ) -> None:
-    """Of 12 records, over 1, 2, 3, 4, 6 and 12 ranks; each host walks its own ranks alone."""
+    """Batches of 12 records, over 1, 2, 3, 4, 6 and 12 ranks; each host walks its own ranks alone."""
     table = Table(sizes)
     order = RecordOrder(table.counts, table.sizes, seed=seed, block=700)
     batches = reference.global_batches(
@@ -199,7 +199,7 @@ def test_a_run_of_very_many_records_is_summed_up_in_portions(deal: Deal) -> None
 def test_without_the_padding_the_ranks_have_every_record_once(
     sizes: list[list[int]], seed: int | None, ranks: int, width: int, remainder: Remainder
 ) -> None:
-    """The padding is at the end of a rank's epoch. A global batch may have more records than there are."""
+    """The padding ends a rank's epoch. A global batch may have more records than there are."""
     if sum(map(len, sizes)) < ranks * width:
         remainder = "pad"
     whole = plan_of(sizes, Deal(ranks * width, ranks, 0, ranks, remainder), seed=seed)

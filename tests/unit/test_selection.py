@@ -165,7 +165,7 @@ def run(refs: list[ObjectRef], limit: Limit, cuts: list[int]) -> list[ObjectRef]
 
 
 def selected(refs: list[ObjectRef], limit: Limit, cuts: list[int]) -> list[ObjectRef]:
-    """The same; nothing, if the first object is refused as too large."""
+    """The entries that the limit takes; nothing, if the first object is refused as too large."""
     try:
         return run(refs, limit, cuts)
     except ConfigError:
@@ -194,7 +194,7 @@ def test_a_limit_takes_the_first_objects_that_fit_whole(
 def test_a_sample_is_of_the_smallest_numbers_in_plan_order(
     found: list[int], limit: Limit, seed: int, cuts: list[int]
 ) -> None:
-    """As docs/explanation/semantics.md specifies it; the runs in which entries come change nothing."""
+    """docs/explanation/semantics.md specifies it; the runs in which entries come change nothing."""
 
     def drawn(ref: ObjectRef) -> bytes:
         key = seed.to_bytes(8, "little", signed=True)
@@ -278,7 +278,7 @@ def test_complementary_folds_are_disjoint_and_together_whole(
 
 @given(st.text(max_size=20), st.integers(2, 1000), seeds)
 def test_a_fold_depends_on_key_seed_and_number_alone(key: str, of: int, seed: int) -> None:
-    """As docs/explanation/semantics.md specifies it; so no other key can move an object."""
+    """docs/explanation/semantics.md specifies it; so no other key can move an object."""
     hashed = hashlib.blake2b(
         f"split {key}".encode(), digest_size=8, key=seed.to_bytes(8, "little", signed=True)
     )

@@ -94,7 +94,7 @@ class WindowMachine(RuleBasedStateMachine):
 
 
 class OpenWindowMachine(WindowMachine):
-    """The same window over a plan whose entries become known one by one, and then all are."""
+    """The window over a plan whose entries become known one by one, and then all are."""
 
     def make_plan(self) -> tuple[Plan, Growth | None]:
         entries = Entries()

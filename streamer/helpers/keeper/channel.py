@@ -111,5 +111,5 @@ class PendingOpen:
         self.path_fd = self.read_end = -1
 
     def pause(self) -> tuple[int, ...]:
-        """Return no descriptor: none is watched; as `Subject`."""
+        """See `Subject`. Returns no descriptor, because it watches no descriptor."""
         return ()

@@ -52,7 +52,7 @@ class SidecarConnection:
         """Replies that wait for room in the client's socket: kind, channel, further fields."""
 
     def accept(self) -> None:
-        """Accept the next sidecar if none is connected, and serve it. Raises OSError."""
+        """Accept the next sidecar if no sidecar is connected, and serve it. Raises OSError."""
         # The next sidecar waits in the backlog until this one's connection, and so its writes, have ended.
         if self.client is None:
             with contextlib.suppress(BlockingIOError):

@@ -70,7 +70,7 @@ class ChannelEpochs:
         self._timeout = timeout
         self._patience = patience
         self._first = epoch
-        """Epoch that this object was told to begin with; none before it is known to be of this job."""
+        """Epoch that this object was told to begin with. No earlier epoch is known to be of this job."""
         self._counts: EpochCounts | None = None
         """Counts in the trailer that `counts` read last. A sidecar that ends may remove its trailers."""
 
@@ -88,7 +88,7 @@ class ChannelEpochs:
         return ReaderPosition(self.channel, epoch, records=first, rank=rank)
 
     def state_after(self, state: StepState, steps: int, shuffle: Shuffle | None = None) -> StepState:
-        """Return a job's state so many global batches after `state`, at which `shuffle` begins windows.
+        """Return a job's state `steps` global batches after `state`, where `shuffle` begins windows.
 
         Its order is that of the present trailer: a state may be loaded `anyway`. Raises as `counts`.
         """

@@ -44,7 +44,7 @@ def keep_memory() -> bool:
 
 @functools.cache
 def keep_memory_of_threads() -> bool:
-    """Do as `keep_memory`, and limit the heaps, for a reader whose epochs have threads of their own."""
+    """Call `keep_memory`, and limit the heaps, for a reader whose epochs have threads of their own."""
     kept = keep_memory()
     if kept and "MALLOC_ARENA_MAX" not in os.environ:
         limit_heaps(max(FEWEST_HEAPS, len(os.sched_getaffinity(0))))

@@ -133,7 +133,7 @@ class Opening:
         return end
 
     def no_writer(self) -> ChannelError:
-        """Return the error that no writer came within `timeout` seconds: none has seen the reader."""
+        """Return the error that no writer came within `timeout` seconds: no writer has seen the reader."""
         self._used = False
         self.end()
         trailer = self._proof.trailer

@@ -41,7 +41,7 @@ class ShuffledReadOptions(ReadOptions, total=False):
     channel by record, a window has whole steps. States have the place in a window.
     """
     seed: int | None
-    """The same one makes the same order; None for 0."""
+    """Seed of the shuffle: equal seeds make equal orders. None for 0."""
 
 
 DEFAULTS: ShuffledReadOptions = {

@@ -66,7 +66,7 @@ class PipeReader(ChannelReader):
     """The records of a channel. Each `iter()` or `batches()` reads the next epoch.
 
     `record_format`: 'RecordIO', 'MXRecordIO' (RecordIO of MXNet's writer, whose records of several parts get
-    the magic number back between these), 'TFRecord', 'TextLine', or 'fixed:BYTES' for records of so many
+    the magic number back between these), 'TFRecord', 'TextLine', or 'fixed:BYTES' for records of BYTES
     bytes.
     `epoch`: the first epoch, from which this object counts; None for the next epoch of the state file. Other
     arguments: `ShuffledReadOptions`. With `key` records are `KeyedRecord`s.

@@ -22,7 +22,7 @@ any number of ranks may load it.
 
 A reader that shuffles records in windows (`streamer.readers.core.shuffle`) adds `shuffle` inside a window:
 its size in `records`, its `seed`, and how many of its records were `returned`. The other keys are as if the
-records came in the FIFO's order, but the byte is at or before the window's first record.
+records came in the FIFO's order, but the byte is that of the window's first record, or an earlier one.
 
 A reader that names the object of each record (`streamer.readers.core.record_keys`) adds `number`, the number
 in its object of the record at `offset`.

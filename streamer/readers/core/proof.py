@@ -149,7 +149,7 @@ class Proof:
         return there
 
     def check_source(self, received: int) -> None:
-        """Check the trailer while no bytes come. Raises TruncatedStream if none will come."""
+        """Check the trailer while no bytes come. Raises TruncatedStream if no more bytes will come."""
         if not self._says_failed():
             return
         early = self._run is None and self.epoch == 0 and self._stamp == self._first_stamp

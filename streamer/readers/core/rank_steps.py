@@ -52,7 +52,7 @@ class RankSteps:
     def state(
         self, epoch: int, records: int, shuffle: Shuffle | None = None, window: int | None = None
     ) -> StepState:
-        """Return the state after so many records of this rank. A step counts when it is whole.
+        """Return the state after `records` records of this rank. A step counts when it is whole.
 
         `window`: number of the first record of the present window, if `shuffle` permutes the records.
         """

@@ -192,7 +192,7 @@ class RecordKeys:
             self._number = lines[0].number
 
     def _read_past(self, first: int, last: int) -> None:
-        """Read the file up to a line after offset `last`, or to its end; the next record is at `first`."""
+        """Read up to a line after offset `last`, or to the end. `first`: offset of the next record."""
         if self._fd < 0:
             self._open()
         lines = self._lines

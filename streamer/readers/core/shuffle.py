@@ -1,9 +1,9 @@
 """Shuffles the records of a FIFO in windows, with a state. Pure.
 
-    records, in the order of the FIFO ─▶ window of so many records ─▶ permutation ─▶ records
+    records, in the order of the FIFO ─▶ window of `records` records ─▶ permutation ─▶ records
 
 The permutation of a window depends on the seed, the epoch, and the number of the window's first record. So
-the state is an ordinary position after so many records, and how many of them are of the present window: a
+the state is an ordinary position, and the number of records before it that are of the present window: a
 resumed reader reads the window again, permutes it in the same way, and leaves these out. Nothing of the
 window is saved.
 
@@ -53,7 +53,7 @@ class Shuffle:
         return cls(shuffle, seed or 0)
 
     def window(self, step: int) -> int:
-        """Return the number of records of a window: whole steps of so many records, and at least one."""
+        """Return the number of records of a window: whole steps of `step` records, and at least one."""
         return max(1, self.records // step) * step
 
     def inside(self, step: int, *, first: int, batch: int) -> dict[str, int] | None:
@@ -165,7 +165,7 @@ class Windows:
 def permute(records: list[Any], seed: int, epoch: int, first: int) -> None:
     """Permute a window whose first record has the number `first` in the epoch."""
     digest = hashlib.sha256(f"penstock window 1\n{seed} {epoch} {first}\n".encode()).digest()
-    # The same numbers in every version of Python; they are no secret.
+    # Every version of Python draws the same numbers; they are no secret.
     draw = Random(int.from_bytes(digest[:8], "big")).random  # noqa: S311
     for last in range(len(records) - 1, 0, -1):
         other = int(draw() * (last + 1))

@@ -106,7 +106,7 @@ def check_skip(policy: SkipPolicy | None, record_format: str) -> None:
 class Replacements:
     """Good records in the places of corrupt ones, for a rank that shares its channel by record.
 
-    The record before a corrupt one takes its place; at the begin of reading, the record after it.
+    The record before a corrupt one takes its place; at the start of reading, the record after it.
     """
 
     def __init__(self, channel: str) -> None:

@@ -77,7 +77,7 @@ def approach_start(
 
 
 def drop_bytes(stream: PipeStream, left: int) -> Iterator[list[bytes]]:
-    """Drop so many bytes of an open stream; yield an empty list after each read. Raises ChannelError."""
+    """Drop `left` bytes of an open stream; yield an empty list after each read. Raises ChannelError."""
     buffer = memoryview(bytearray(min(left, _BLOCK)))
     while left:
         count = stream.readinto(buffer[: min(left, _BLOCK)])
@@ -126,7 +126,10 @@ def reach_start(
     *,
     check: Callable[[], None] = lambda: None,
 ) -> ReaderPosition:
-    """Do as `approach_start`, in one call. `check` is called after each wait and may raise to give up."""
+    """Call `approach_start` until it ends; return its position.
+
+    `check` is called after each wait and may raise to give up.
+    """
     waits = approach_start(stream, channel, start)
     while True:
         try:

@@ -220,7 +220,7 @@ class PipeStream(io.RawIOBase):
         return self.readv([memoryview(buffer).cast("B")])
 
     def readv(self, views: list[memoryview]) -> int | None:
-        """Do as `readinto` with several buffers of bytes, one after the other."""
+        """Fill several buffers of bytes, one after the other, as `readinto` fills one."""
         self._check()
         if self._ended:
             return 0

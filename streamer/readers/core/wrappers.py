@@ -110,7 +110,7 @@ def wrapper() -> Wrapper | None:
     frame = inspect.currentframe()
     while frame is not None:
         module = frame.f_globals.get("__name__")
-        # Of no other frame: `f_locals` keeps a copy in it, with what the program deletes later.
+        # Not of other frames: `f_locals` keeps a copy in the frame, with what the program deletes later.
         if module in _MODULES:
             names = frame.f_locals
             kinds: dict[str, Any] = {f"{module}.{frame.f_code.co_name}": names}

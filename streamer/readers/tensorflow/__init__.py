@@ -82,7 +82,7 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
     TFRecord only: number of successive records that may fail their data CRC and be left out; `skipped` has
     their number and positions.
 
-    Extensions, by keyword. `batch_size`: elements are vectors of so many records, ready for
+    Extensions, by keyword. `batch_size`: elements are vectors of `batch_size` records, ready for
     `tf.io.parse_example`; an epoch's last vector is shorter, or left out with `drop_remainder`. `epoch`: the
     epoch of the first iterator, from which the dataset counts without the state file. `timeout`: seconds to
     wait for a FIFO, and then for a writer. `from_path` reads a path instead of a channel. `positions`:
@@ -97,8 +97,8 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
     object, its number there (int64), and the bucket; with `batch_size` each field is a vector. Errors name
     them too. The sidecar must keep key lists (`RecordKeys`). `skip`: corrupt records and objects that may be
     left out of each epoch (`SkipPolicy`); `skipped` counts them. Records are then parsed as by PipeReader.
-    `shuffle`: permute records in windows of so many, which are held in memory, as PipeReader does; positions
-    and states are then inside a window too. `seed`: the same one makes the same order; 0 by default.
+    `shuffle`: permute records in windows of `shuffle` records, which are held in memory, as PipeReader does;
+    positions and states are then inside a window too. `seed`: equal seeds make equal orders; 0 by default.
 
     Raises PipeModeDatasetException (a ChannelError) if the channel is unknown or is not a Pipe channel, if
     arguments exclude each other, or if the trailer has no number of records for `cardinality`;
@@ -255,7 +255,7 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
         return self._epochs.peek()
 
     def step_state(self, steps: int = 0) -> dict[str, Any]:
-        """Return the state of the job after so many global batches of this dataset, for `--resume`.
+        """Return the state of the job after `steps` global batches of this dataset, for `--resume`.
 
         Call it before the first iterator too, because it counts from the position that it finds then. Waits,
         and raises, as `steps_per_epoch` does. Raises ChannelError if corrupt records were left out.

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from streamer.readers.tensorflow.steps import Step, Steps
 
     Positions = Callable[[Iterable[int]], list[bytes]]
-    """Returns, for each number, the position before the last so many records of the last block."""
+    """Returns, for each number n, the position before the last n records of the last block."""
 
 T = TypeVar("T")
 
@@ -70,7 +70,7 @@ _WHOLE_BATCHES = NewLayout(_WHOLE, 1)
 
 
 def has_layouts(batch_size: int) -> bool:
-    """Return whether a batch of so many records may be another thing than a row of a matrix."""
+    """Return whether a batch of `batch_size` records may be another thing than a row of a matrix."""
     return batch_size > FEW
 
 

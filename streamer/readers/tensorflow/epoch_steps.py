@@ -79,8 +79,8 @@ class EpochSteps:
         self._position: ReaderPosition | None = None
         """None before the start is reached."""
         self._lefts: list[int] | None = None
-        """Of the last list, by the number of records that are left: the number of places, which corrupt
-        records have too. None if it has none of these.
+        """Places left in the last list, by the number of records left: corrupt records have places too.
+        None if the list has no corrupt record.
         """
 
     def steps(self, streams: Callable[[], PipeStream], records: Sequence[int] = ()) -> Steps:
@@ -134,7 +134,7 @@ class EpochSteps:
         return good
 
     def _positions(self, lefts: Iterable[int]) -> list[bytes]:
-        """Return, for each of `lefts`, the position before the last so many records of the last list."""
+        """Return, for each n of `lefts`, the position before the last n records of the last list."""
         if self._position is None:
             return []
         places = self._lefts

@@ -113,7 +113,7 @@ class _Placing:
         self._batch_size = batch_size
         self._drop_remainder = drop_remainder
         self._offsets = np.empty(batch_size, np.int64)
-        """Of the records of the batch, in the slot."""
+        """Offset of each record in the slot."""
         self._lengths = np.empty(batch_size, np.int64)
         self._count = 0
         """Records of the batch."""

@@ -42,6 +42,6 @@ class DatasetSpec(RecordSpec):
         super().__post_init__()
 
     def elements(self, records: int) -> int:
-        """Return the number of elements of an epoch with so many records."""
+        """Return the number of elements of an epoch with `records` records."""
         whole, rest = divmod(records, self.batch_size or 1)
         return whole + (rest > 0 and not self.drop_remainder)

@@ -176,7 +176,7 @@ class _Registry:
         self._numbers = itertools.count()
         self._steps: dict[int, Steps] = {}
         self._turns: dict[int, Iterator[Turn]] = {}
-        """The next turns of a generator: layouts and failures; none after the generator's end."""
+        """The next turns of a generator: layouts and failures; empty after the generator's end."""
         self._layout: dict[int, NewLayout] = {}
         """Current layout of a generator."""
         self._first: dict[int, Step] = {}

@@ -70,12 +70,12 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
 
     `channel`: one name, or several, which are divided among ranks and workers (see the module).
     `record_format`: 'RecordIO', 'MXRecordIO', 'TFRecord', 'TextLine' or 'fixed:BYTES', whose records are
-    `bytes`, or
-    'WebDataset', whose records are dicts from field to bytes, and `__key__`. `attributes`: number of records
-    of a sample; with 2 or more samples are tuples (augmented manifests). `batch_size`: elements are lists of
-    so many samples; an epoch's last batch is shorter, or left out with `drop_remainder`. Set it here, and
-    `batch_size=None` in the DataLoader, so that workers spend their cost per element once a batch. Batches do
-    not mix channels. `decode`: called with each element in the worker; its result replaces the element.
+    `bytes`, or 'WebDataset', whose records are dicts from field to bytes, and `__key__`. `attributes`: number
+    of records of a sample; with 2 or more samples are tuples (augmented manifests). `batch_size`: elements
+    are lists of `batch_size` samples; an epoch's last batch is shorter, or left out with `drop_remainder`.
+    Set it here, and `batch_size=None` in the DataLoader, so that workers spend their cost per element once a
+    batch. Batches do not mix channels. `decode`: called with each element in the worker; its result replaces
+    the element.
 
     `padding`: elements are pairs of the element and how many of its records are padding, the last ones
     (`Remainder: pad`). `share`: (index, number) of this process among the processes of this host that make

@@ -64,7 +64,7 @@ class ChannelProgress:
     position: ReaderPosition
     ahead: list[RecordRange] = field(default_factory=list)
     rows: dict[int, int] = field(default_factory=dict)
-    """Of tables that were returned in part, by record number: how many of their rows."""
+    """Rows returned of each table that was returned in part, by record number."""
 
     def add(self, origin: ElementOrigin) -> None:
         if origin.epoch != self.position.epoch:
@@ -147,7 +147,7 @@ class Progress:
         """Return the progress as a dict for JSON or pickle; only the state of the steps, if that is all.
 
         Its first channel is the one whose turn is next, if each worker has one. Raises ChannelError if the
-        rank FIFOs of a channel are at different steps.
+        rank FIFOs of a channel have reached different steps.
         """
         names = list(self._channels)
         first = 0 if self._last is None else names.index(self._last) + 1

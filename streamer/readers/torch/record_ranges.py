@@ -82,6 +82,6 @@ class RecordGrouper:
 
 
 def good_places(records: Sequence[Any]) -> list[int] | None:
-    """Return the indices of the records that were not skipped; None if none was skipped."""
+    """Return the indices of the records that were not skipped; None if no record was skipped."""
     good = [index for index, record in enumerate(records) if type(record) is not SkippedRecord]
     return None if len(good) == len(records) else good

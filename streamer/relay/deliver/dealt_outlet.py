@@ -47,7 +47,7 @@ class DealtOutlet:
         self._copied = 0
         """Bytes in the pipe: not every copy of the rank has them."""
         self._ahead: dict[SharedFifo, int] = {}
-        """Of them, how many each copy has."""
+        """Bytes of the pipe that each copy has."""
         with contextlib.ExitStack() as stack:
             self._null = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
             stack.callback(os.close, self._null)
@@ -95,11 +95,11 @@ class DealtOutlet:
 
     @property
     def holding(self) -> bool:
-        """As `Outlet`: whether a copy lacks bytes that are in the pipe, or an end mark is next."""
+        """Whether a copy lacks bytes that are in the pipe, or an end mark is next; see `Outlet`."""
         return self._copied > 0 or self._mark
 
     def push(self, source: Drainable) -> int:
-        """As `Outlet`: moves bytes of one piece, and at most to its end; then the end marks after it.
+        """Move bytes of one piece, at most to its end, then the end marks after it; see `Outlet`.
 
         Raises Shortage, as a FIFO's outlet does.
         """
@@ -111,7 +111,7 @@ class DealtOutlet:
         return count
 
     def _next_piece(self) -> bool:
-        """Come to the next piece; return False if there is none."""
+        """Begin the next piece; return False if there is none."""
         piece = next(self._pieces, None)
         self._rank, self._left, self._mark = piece or (self._rank, 0, False)
         return piece is not None
@@ -177,7 +177,7 @@ class DealtOutlet:
                 self._ahead[fifo] -= least
 
     def _tee(self, fifo: SharedFifo) -> None:
-        """Give a copy the bytes from the begin of the pipe on, as many as it takes."""
+        """Give a copy the bytes from the start of the pipe on, as many as it takes."""
         if lead := min(fifo.lead, self._copied):
             fifo.lead -= lead
             self._ahead[fifo] = lead
@@ -186,7 +186,7 @@ class DealtOutlet:
             self._ahead[fifo] = fifo.take(_Copied(self._pipe), self._copied)
 
     async def writable(self) -> None:
-        """As `Outlet`: waits for a FIFO that is full, and moves what the pipe holds."""
+        """Wait for a FIFO that is full, and move what the pipe holds; see `Outlet`."""
         if self._into.refused:
             await self._into.writable()
             return
@@ -199,7 +199,7 @@ class DealtOutlet:
         self._move_marks()
 
     def close(self) -> None:
-        """As `Outlet`: releases the pipe; the FIFOs have other owners."""
+        """Release the pipe; the FIFOs have other owners. See `Outlet`."""
         self._opened.close()
 
 

@@ -248,7 +248,7 @@ class Inflation:
     async def close(self) -> None:
         """End the turn after its current piece and drop what is queued.
 
-        If cancelled, waits for the turn's end all the same: the thread uses the FIFO.
+        If cancelled, still waits for the turn's end, because the thread uses the FIFO.
         """
         self._closing = True
         turn, self._turn = self._turn, None

@@ -59,11 +59,11 @@ class Lookahead:
         self._objects.append(each)
 
     def took(self, count: int) -> None:
-        """Note that so many bytes of content are delivered or dropped."""
+        """Note that `count` bytes of content are delivered or dropped."""
         self._taken += count
 
     def start(self) -> None:
-        """Begin a turn if there is work and none runs. Called when bytes are added or delivered."""
+        """Begin a turn if there is work and no turn runs. Called when bytes are added or delivered."""
         if self._turn is None and not self._closing and (each := self._next()) is not None:
             each.lock.release()
             self._turn = self._thread.start(self._inflate)
@@ -98,7 +98,7 @@ class Lookahead:
                 self._objects.popleft()
 
     def help(self) -> bool:
-        """Inflate one step in the thread that delivers, which would wait; return False if none is to do."""
+        """Inflate one step in the thread that delivers, which would wait; return False if no step is due."""
         if self._closing or (each := self._next()) is None:
             return False
         self._helped += self._step(each)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from streamer.inflate import Inflater
 
 WINDOW_AHEAD = 23
-"""As `LARGEST_WINDOW`, for content inflated ahead: 8 MiB, which suffices for Zstandard's levels up to 19."""
+"""Largest window of content inflated ahead: 8 MiB, which suffices for Zstandard's levels up to 19."""
 
 
 class ObjectInflater:

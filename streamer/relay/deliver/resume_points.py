@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from streamer.plan import Position
 
 MARK_EVERY = 8 * MIB
-"""Minimum bytes of a stream between two resume points: a restart inflates or joins about so many again."""
+"""Minimum bytes of a stream between two resume points, which a restart inflates or joins again."""
 
 
 class ResumePoints:

@@ -30,7 +30,7 @@ HELD_BACK: State = "held_back"
 
 @dataclass(slots=True, eq=False)
 class SharedGroup:
-    """The FIFOs of one shared stream, and what the stream is at."""
+    """The FIFOs of one shared stream, and the state of the stream."""
 
     ranks: list[list[SharedFifo]]
     """FIFOs of each rank: its copies."""
@@ -147,7 +147,7 @@ class SharedFifo:
         return [fifo.name for fifo in awaited or group.blocked_by if fifo is not self]
 
     def allow(self, epoch: int) -> None:
-        """As `EpochDelivery`: the stream itself decides."""
+        """See `EpochDelivery`. Does nothing: the stream itself decides."""
 
     def begin(self, epoch: int) -> None:
         self.epoch = self._begun = epoch
@@ -155,10 +155,10 @@ class SharedFifo:
         self.group.changed.set()
 
     def activate(self, *, active: bool) -> None:
-        """As `EpochDelivery`: the stream has the channel quota."""
+        """See `EpochDelivery`. Does nothing: the stream has the channel quota."""
 
     async def deliver(self, epoch: int, outlet: PipeOutlet) -> None:
-        """As `EpochDelivery`. Raises SinkError if the kernel refuses to write this FIFO or its key list."""
+        """See `EpochDelivery`. Raises SinkError if the kernel refuses to write this FIFO or its key list."""
         try:
             if self.key_lists is not None:
                 self._keys = await self.key_lists(epoch, self.delivered)
@@ -232,7 +232,7 @@ class SharedFifo:
         self.group.changed.set()
 
     def plan_grew(self) -> None:
-        """As `EpochDelivery`: such a plan does not grow."""
+        """See `EpochDelivery`. Does nothing: such a plan does not grow."""
 
     def abandon(self, epoch: int) -> None:
         self.epoch = max(self.epoch, epoch + 1)
@@ -261,7 +261,7 @@ class SharedTimer(StateTimer):
         self._group = group
 
     def enter(self, state: State) -> None:
-        """As `StateTimer`; `block` says which FIFOs are blocked."""
+        """See `StateTimer.enter`; `block` says which FIFOs are blocked."""
         if state != self.state:
             super().enter(state)
             if state != "blocked":

@@ -34,7 +34,7 @@ class StreamWriter:
 
     `account` is called with the number of bytes that the outlet accepts. `again`: the first bytes of the
     stream to drop, because the outlet accepted them before a restart. `joiner`: joins the objects into one.
-    `inflated`: content was inflated, so an offset in it is none in its object.
+    `inflated`: content was inflated, so its offsets are not those of its object.
     """
 
     def __init__(

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 MOST_TAKEN = 512 * KIB
 """Maximum bytes taken from a stage at a time."""
 LESS_TAKEN = 128 * KIB
-"""The same under a bandwidth limit, which is checked between two of them, and for a thread that inflates,
-which has the first bytes sooner."""
+"""Maximum bytes taken at a time under a bandwidth limit, which is checked in between, and for a thread that
+inflates, which has the first bytes sooner."""
 AT_ONCE = 4
 """Pieces taken before one is delivered, while the lookahead has room: it fills faster than it is used."""
 

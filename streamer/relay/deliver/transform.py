@@ -19,7 +19,7 @@ storage it calls `settle`, so that no inflated byte waits with it.
 
 A RecordIO header holds the length of the content (contract §5.1), which is known only after inflating all of
 it. So a wrapped object is spooled before its first byte is sent: up to 8 MiB in memory, a longer one in an
-unnamed file in TMPDIR. If a wrapped object is damaged, none of its bytes are delivered. If an unwrapped one
+unnamed file in TMPDIR. If a wrapped object is damaged, no byte of it is delivered. If an unwrapped one
 is damaged, the bytes before the damage have been delivered, and the trailer never becomes `complete`.
 """
 
@@ -55,7 +55,7 @@ class BodyTransformer:
     """Transforms the bytes of one epoch and passes them to `writer`; its owner closes it once.
 
     `inflate`: inflate the objects. `wrap`: every inflated object is a RecordIO record. `ahead`: memory in
-    which further bytes are inflated before their turn; 0: none are.
+    which further bytes are inflated before their turn; 0 to inflate nothing ahead.
     """
 
     def __init__(

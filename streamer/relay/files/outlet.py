@@ -95,7 +95,7 @@ class FilesOutlet:
         return f"<FilesOutlet {self.written}, {len(self._free)} pipes free>"
 
     def push(self, source: Drainable) -> int:
-        """As `Outlet.push`. Raises SinkError if a file cannot be written."""
+        """See `Outlet.push`. Raises SinkError if a file cannot be written."""
         while True:
             self._raise_error()
             pipe = self._filling

@@ -43,7 +43,7 @@ class NewObject:
 
     size: int
     read: Callable[[int, int], Awaitable[bytes]]
-    """Returns the bytes from an offset, so many; called once for each request that has a body."""
+    """Returns bytes, by offset and number; called once for each request that has a body."""
 
 
 async def put_object(

@@ -57,7 +57,7 @@ class UnfollowingSession(AIOHTTPSession):  # type: ignore[misc]
 
 
 class PinnedSession(UnfollowingSession):
-    """The same for requests to S3; raises an error for a redirect that botocore may not follow."""
+    """Session for requests to S3; raises an error for a redirect that botocore may not follow."""
 
     async def send(self, request: Any) -> Any:
         response = await super().send(request)
@@ -140,7 +140,7 @@ def _release_at_once(release: Callable[..., None], key: Any, protocol: Any, **op
 def surplus_after(response: Any) -> asyncio.Future[bool]:
     """Return a future that is done soon after the end of `response`: whether bytes of another one followed.
 
-    aiohttp parses them at once. So they are the next message, or an error if they are none.
+    aiohttp parses them at once. So they are the next message, or an error if they are no message.
     """
     loop = asyncio.get_running_loop()
     found: asyncio.Future[bool] = loop.create_future()
@@ -168,7 +168,7 @@ class _Unfollowing:
         self._session = session
 
     async def request(self, method: str, **options: Any) -> Any:
-        self._session.cookie_jar.clear()  # S3 sets no cookies, so none is kept or sent back
+        self._session.cookie_jar.clear()  # S3 sets no cookies, so no cookie is kept or sent back
         response = await self._session.request(method, **options, allow_redirects=False)
         return (
             response

@@ -150,7 +150,7 @@ class Connection:
     def widen(self) -> None:
         """Open the largest receive window at once; by default the kernel widens it only while it is read.
 
-        SO_RCVLOWAT makes the kernel open a window of its value, so that waiting for so many bytes cannot
+        SO_RCVLOWAT makes the kernel open a window of its value, so that waiting for as many bytes cannot
         deadlock. The limit is half of tcp_rmem's maximum (tcp_set_rcvlowat() in net/ipv4/tcp.c).
         """
         self.window = self._low_water = _widened(self.sock)

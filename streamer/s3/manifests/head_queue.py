@@ -1,7 +1,7 @@
 """Sends the HEADs that blocks of rows need, those of the first rows first, at most `HEADS` at a time.
 
-A task sends one HEAD after the other and ends when none is due, so there is no task while pages of listings
-find all objects.
+A task sends one HEAD after the other and ends when no HEAD is due, so there is no task while pages of
+listings find all objects.
 """
 
 from __future__ import annotations

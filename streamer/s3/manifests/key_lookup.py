@@ -56,7 +56,7 @@ class KeyLookup:
         self._next = 0
         """Index of the first key that is neither found nor left to a HEAD."""
         self._reach = PAGE_KEYS
-        """The prefix is common to so many of the next keys."""
+        """Number of the next keys that have the prefix in common."""
         self._heads = WORTH
         """HEADs after the next page with few wanted keys."""
         self._listed = ""

@@ -54,7 +54,7 @@ RUN = 500
 FAILED_PAGES = 2
 """Successive failures of a listing, after each of which a HEAD succeeds, that count as its last."""
 THROTTLED_PAGES = 12
-"""The same if the server wants fewer requests: HEADs would be a thousand times as many."""
+"""Such failures while the server wants fewer requests: HEADs would be a thousand times as many."""
 
 
 @dataclass(frozen=True, slots=True)

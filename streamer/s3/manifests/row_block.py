@@ -146,7 +146,7 @@ class RowBlock:
             self.heads_due += 1
 
     def next_head(self) -> int | None:
-        """Return the first object whose HEAD is due, and note the HEAD as sent; None if none is due."""
+        """Return the first object whose HEAD is due, and note the HEAD as sent; None if no HEAD is due."""
         if not self.heads_due:
             return None
         item = self._states.index(_DUE)

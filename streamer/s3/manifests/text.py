@@ -73,7 +73,7 @@ _STRING = r'"(?>[^"\\\x00-\x1f]++|\\.)*+"'
 _TOKEN = re.compile(rf'(\{{(?>[^"{{}}]++|{_STRING})*+\}}|{_STRING})[ \t\r\n]*+([,\]])')
 _PLAIN = r'"[^"\\\x00-\x1f]++"[ \t\r\n]*+,[ \t\r\n]*+'
 _RUN = re.compile(rf"(?>{_PLAIN})++")
-"""Entries without an escape, none of them empty, of which another follows: one parser call reads them all."""
+"""Entries without an escape, not empty, and followed by another: one parser call reads them all."""
 _BUCKET = re.compile(r"s3://[^/]+/.*", re.DOTALL)
 
 
@@ -135,7 +135,7 @@ class ArrayScanner:
         """Return the URIs of a run of entries, each with a comma after it."""
         suffixes = json.loads(f"[{text[: text.rindex(',')]}]")
         uris: list[bytes | str] = [prefix + suffix for suffix in suffixes]
-        # All are of one bucket and none is empty, so the first decides, unless there may be version ids.
+        # All are of one bucket and not empty, so the first decides, unless there may be version ids.
         first = self._entry
         for self._entry, uri in enumerate(uris if "?" in prefix + text else uris[:1], first):
             self._check(str(uri))

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from streamer.s3.manifests.row_block import RowBlock
 
 SAMPLE = ITEMS // 64
-"""One of so many keys is in the sample for pivots."""
+"""Distance of the keys that are in the sample for pivots."""
 MOST_RANGES = 256
 """Most ranges; with more keys, the ranges are larger."""
 MIXED_SAMPLE = 100
 """Keys of a block that are compared with those of the next block."""
 MIXED_GAPS = 5
-"""The blocks are mixed if more than one in so many of these keys has a gap of its own between those."""
+"""The blocks are mixed if more than one in `MIXED_GAPS` of these keys has a gap of its own between those."""
 
 
 NumberedItem = tuple["RowBlock", int]

@@ -47,7 +47,7 @@ class KeyRange:
     stop: str | None = None
     """The greatest key that the range can have; None: no bound."""
     first: str | None = None
-    """The first key that was listed, in the range or after it; None: none yet, or there is none."""
+    """The first key that was listed, in the range or after it; None: not known yet, or there is none."""
     last: str | None = None
     """The last key that was listed and is in the range."""
     kept: int = 0

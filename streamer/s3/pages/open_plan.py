@@ -31,7 +31,7 @@ class RunSource(Protocol):
 
     @property
     def base(self) -> S3Uri | None:
-        """As `Plan.base`, once the first run has come."""
+        """See `Plan.base`. Known once the first run has come."""
 
     @property
     def objects_each(self) -> int:
@@ -39,7 +39,7 @@ class RunSource(Protocol):
 
     @property
     def strays(self) -> Strays | None:
-        """As `Plan.strays`, as far as the listing has come."""
+        """See `Plan.strays`. Covers the objects listed so far."""
 
     def runs(
         self, policy: RetryPolicy, on_wait: Callable[[SourceError], None] | None = None

@@ -239,7 +239,7 @@ class RangeLister:
             self._refuse(listing)
 
     def _refuse(self, listing: _Listing) -> None:
-        """Note that `start-after` does not work: the range is listed by tokens later, and none is split."""
+        """Note that `start-after` does not work: the range is listed by tokens later, and is not split."""
         listing.refused = listing.keys.done = True
         self._splits = False
 

@@ -134,7 +134,10 @@ class Sources:
     async def _selected(
         self, list_below: Callable[[S3Uri, KeyFilter, PlanClaim], AsyncGenerator[Entries, None]]
     ) -> AsyncGenerator[Entries, None]:
-        """Yield what is selected below all prefixes, none of it empty. `list_below`: the runs of a prefix."""
+        """Yield the entries that are selected below all prefixes, in runs that are not empty.
+
+        `list_below`: the runs of a prefix.
+        """
         limit, count = self._selection.limit, 0
         self._listed = 0
         selector = Selector(limit, self._arrangement.entries)

@@ -115,7 +115,7 @@ class RangeSigner:
     def ranged_get_by(
         self, keys: Credentials | None, endpoint: BucketEndpoint, part: Part, first: int
     ) -> bytes:
-        """As `ranged_get`, with the credentials that `keys` has returned."""
+        """Build the GET of `ranged_get`, with the credentials that `keys` has returned."""
         ref = part.object
         sends_if_match = self.sends_if_match and not is_modified(ref.etag)
         condition = {"If-Match": f'"{ref.etag}"'} if sends_if_match else {}
@@ -147,7 +147,7 @@ class RangeSigner:
         return await self._keys(ref.bucket, ref.key)
 
     async def _keys(self, bucket: str, key: str) -> Credentials | None:
-        """As `keys`. `bucket`, `key`: for errors."""
+        """Return the credentials of `keys`. `bucket`, `key`: for errors."""
         if self._anonymous:
             return None
         frozen = None if self.credentials is None else self.credentials.frozen()
