@@ -32,9 +32,8 @@ from streamer.errors import SinkError
 from streamer.plan import Plan
 from streamer.relay.files.outlet import WRITERS, FilesOutlet, batch_size
 from streamer.relay.once import stream_once
-from streamer.relay.statistics import ChannelCounters
+from streamer.relay.statistics import ChannelCounters, sum_of
 from streamer.relay.transport import open_transport
-from streamer.s3.ranges import sum_of
 
 if TYPE_CHECKING:
     from sidecar.observe.state import JobState

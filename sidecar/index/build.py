@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from streamer.formats.borders import BadRecord
     from streamer.formats.record_format import RecordFormat
     from streamer.formats.record_index import IndexedObject
-    from streamer.plan import ObjectRef, Part
+    from streamer.plan import ObjectRef, Segment
 
 APPEND_EVERY = 1.0
 """Seconds between two appends of rows to the file."""
@@ -114,8 +114,8 @@ class IndexBuild:
         index, objects = self._file.index, self._objects
         scans = ObjectScans(index.format, index.stride, on_row=self._add, on_bad=self._findings.refuse)
 
-        def scan(part: Part, data: memoryview) -> None:
-            scans.see(part, data)
+        def scan(each: Segment, data: memoryview) -> None:
+            scans.see(each, data)
             late = bool(self._pending) and time.monotonic() - self._appended >= APPEND_EVERY
             if late or len(self._pending) >= MOST_PENDING:
                 self._append()

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from sidecar.index.objects import Access, ChannelObjects
     from streamer.formats.record_format import RecordFormat
     from streamer.formats.record_index import IndexedObject, RecordIndex
-    from streamer.plan import ObjectRef, Part
+    from streamer.plan import ObjectRef
 
 
 AT_ONCE = 1 << 15
@@ -125,7 +125,7 @@ async def _look(
             on_bad(_misplaced(border, fault))
     at, evidence = 0, bytearray()
 
-    def look(_: Part, data: memoryview) -> None:
+    def look(_: Segment, data: memoryview) -> None:
         nonlocal at
         border, segment = looks[at]
         evidence.extend(data)

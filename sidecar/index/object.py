@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sidecar.index.objects import Access
-    from streamer.plan import ObjectRef, Part, S3Uri
+    from streamer.plan import ObjectRef, S3Uri, Segment
 
 MOST_CHANGES = 10
 """Times that an object is read because another build has replaced it meanwhile."""
@@ -94,7 +94,7 @@ async def _copy(ref: ObjectRef, fd: int, uri: S3Uri, access: Access) -> None:
         if ref.size:
             await in_thread(os.posix_fallocate, fd, 0, ref.size)  # fails now if the disk is too small
 
-    def write(_: Part, data: memoryview) -> None:
+    def write(_: Segment, data: memoryview) -> None:
         with _copying(uri):
             write_all(fd, data)
 

@@ -1,7 +1,7 @@
 """The objects of a channel whose records an index addresses, and the streams that read them.
 
     plan of the channel, all hosts' entries ─▶ ChannelObjects
-    a plan of these, or of ranges of them ─▶ read_plan ─▶ relay ─▶ buffers ─▶ on_bytes (part, bytes), in order
+    a plan of these, or of ranges of them ─▶ read_plan ─▶ relay ─▶ buffers ─▶ on_bytes (range, bytes)
 
 The bytes go the way of a channel: window, requests, retries, hedges and memory budget are the relay's. They
 are seen in the buffers that they arrived in, as delivery writes these to /dev/null, so they are not copied.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from sidecar.config.job import Job
     from streamer.formats.record_index import RecordIndex
-    from streamer.plan import ObjectRef, Part, Plan
+    from streamer.plan import ObjectRef, Plan, Segment
     from streamer.s3.client.session import Clients
 
 WHY_READ = "record borders are found in memory"
@@ -104,14 +104,14 @@ def check_etag(ref: ObjectRef) -> None:
 class _Scan:
     """An observer of all bytes."""
 
-    def __init__(self, on_bytes: Callable[[Part, memoryview], None]) -> None:
+    def __init__(self, on_bytes: Callable[[Segment, memoryview], None]) -> None:
         self.see = on_bytes
 
-    def wants(self, _: Part) -> bool:
+    def wants(self, _: ObjectRef) -> bool:
         return True
 
 
-async def read_plan(plan: Plan, on_bytes: Callable[[Part, memoryview], None], access: Access) -> None:
+async def read_plan(plan: Plan, on_bytes: Callable[[Segment, memoryview], None], access: Access) -> None:
     """Fetch the plan's bytes once; `on_bytes` gets them in order. Raises SourceError, and what it raises.
 
     The memory is valid during the call alone. The transport is the job's; `splice`, which keeps bytes out of

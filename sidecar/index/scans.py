@@ -1,6 +1,6 @@
 """Finds the records of objects in the memory that their bytes arrived in: rows of a record index.
 
-    bytes of a part, in stream order ─▶ scanner of the current object ─▶ row, when all its bytes have passed
+    bytes of a range, in stream order ▶ scanner of the current object ─▶ row, when all its bytes have passed
 
 A build, `index verify --all`, and each FIFO of a channel that learns its index have one. An object whose
 bytes do not all pass in order has no row: the epoch was resumed inside it, or its reader left before its end.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from streamer.formats.borders import BorderScanner
     from streamer.formats.record_format import RecordFormat
-    from streamer.plan import ObjectRef, Part
+    from streamer.plan import ObjectRef, Segment
 
 SHORTEST_MEAN, SHORTEST_SAMPLE = 256, 4096
 """Least mean bytes of a record, and of a tar sample: a MiB of them takes 2 to 10 ms of the loop."""
@@ -65,41 +65,38 @@ class ObjectScans:
         self._lacks = lacks
         self._limited = limited
         self._shortest = SHORTEST_SAMPLE if self._format.kind == "tar" else SHORTEST_MEAN
-        self._part: Part | None = None
+        self._range: Segment | None = None
         self._scanner: BorderScanner | None = None
-        """Scanner of the object of `_part`; None if the object is not looked at."""
+        """Scanner of the object of `_range`; None if the object is not looked at."""
         self._hashed: tuple[ObjectRef, int, int] | None = None
         """The last object that was asked for, its name and its version."""
 
-    def wants(self, part: Part) -> bool:
-        return self._wanted(part.object)
+    def wants(self, ref: ObjectRef) -> bool:
+        # Without an ETag a row would hold for any version of the object.
+        return not is_modified(ref.etag) and self._lacks(*self._hashes(ref))
 
-    def see(self, part: Part, data: memoryview) -> None:
-        if part is not self._part:
-            self._begin(part)
+    def see(self, each: Segment, data: memoryview) -> None:
+        if each is not self._range:
+            self._begin(each)
         if (scanner := self._scanner) is None:
             return
         try:
             scanner.feed(data)
-            if self._limited and scanner.fed < part.object.size:
+            if self._limited and scanner.fed < each.object.size:
                 self._judge(scanner)
         except BadRecord as error:
-            self._refuse(part.object, error)
+            self._refuse(each.object, error)
         else:
-            if scanner.fed == part.object.size:
-                self._end(part.object, scanner)
+            if scanner.fed == each.object.size:
+                self._end(each.object, scanner)
 
     def measure(self, objects: Iterable[ObjectRef]) -> None:
         """Make the rows of objects of which no byte is needed: empty ones, or of records of one size."""
-        for ref in filter(self._wanted, objects):
+        for ref in filter(self.wants, objects):
             scanner = self._format.scanner(stride=self._stride)
             if isinstance(scanner, FixedScanner):
                 scanner.skip(ref.size)
             self._end(ref, scanner)
-
-    def _wanted(self, ref: ObjectRef) -> bool:
-        # Without an ETag a row would hold for any version of the object.
-        return not is_modified(ref.etag) and self._lacks(*self._hashes(ref))
 
     def _hashes(self, ref: ObjectRef) -> tuple[int, int]:
         if self._hashed is None or self._hashed[0] is not ref:
@@ -107,14 +104,14 @@ class ObjectScans:
             self._hashed = ref, object_name(ref.bucket, ref.key), version
         return self._hashed[1:]
 
-    def _begin(self, part: Part) -> None:
+    def _begin(self, each: Segment) -> None:
         """Go on with the current object, or begin another one."""
-        before, self._part = self._part, part
-        if part.start == 0:
-            wanted = self._wanted(part.object)
+        before, self._range = self._range, each
+        if each.start == 0:
+            wanted = self.wants(each.object)
             self._scanner = self._format.scanner(stride=self._stride) if wanted else None
         elif self._scanner is not None:
-            follows = before is not None and before.object == part.object and self._scanner.fed == part.start
+            follows = before is not None and before.object == each.object and self._scanner.fed == each.start
             self._scanner = self._scanner if follows else None
 
     def _judge(self, scanner: BorderScanner) -> None:

@@ -86,7 +86,9 @@ METRICS: dict[str, Spec] = {
     "penstock_fifo_written_bytes_total": _of_channel(
         "counter", "Bytes that the FIFOs accepted.", "written_bytes"
     ),
-    "penstock_received_bytes_total": _of_channel("counter", "Body bytes received from S3.", "received_bytes"),
+    "penstock_received_bytes_total": _of_channel(
+        "counter", "Bytes received from S3, and record headers between them.", "received_bytes"
+    ),
     "penstock_wasted_bytes_total": _of_channel(
         "counter",
         "Bytes discarded: of epochs left early, received twice because of a hedge, or repeated after a "

@@ -14,7 +14,7 @@ from sidecar.observe.history import ChannelHistory
 from sidecar.process.memory import memory_limit
 from streamer.plan.record_plan import RecordPlan
 from streamer.relay.channel import Channel
-from streamer.s3.ranges import Counts, no_counts
+from streamer.relay.statistics import Counts, no_counts
 from streamer.schedule.bandwidth import Bandwidth
 from streamer.units import counted
 

@@ -11,7 +11,7 @@ from streamer.formats.join import Join
 from streamer.plan.digest import parse_partial
 from streamer.plan.entries import Entries, is_folder_marker, listed
 from streamer.plan.growth import Growth
-from streamer.plan.parts import Part, Span, cut, gathered
+from streamer.plan.parts import Part, cut
 from streamer.plan.plan import Arrangement, Plan
 from streamer.plan.position import START, Position, ResumePoint
 from streamer.plan.segments import (
@@ -46,12 +46,10 @@ __all__ = [
     "S3Uri",
     "Segment",
     "Shard",
-    "Span",
     "bare_etag",
     "checked_uri",
     "cut",
     "frame",
-    "gathered",
     "is_folder_marker",
     "is_modified",
     "listed",

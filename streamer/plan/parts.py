@@ -1,12 +1,14 @@
-"""Cuts segments into parts: a part is fetched by one request, and memory is reserved for each part.
+"""Parts: bytes of the stream that are fetched together, made straight from the rows of a walk.
 
-Small parts are fetched together: `gathered` joins consecutive ones into a `Span`.
+    rows of a walk ─── cut ──▶ Part(epoch, offset, items)   items: ranges of objects, and literals, in order
+    Part ─────────── window ─▶ Stage                        its bytes are reserved
+    Part, first byte ─ source ▶ Body                        one GET a range; literals in their place
+    Body ─────────── stage ──▶ pipe, buffer, or the FIFO    every byte of the part, in order, once
+    Body has failed ─────────▶ a further body of the part begins at the first missing byte
 
-A part is a range of one object, the *body*, with the literals before and after it: `leading`, body,
-`trailing`. Literals belong to the parts of the objects next to them, so record headers and padding need no
-part of their own; a part of literals alone has no body and needs no request. A part has its offset in the
-epoch's stream, so that delivery can check the order. A part never crosses an object's border, because a
-request is for one object.
+A part of one range may be large: its body is streamed. Small ranges share a part, and so a stage, a task and
+a pipe. The code is the same for both. A part has its offset in the epoch's stream, so that delivery can check
+the order. A range never crosses an object's border, because a request is for one object.
 """
 
 from __future__ import annotations
@@ -22,177 +24,111 @@ if TYPE_CHECKING:
 
 MAX_LITERALS = 64 * KIB
 """Maximum bytes of literals in one part; literals are in memory with every transport."""
+RANGE_COST = 4 * KIB
+"""Memory of the objects that represent a part, or one of its small ranges, while it waits: measured at 2 to
+3 KiB."""
 NO_OBJECT = ObjectRef("", "", 0, "")
-"""Object of a part without a body."""
+"""Object of a part without a range."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A byte range of one object with the literals around it, and its offset in the stream of one epoch."""
+    """Ranges of objects and literals that follow each other in the stream of one epoch. Made by `of`."""
 
     epoch: int
-    object: ObjectRef
-    start: int
-    """First byte in the object, inclusive."""
-    end: int
-    """Last byte in the object, exclusive."""
     offset: int
     """Offset of the part's first byte in the epoch's stream."""
-    leading: bytes = b""
-    """Literals before the body."""
-    trailing: bytes = b""
-    """Literals after the body."""
-
-    @property
-    def body(self) -> int:
-        """Bytes to request; 0 if the part has only literals."""
-        return self.end - self.start
-
-    def __len__(self) -> int:
-        """Return the part's bytes in the stream; never 0."""
-        return len(self.leading) + self.end - self.start + len(self.trailing)
-
-    @property
-    def ends_object(self) -> bool:
-        """Whether the object's last byte is in this part."""
-        return self.start < self.end == self.object.size
-
-    @property
-    def requests(self) -> int:
-        """Requests that may fetch the part at once."""
-        return 1
-
-    @property
-    def pieces(self) -> tuple[Part, ...]:
-        """The parts of one object each that are held in memory separately."""
-        return (self,)
-
-    def ends(self) -> Iterator[tuple[int, int]]:
-        """Yield, for each object that ends in the part, the bytes of the part after it, and its size."""
-        if self.ends_object:
-            yield len(self.trailing), self.object.size
-
-    def at(self, first: int) -> tuple[ObjectRef, int]:
-        """Return the object of byte `first`, and the offset of the byte in that object.
-
-        `first` counts as `start` and `end` do.
-        """
-        return self.object, first
-
-    def rest(self, first: int) -> list[Part]:
-        """Return parts with the bytes of the body from `first` on, each of one object."""
-        return [Part(self.epoch, self.object, first, self.end, 0)]
-
-
-@dataclass(frozen=True, slots=True)
-class Span(Part):
-    """Consecutive parts of one epoch as one part, for a transport that fetches them together.
-
-    `start` is 0, and `end` is the number of bytes in the stream: the literals of `parts` are in the body.
-    """
-
-    parts: tuple[Part, ...] = ()
+    items: tuple[Segment | bytes, ...]
+    """None is empty, and no literal follows a literal."""
+    size: int
+    """Bytes of the part in the stream; never 0."""
+    body: int
+    """Bytes to request; 0 if the part has only literals."""
+    requests: int
+    """Number of ranges: requests that may fetch the part at once."""
 
     @classmethod
-    def of(cls, parts: list[Part]) -> Span:
-        """Return the span of `parts`."""
-        first = parts[0]
-        count = parts[-1].offset + len(parts[-1]) - first.offset
-        return cls(first.epoch, first.object, 0, count, first.offset, parts=tuple(parts))
+    def of(cls, epoch: int, offset: int, items: Iterable[Segment | bytes]) -> Part:
+        """Return the part of these items."""
+        items = tuple(items)
+        literals = body = requests = 0
+        for item in items:
+            if isinstance(item, bytes):
+                literals += len(item)
+            else:
+                body += item.end - item.start
+                requests += 1
+        return cls(epoch, offset, items, literals + body, body, requests)
 
     @property
-    def ends_object(self) -> bool:
-        """Not used: a span may end several objects (`ends`)."""
-        return False
-
-    @property
-    def requests(self) -> int:
-        """Requests that may fetch the part at once."""
-        return len(self.parts)
-
-    @property
-    def pieces(self) -> tuple[Part, ...]:
-        return self.parts
+    def object(self) -> ObjectRef:
+        """Object of the first range."""
+        return next((item.object for item in self.items if not isinstance(item, bytes)), NO_OBJECT)
 
     def ends(self) -> Iterator[tuple[int, int]]:
-        end = self.offset + self.end
-        for part in self.parts:
-            if part.ends_object:
-                yield end - part.offset - len(part) + len(part.trailing), part.object.size
+        """Yield, for each object that ends in the part, the bytes of the part up to its end, and its size."""
+        at = 0
+        for item in self.items:
+            if isinstance(item, bytes):
+                at += len(item)
+                continue
+            at += item.end - item.start
+            if item.end == item.object.size:
+                yield at, item.object.size
+
+    def item_at(self, at: int) -> tuple[Segment | bytes, int]:
+        """Return the item that has byte `at` of the part, and the offset of the byte in the item.
+
+        The byte after the last one counts as one of the last item.
+        """
+        for item in self.items:
+            size = len(item)
+            if at < size:
+                return item, at
+            at -= size
+        return item, at + size
 
     def at(self, first: int) -> tuple[ObjectRef, int]:
-        byte = self.offset + first
-        part = next((part for part in self.parts if byte < part.offset + len(part)), self.parts[-1])
-        place = byte - part.offset - len(part.leading)
-        return part.object, part.start + min(max(place, 0), part.body)
+        """Return the object of byte `first` of the part, and the offset of the byte in that object.
 
-    def rest(self, first: int) -> list[Part]:
-        found = []
-        for part in self.parts:
-            skip = self.offset + first - part.offset
-            if skip <= 0:
-                found.append(part)
-            elif skip < len(part):
-                found.append(_without(part, skip))
+        For a byte of a literal: the end of the range before it, or the start of the first range.
+        """
+        ref, offset = NO_OBJECT, 0
+        for item in self.items:
+            if isinstance(item, bytes):
+                if first < len(item) and ref is not NO_OBJECT:
+                    break
+                first -= min(first, len(item))
+            elif first < (size := item.end - item.start):
+                return item.object, item.start + first
+            else:
+                ref, offset, first = item.object, item.end, first - size
+        return ref, offset
+
+    def rest(self, first: int) -> list[Segment | bytes]:
+        """Return the items without the first `first` bytes."""
+        if not first:
+            return list(self.items)
+        found: list[Segment | bytes] = []
+        for item in self.items:
+            size = len(item)
+            if first >= size:
+                first -= size
+                continue
+            if not first:
+                found.append(item)
+            elif isinstance(item, bytes):
+                found.append(item[first:])
+            else:
+                found.append(Segment(item.object, item.start + first, item.end))
+            first = 0
         return found
 
 
-def _without(part: Part, skip: int) -> Part:
-    """Return the part without its first `skip` bytes."""
-    lead = min(skip, len(part.leading))
-    body = min(skip - lead, part.body)
-    return Part(
-        part.epoch,
-        part.object,
-        part.start + body,
-        part.end,
-        part.offset + skip,
-        part.leading[lead:],
-        part.trailing[skip - lead - body :],
-    )
-
-
-MOST_GATHERED = 256
-"""Maximum parts in a span, so that its description is short."""
+MOST_RANGES = 256
+"""Maximum ranges in a part, so that its description is short."""
 FEW = 8
-"""Most parts of a span that has more bytes than others: of many parts each should be small."""
-
-
-def gathered(
-    parts: Iterable[Part | None],
-    size: int,
-    cost: Callable[[Part], int] = len,
-    *,
-    of_few: Callable[[], int] = lambda: 0,
-) -> Iterator[Part | None]:
-    """Yield the parts, with consecutive ones joined into spans of at most `size` bytes.
-
-    A span of up to `FEW` parts may have `of_few()` bytes, if that is more. A span has parts of one epoch.
-    None, for an unknown next part, is passed on after the parts before it. `cost` returns the bytes that a
-    part counts for.
-    """
-    held: list[Part] = []
-    count = 0
-
-    def joined() -> Part:
-        nonlocal held, count
-        parts, held, count = held, [], 0
-        return Span.of(parts) if len(parts) > 1 else parts[0]
-
-    for part in parts:
-        more = 0 if part is None else cost(part)
-        most = max(size, of_few()) if len(held) < FEW else size
-        if held and (part is None or part.epoch != held[0].epoch or count + more > most):
-            yield joined()
-        if part is None:
-            yield None
-            continue
-        held.append(part)
-        count += more
-        if count >= (most if len(held) < FEW else size) or len(held) == MOST_GATHERED:
-            yield joined()
-    if held:
-        yield joined()
+"""Most ranges of a part that has more bytes than others: of many ranges each should be small."""
 
 
 def rest(segments: Iterable[Segment | Literal], skip: int) -> Iterator[Segment | Literal]:
@@ -218,42 +154,49 @@ def cut(
     epoch: int,
     skip: int = 0,
     base: int = 0,
+    together: Callable[[], tuple[int, int]] = lambda: (0, 0),
 ) -> Iterator[Part]:
     """Yield the parts of one epoch in stream order, without the first `skip` bytes of `segments`.
 
-    `base`: offset in the epoch's stream of the first segment. `part_size` is called for each body and returns
-    its maximum bytes. A part has at most 64 KiB of literals.
+    `base`: offset in the epoch's stream of the first segment. The other two are called for each part.
+    `part_size` returns the maximum bytes of a range; `together` those of a part of 2 to `FEW` ranges, and of
+    a part of more, where each range counts for `RANGE_COST` more than it has. By default each range has a
+    part of its own. A part has at most 64 KiB of literals.
     """
-    most = MAX_LITERALS
     offset = base + skip
-    leading, trailing = bytearray(), bytearray()
-    ref, start, end = NO_OBJECT, 0, 0
-
-    def close() -> Part:
-        nonlocal offset, ref, start, end
-        part = Part(epoch, ref, start, end, offset, bytes(leading), bytes(trailing))
-        offset += len(part)
-        leading.clear()
-        trailing.clear()
-        ref, start, end = NO_OBJECT, 0, 0
-        return part
-
+    items: list[Segment | bytes] = []
+    limit = few = many = cost = ranges = literals = 0
     for segment in rest(segments, skip) if skip else segments:
         if isinstance(segment, Literal):
-            left = memoryview(segment.data)
-            while left:
-                free = most - len(leading) - len(trailing)
-                if not free:
-                    yield close()
-                    continue
-                (trailing if start < end else leading).extend(left[:free])
-                left = left[free:]
+            data = segment.data
+            while data:
+                if literals == MAX_LITERALS:
+                    yield (part := Part.of(epoch, offset, items))
+                    offset += part.size
+                    items, ranges, literals = [], 0, 0
+                step = data[: MAX_LITERALS - literals]
+                if items and isinstance(before := items[-1], bytes):
+                    items[-1] = before + step
+                else:
+                    items.append(step)
+                data = data[len(step) :]
+                literals += len(step)
             continue
-        first = segment.start
-        while first < segment.end:
-            if start < end:
-                yield close()
-            ref, start, end = segment.object, first, min(first + part_size(), segment.end)
-            first = end
-    if leading or start < end:
-        yield close()
+        first, end = segment.start, segment.end
+        while first < end:
+            if not ranges:
+                limit, (few, many), cost = part_size(), together(), literals
+            count = min(end - first, limit)
+            most = few if ranges < FEW else many
+            if ranges and (cost + count + RANGE_COST > most or ranges == MOST_RANGES):
+                yield (part := Part.of(epoch, offset, items))
+                offset += part.size
+                items, ranges, literals = [], 0, 0
+                continue
+            whole = first == segment.start and first + count == end
+            items.append(segment if whole else Segment(segment.object, first, first + count))
+            first += count
+            cost += count + RANGE_COST
+            ranges += 1
+    if items:
+        yield Part.of(epoch, offset, items)

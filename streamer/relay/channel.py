@@ -47,7 +47,7 @@ from streamer.relay.epoch_runner import EpochRunner
 from streamer.relay.epoch_trailers import EpochTrailers
 from streamer.relay.fetch.prefetcher import Prefetcher, StreamSpec
 from streamer.retry import retry_while_refused
-from streamer.s3.checksums import ChecksummingSource, ChecksumVerifier
+from streamer.s3.checksums import ChecksumVerifier
 from streamer.sink.fifo import FifoDirectory
 from streamer.sink.write_ends import LocalWriteEnds
 
@@ -90,8 +90,7 @@ class Channel:
         self.done = asyncio.Event()
         """Set when `run` has ended."""
         self._plan = spec.plan
-        stored = spec.stored_checksums
-        self._source = source if stored is None else ChecksummingSource(source, stored)
+        self._source = source
         self._stages = stages
         self._shared = shared
         self._report = ChannelReport(events)
@@ -235,7 +234,7 @@ class Channel:
             self._stages,
             counters=self._counters,
             requests=requests,
-            verifier=None if stored is None else ChecksumVerifier(stored.cached, self._report.checked),
+            verifier=None if stored is None else ChecksumVerifier(stored, self._report.checked),
             on_batch=self._publish_digest,
         )
         return Delivery(

@@ -7,8 +7,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from streamer.plan import Position, ResumePoint
-from streamer.relay.statistics import ChannelStatistics, FetchTotals, FifoTotals
-from streamer.s3.ranges import sum_of
+from streamer.relay.statistics import ChannelStatistics, FetchTotals, FifoTotals, sum_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from streamer.s3.ranges import PHASES, Counts, Phase, no_counts
+from streamer.s3.ranges import PHASES, Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 State = Literal["idle", "blocked", "held_back", "starved", "limited", "moving"]
 STATES: tuple[State, ...] = ("idle", "blocked", "held_back", "starved", "limited", "moving")
@@ -34,6 +37,23 @@ NOTES = 8
 HEAD_WAIT_BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 30.0)
 FIRST_BYTE_BOUNDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 PART_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+
+Counts = defaultdict[str, Counter[str]]
+"""Counters of one channel that have a label: by their name in `METRICS`, then by the label's value."""
+
+
+def no_counts() -> Counts:
+    """Return counters at zero."""
+    return defaultdict(Counter)
+
+
+def sum_of(added: Iterable[Counts]) -> Counts:
+    """Return the sums of these counters."""
+    total = no_counts()
+    for counts in added:
+        for name, values in counts.items():
+            total[name].update(values)
+    return total
 
 
 class StateTimer:

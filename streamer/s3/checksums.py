@@ -42,8 +42,7 @@ from streamer.s3.ranges import check_version
 from streamer.secrets import quoted
 
 if TYPE_CHECKING:
-    from streamer.plan import ObjectRef, Part
-    from streamer.s3.ranges import Body, RangeRequest, RangeSource
+    from streamer.plan import ObjectRef, Part, Segment
 
 Algorithm = Literal["CRC64NVME", "CRC32C", "CRC32"]
 Outcome = Literal["verified", "unverifiable", "mismatch"]
@@ -151,63 +150,48 @@ class StoredChecksums:
         return stored_sum(response)
 
 
-class ChecksummingSource:
-    """A `RangeSource` that gets an object's stored checksum before it opens a body of the object."""
-
-    def __init__(self, source: RangeSource, checksums: StoredChecksums) -> None:
-        self._source = source
-        self._checksums = checksums
-
-    @property
-    def name(self) -> str:
-        return self._source.name
-
-    @property
-    def span_size(self) -> int:
-        return 0  # whole objects are compared
-
-    async def open(self, request: RangeRequest) -> Body:
-        await self._checksums.of(request.part.object, attempt=request.attempt)
-        return await self._source.open(request)
-
-
 class ChecksumVerifier:
     """Compares the checksum of each object that one channel delivers with the stored checksum.
 
     An object whose first bytes an earlier sidecar delivered cannot be compared.
     """
 
-    def __init__(
-        self, stored: Callable[[ObjectRef], Stored | None], note: Callable[[ObjectRef, Outcome], None]
-    ) -> None:
-        """`stored`: returns an object's stored checksum. `note`: called with the outcome of every object."""
+    def __init__(self, stored: StoredChecksums, note: Callable[[ObjectRef, Outcome], None]) -> None:
+        """`note`: called with the outcome of every object."""
         self._stored = stored
         self._kinds = kinds()
         self._note = note
         self._object: ObjectRef | None = None
-        self._part: Part | None = None
+        self._range: Segment | None = None
         self._summed = 0
         """Bytes from the object's start that `_value` covers."""
         self._value = 0
 
-    def update(self, part: Part, data: memoryview) -> None:
-        """Add the next delivered bytes of the part."""
-        if part is not self._part:
-            self._part = part
-            if part.start == 0:
-                self._object, self._value, self._summed = part.object, 0, 0
-            elif self._object != part.object or self._summed != part.start:
+    async def before(self, part: Part, attempt: int) -> None:
+        """Get the stored checksums of the part's objects, before it is requested. Raises SourceError."""
+        for item in part.items:
+            if not isinstance(item, bytes):
+                await self._stored.of(item.object, attempt=attempt)
+
+    def update(self, each: Segment, data: memoryview) -> None:
+        """Add the next delivered bytes of the range."""
+        if each is not self._range:
+            self._range = each
+            if each.start == 0:
+                self._object, self._value, self._summed = each.object, 0, 0
+            elif self._object != each.object or self._summed != each.start:
                 self._object = None  # the stream was resumed inside this object
-        stored = self._stored(part.object)
+        stored = self._stored.cached(each.object)
         if self._object is not None and stored is not None:
             self._value = self._kinds[stored.algorithm](data, self._value)
             self._summed += len(data)
 
     def delivered(self, part: Part) -> None:
-        """Compare the checksums if `part` is the object's last one. Raises Mismatch."""
-        if not part.ends_object:
+        """Compare the checksum of the object that ends in `part`, if one does. Raises Mismatch."""
+        if not any(part.ends()):
             return
-        ref, stored = part.object, self._stored(part.object)
+        ref = part.object
+        stored = self._stored.cached(ref)
         if stored is None or self._object != ref or self._summed != ref.size:
             self._note(ref, "unverifiable")
         elif self._value == stored.value:

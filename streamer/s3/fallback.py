@@ -9,8 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from streamer.errors import SourceError
-from streamer.plan import Span
-from streamer.s3.span_body import SpanBody
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +40,4 @@ class Fallback:
         if left.message not in self._causes:
             self._causes.add(left.message)
             self._on_cause(left)
-        request.reported = False
-        if isinstance(request.part, Span):
-            return await SpanBody.read(request, self._source)
         return await self._source.open(request)

@@ -8,46 +8,27 @@ rules.
 from __future__ import annotations
 
 import os
-import re
-import time
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from streamer.errors import ClockSkew, ConfigError, ErrorContext, ObjectMissing, SourceError, WrongEndpoint
-from streamer.plan import Span, is_modified
-from streamer.s3.client.credentials import renewed, renewing
-from streamer.s3.client.documents import MAX_ERROR_BODY
+from streamer.errors import ConfigError, ErrorContext, SourceError
 from streamer.s3.client.endpoint import STALL_TIMEOUT
-from streamer.s3.client.faults import (
-    CODE,
-    MANY_REASONS,
-    cut_off,
-    deleted,
-    error_from_response,
-    escaped_id,
-)
-from streamer.s3.client.final_answers import is_final
 from streamer.s3.client.session import certificate_file
 from streamer.s3.fallback import Fallback, LeftToAiobotocore
-from streamer.s3.http.client import HttpClient, Response
-from streamer.s3.http.response import ResponseHeader
-from streamer.s3.http_span import HttpSpan
-from streamer.s3.ranges import check_header, suggest_omission
-from streamer.s3.span_requests import RequestMethods
+from streamer.s3.http.client import HttpClient
+from streamer.s3.part_body import PartBody
+from streamer.s3.range_gets import RangeGets
+from streamer.s3.ranges import NO_HEADER
 from streamer.units import MIB
 
 if TYPE_CHECKING:
-    from streamer.plan import ObjectRef, Part
     from streamer.s3.client.session import Clients
-    from streamer.s3.http.body import HttpBody
     from streamer.s3.http.tls import TlsContext
-    from streamer.s3.ranges import Body, RangeRequest
+    from streamer.s3.ranges import Body, Outcome, RangeRequest
     from streamer.s3.signing.requests import RangeSigner
 
 
 SPAN_SIZE = 1 * MIB
-"""Bytes of small parts in one span: what a pipe holds."""
-_MESSAGE = re.compile(rb"<Message>([^<]{0,500})</Message>")
+"""Bytes of small ranges in one part: what a pipe holds."""
 
 
 def why_not(clients: Clients, buckets: set[str]) -> str | None:
@@ -131,7 +112,7 @@ class HttpSource:
         self._stall_timeout = stall_timeout
         self._spliceable = tls is None
         self._left_one = False
-        """Whether this client did not support the first response of the last span."""
+        """Whether this client did not support the first response to the last part's requests."""
 
     def close(self) -> None:
         """Close idle connections; a connection in use closes with its body."""
@@ -139,152 +120,34 @@ class HttpSource:
 
     async def open(self, request: RangeRequest) -> Body:
         try:
-            if isinstance(request.part, Span):
-                return await self._open_span(request)
-            return await self._open_part(request)
+            return await self._open(request)
         except LeftToAiobotocore as left:
             return await self._fallback.open(request, left)
 
-    async def _open_part(self, request: RangeRequest) -> Body:
-        part, context = request.part, request.context
-        _check_bucket(part.object.bucket, context)
-        endpoint = await self._signer.endpoint(part.object.bucket)
-
-        async def signed() -> bytes:
-            request.on_phase("credentials")
-            request_bytes = await self._signer.ranged_get(endpoint, part, request.first)
-            request.on_phase("connect")
-            return request_bytes
-
-        def sent(peer: str) -> None:
-            request.peer = peer
-            request.on_phase("first_byte")
-
-        with renewing(self._signer.credentials):
-            for fresh in (False, True):
-                response = await self._client.send(
-                    endpoint, context, signed, avoid=request.avoid, fresh=fresh, on_sent=sent
-                )
-                try:
-                    body = _body(response, part.object, request.first, part.end, context)
-                    if body is not None:
-                        return body
-                    error = await self._error(response, part.object, context)
-                except SourceError as failure:
-                    response.end(reuse=False)
-                    error = failure
-                if not (response.reused and is_final(error)):
-                    break
-            raise error
-
-    async def _error(self, response: Response, ref: ObjectRef, context: ErrorContext) -> SourceError:
-        """End a response without a body that can be taken, and return its error."""
-        status = response.header.status
-        if 300 <= status < 400:
-            response.end(reuse=False)
-            return LeftToAiobotocore(f"the server redirects requests (status {status})", context)
-        if status in (200, 206):
-            response.end(reuse=False)
-            return LeftToAiobotocore("the server sends a body without its length, as a chunked one", context)
-        error = await refusal(response, context, self._signer)
-        if error is None:
-            return LeftToAiobotocore("the bucket is in another region than the job file names", context)
-        if self._signer.sends_if_match and not is_modified(ref.etag):
-            suggest_omission(error)
-        return deleted(error) if isinstance(error, ObjectMissing) else error
-
-    async def _open_span(self, request: RangeRequest) -> HttpSpan:
-        """Send a request for each part of a span."""
-        signer, sent_at = self._signer, time.monotonic()
-        request.on_phase("credentials")
-        buckets = {part.object.bucket for part in request.part.pieces if part.body}
-        for bucket in buckets:
-            _check_bucket(bucket, request.context)
-        endpoints = {bucket: await signer.endpoint(bucket) for bucket in buckets}
-        keys = await signer.keys(request.part.object)
-
-        async def error_of_response(response: Response, part: Part, context: ErrorContext) -> SourceError:
-            return renewed(await self._error(response, part.object, context), signer.credentials, sent_at)
-
-        span = HttpSpan(
-            request,
-            RequestMethods(
-                pool=lambda part: self._client.pool(endpoints[part.object.bucket]),
-                build=lambda part: signer.ranged_get_by(
-                    keys, endpoints[part.object.bucket], part, part.start
-                ),
-                body=lambda response, part, context: _body(
-                    response, part.object, part.start, part.end, context
-                ),
-                judge=error_of_response,
-                stall_timeout=self._stall_timeout,
-                alone=self._left_one,
-            ),
-            spliceable=self._spliceable,
-        )
+    async def _open(self, request: RangeRequest) -> PartBody:
+        body = PartBody(request, await self._gets(request), spliceable=self._spliceable, alone=self._left_one)
         try:
-            await span.open()
+            await body.open()
         except BaseException as error:
-            span.close()
+            body.close()
             self._left_one = isinstance(error, LeftToAiobotocore)
             raise
         self._left_one = False
-        return span
+        return body
 
-
-def _body(response: Response, ref: ObjectRef, first: int, end: int, context: ErrorContext) -> HttpBody | None:
-    """Return the body, bytes `first` to `end` of the object; None if it is not one that can be taken.
-
-    Raises SourceError if it is another version's, or other bytes.
-    """
-    header = response.header
-    length, fields = header.content_length, header.fields
-    if header.status not in (200, 206) or length is None or "transfer-encoding" in fields:
-        return None
-    try:
-        check_header(
-            ref,
-            first,
-            end,
-            context,
-            status=header.status,
-            content_length=length,
-            fields=fields,
-        )
-    except SourceError as error:
-        error.context = replace(context, request_id=escaped_id(fields.get("x-amz-request-id")))
-        raise
-    return response.body(length, context)
-
-
-async def refusal(response: Response, context: ErrorContext, signer: RangeSigner) -> SourceError | None:
-    """Return the error of a response that is neither a success nor a redirect; None for WrongEndpoint.
-
-    After None the caller lets aiobotocore repeat the request, because botocore resolves the bucket's region.
-    ClockSkew sets `signer.ahead`, so the signer's next signature uses S3's time. Reads the body, and ends
-    the response.
-    """
-    error = error_of(response.header, await response.error_body(), context)
-    if isinstance(error, WrongEndpoint):
-        return None
-    if isinstance(error, ClockSkew):
-        signer.ahead = error.ahead
-    return error
-
-
-def error_of(header: ResponseHeader, body: bytes, context: ErrorContext) -> SourceError:
-    """Return the error for a response that is neither a success nor a redirect. `body` may be cut off."""
-    code, message = CODE.search(body), _MESSAGE.search(body)
-    cut = len(body) < min(header.content_length or 0, MAX_ERROR_BODY)
-    if code is None and cut and header.status in MANY_REASONS:
-        return cut_off(header.status, context)
-    fields: Any = header.fields
-    return error_from_response(
-        status=header.status,
-        code=code[1].decode("utf-8", "replace") if code else str(header.status),
-        message=message[1].decode("utf-8", "replace") if message else "",
-        request_id=fields.get("x-amz-request-id"),
-        retry_after=fields.get("retry-after"),
-        date=fields.get("date"),
-        context=context,
-    )
+    async def _gets(self, request: RangeRequest) -> RangeGets:
+        """Return how the requests of a part are sent now."""
+        signer, part = self._signer, request.part
+        request.on_phase("credentials")
+        try:
+            buckets = {item.object.bucket for item in part.items if not isinstance(item, bytes)}
+            for bucket in buckets:
+                _check_bucket(bucket, request.context)
+            endpoints = {bucket: await signer.endpoint(bucket) for bucket in buckets}
+            keys = await signer.keys(part.object)
+        except BaseException as error:
+            if not isinstance(error, LeftToAiobotocore):
+                outcome: Outcome = error if isinstance(error, SourceError) else "cancelled"
+                request.on_request_ended(outcome, 0, 0.0, 0.0, NO_HEADER)
+            raise
+        return RangeGets(self._client, signer, endpoints, keys, stall_timeout=self._stall_timeout)

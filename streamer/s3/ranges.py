@@ -1,7 +1,7 @@
 """The interface between transports and relay: open a body, then pull its bytes.
 
     relay      decides when each part is fetched and where its bytes wait
-    transport  `RangeSource.open`: sends one request, checks the response header, returns the `Body`
+    transport  `RangeSource.open`: sends GETs, checks a response header, returns the `Body` of the part's rest
     stage      pulls: `splice_into` a pipe, or `read_into` memory; registers a callback for further bytes
     failure    the transport raises SourceError; the relay opens another body from the next missing byte
 
@@ -15,20 +15,16 @@ stage waits about ten times for a body of 8 MiB.
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from streamer.errors import BadAnswer, ErrorContext, SourceChanged
+from streamer.errors import BadAnswer, ErrorContext, SourceChanged, SourceError
 from streamer.plan.validators import bare_etag, described, is_modified, modified
 from streamer.secrets import quoted
 from streamer.units import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from streamer.errors import SourceError
     from streamer.plan import ObjectRef, Part
 
 Phase = Literal["credentials", "connect", "first_byte", "body", "throttled", "retry"]
@@ -41,53 +37,27 @@ def no_phase(_: Phase) -> None:
     """Ignore the phase of a request."""
 
 
-Counts = defaultdict[str, Counter[str]]
-"""Counters of one channel that have a label: by their name in `METRICS`, then by the label's value."""
+NO_HEADER: Mapping[str, str] = {}
 
 
-def no_counts() -> Counts:
-    """Return counters at zero."""
-    return defaultdict(Counter)
+Outcome = SourceError | Literal["ok", "cancelled"]
+"""How a GET has ended."""
+OnRequestEnded = Callable[[Outcome, int, float, float, Mapping[str, str]], None]
+"""Called when a GET has ended with: outcome; bytes of the range, if all were taken, else 0; seconds to the
+response header; seconds to the end of the body; fields of the response header by lower-case name, if any."""
 
 
-def sum_of(added: Iterable[Counts]) -> Counts:
-    """Return the sums of these counters."""
-    total = no_counts()
-    for counts in added:
-        for name, values in counts.items():
-            total[name].update(values)
-    return total
-
-
-@dataclass(slots=True)
-class RequestReport:
-    """Requests of one `RangeRequest` that its transport has counted in `RangeRequest.counts`."""
-
-    ended: int = 0
-    """Requests that have ended, with any outcome."""
-    done: list[tuple[int, float, float]] = field(default_factory=list)
-    """Of each successful request the bytes, the seconds to the first byte, and the seconds to the end."""
-    errors: list[tuple[str, str]] = field(default_factory=list)
-    """Kind and text of each error."""
-
-
-def no_report(_: RequestReport) -> None:
-    """Ignore the report."""
-
-
-def no_end(_: int) -> None:
-    """Ignore that requests have ended."""
+def ignore(*_: object) -> None:
+    """Ignore that a request has ended, or that it is spare."""
 
 
 @dataclass(slots=True)
 class RangeRequest:
-    """One request for the bytes of a part, from offset `first` of the object to the part's end.
-
-    `first` counts as `Part.start` does, so for a `Span` from the span's first byte.
-    """
+    """Request for the bytes of a part from byte `first` on: one GET for each range, as many as needed."""
 
     part: Part
-    first: int
+    first: int = 0
+    """Offset in the part of the first byte."""
     attempt: int = 1
     """Number of the attempt, from 1, which errors name."""
     avoid: str | None = None
@@ -95,19 +65,15 @@ class RangeRequest:
     on_phase: Callable[[Phase], None] = no_phase
     """Called when the request enters a phase. Some transports report no phase and stay at `first_byte`."""
     peer: str | None = None
-    """Address that the request was sent to; None if the transport does not set it."""
+    """Address that the first GET was sent to; None if the transport does not set it."""
     requests: int = 1
-    """Requests that a span may have in flight at once."""
-    on_ended: Callable[[int], None] = no_end
-    """Called when so many of these requests have ended, and the span sends no more of them."""
-    on_report: Callable[[RequestReport], None] = no_report
-    """Called by a transport that counts its requests itself, before `open` fails or the body ends."""
-    counts: Counts = field(default_factory=no_counts)
-    """Counters of the channel, to which the transport adds."""
+    """GETs that may be in flight at once."""
+    on_request_ended: OnRequestEnded = ignore
+    """Called when a GET has ended; at the latest by `Body.close`, or before `open` fails."""
+    on_spare: Callable[[int], None] = ignore
+    """Called with a number of `requests` that are not needed any more."""
     once: bool = False
-    """Whether this is a second request (hedge): a span then begins with one part at a time."""
-    reported: bool = False
-    """Set by such a transport: the caller must not count this request too."""
+    """Whether this is a second request (hedge): it begins with one GET at a time."""
 
     @property
     def context(self) -> ErrorContext:
@@ -116,7 +82,7 @@ class RangeRequest:
 
 
 class Body(Protocol):
-    """The rest of one response: bytes of a part, in order. Closed once, by the task that opened it."""
+    """The rest of a part, in order. Closed once, by the task that opened it."""
 
     @property
     def left(self) -> int:
@@ -180,10 +146,10 @@ class RangeSource(Protocol):
 
     @property
     def span_size(self) -> int:
-        """Bytes of small consecutive parts that one request should fetch (`Span`); 0: one part each."""
+        """Bytes of small ranges that a part should have together; 0: each range has a part of its own."""
 
     async def open(self, request: RangeRequest) -> Body:
-        """Send the request and check the response header.
+        """Send the first GETs, and check the header of the first response.
 
         Raises SourceError. Cancellation closes the connection in use.
         """

@@ -28,7 +28,7 @@ from streamer.plan import Part
 from streamer.schedule.budget import ChannelQuota
 
 MOST_REQUESTS_EACH = 16
-"""Maximum requests in flight for one span: enough that small objects overlap."""
+"""Maximum requests in flight for one part: enough that small objects overlap."""
 
 FIRST_REQUESTS = 8
 """Maximum requests in flight before the first byte: few cost little CPU time, and one of several is early."""
@@ -55,7 +55,7 @@ class Window:
         parts: Iterator[Part | None],
         quota: ChannelQuota,
         *,
-        reserved_bytes: Callable[[Part], int] = len,
+        reserved_bytes: Callable[[Part], int] = lambda part: part.size,
     ) -> None:
         self.quota = quota
         self.last_epoch = -1
@@ -120,9 +120,9 @@ class Window:
     def _requests_for(self, part: Part) -> int:
         """Return how many requests a part that is admitted now may have in flight.
 
-        A span waits until all of them are free: with few, it would be late at the head of line.
+        A part of several ranges waits until all are free: with few, it would be late at the head of line.
         """
-        if part.requests == 1:
+        if part.requests <= 1:
             return 1
         limit = self.quota.requests_limit
         most = min(limit, FIRST_REQUESTS) if self._delaying else limit
@@ -182,9 +182,9 @@ class Window:
         slot = self._slots[0]
         slot.delivered += count
         self.begun = True
-        if slot.delivered > len(slot.part):
+        if slot.delivered > slot.part.size:
             raise ValueError(f"delivered {slot.delivered} bytes of {slot.part}")
-        if slot.delivered < len(slot.part):
+        if slot.delivered < slot.part.size:
             return None
         self._slots.popleft()
         self._gone(slot)

@@ -45,7 +45,7 @@ from streamer.formats.tar import TarReader, sample
 from streamer.formats.tar_joiner import TarJoiner
 from streamer.formats.tfrecord import TFRecordReader
 from streamer.inflate import Inflater
-from streamer.plan import ObjectRef, Part, S3Uri, parse_object_uri
+from streamer.plan import ObjectRef, Part, S3Uri, Segment, parse_object_uri
 from streamer.readers.core.config import channels_in, check_channel
 from streamer.readers.core.position import ReaderPosition
 from streamer.readers.core.state import EpochState
@@ -58,12 +58,12 @@ from streamer.s3.http.body import HttpBody
 from streamer.s3.http.connection import Connection
 from streamer.s3.http.poller import FairPoller
 from streamer.s3.http.response import ResponseHeader, ResponseReader
-from streamer.s3.http_source import error_of
 from streamer.s3.manifests.lines import RowScanner
 from streamer.s3.manifests.text import ArrayScanner, Gunzip
 from streamer.s3.pages.listing import list_prefix
 from streamer.s3.pages.page_parser import Page, parse_by_expression, parse_by_tree
 from streamer.s3.pages.pages import AiobotocorePages
+from streamer.s3.range_gets import error_of
 from streamer.s3.ranges import check_header
 from streamer.trailer import Trailer, parse_trailer
 from tests.kit.index import IndexBytes
@@ -197,9 +197,8 @@ def answer(data: bytes) -> None:
             theirs.send(data)
             theirs.close()
             ours.setblocking(False)
-            stage = BufferStage(
-                Part(0, REF, 0, 100, 0), BufferPool(), on_change=lambda: None, counters=ChannelCounters()
-            )  # fmt: skip
+            part = Part.of(0, 0, [Segment(REF, 0, 100)])
+            stage = BufferStage(part, BufferPool(), on_change=lambda: None, counters=ChannelCounters())
             poller = FairPoller()
             poller.open()
             connection = Connection(ours, poller)

@@ -53,8 +53,8 @@ PLANTS = (
     Plant(
         "Range asks for one byte too few",
         "streamer/s3/signing/requests.py",
-        'headers = {"Range": f"bytes={first}-{part.end - 1}"',
-        'headers = {"Range": f"bytes={first}-{part.end - 2}"',
+        'headers = {"Range": f"bytes={first}-{end - 1}"',
+        'headers = {"Range": f"bytes={first}-{end - 2}"',
         ("tests/unit/test_sigv4.py", IN_ORDER),
     ),
     Plant(
@@ -150,10 +150,10 @@ PLANTS = (
         ("tests/unit/test_resume.py",),
     ),
     Plant(
-        "literals after a body put before it",
+        "literals after a range put before it",
         "streamer/plan/parts.py",
-        "(trailing if start < end else leading).extend",
-        "leading.extend",
+        "items.append(step)",
+        "items.insert(0, step)",
         (ARRANGED, PLAN),
     ),
     Plant(
@@ -333,8 +333,8 @@ PLANTS = (
     Plant(
         "checksum begun anew at each part",
         "streamer/s3/checksums.py",
-        "if part.start == 0:",
-        "if part.start >= 0:",
+        "if each.start == 0:",
+        "if each.start >= 0:",
         ("tests/relay/test_integrity.py",),
     ),
     Plant(
@@ -421,69 +421,69 @@ PLANTS = (
         "if not self._ended and not self._offset and self._passing:",
         ("tests/unit/test_joiners.py",),
     ),
-    # Spans: small parts that are fetched together
+    # The ranges of a part
     Plant(
-        "span not told of a part that failed",
-        "streamer/s3/span_requests.py",
+        "part's body not told of a range that failed",
+        "streamer/s3/part_requests.py",
         "        self._failed(index)\n",
         "",
         (SPANS,),
     ),
     Plant(
-        "connection closed while idle fails a span's part",
-        "streamer/s3/span_requests.py",
+        "connection closed while idle fails a part's range",
+        "streamer/s3/part_requests.py",
         "and get.response.reused and not get.response.begun:",
         "and get.response.reused and get.response.begun:",
         ("tests/relay/test_splice.py",),
     ),
     Plant(
-        "span's request that has ended still counts as begun",
-        "streamer/s3/span_requests.py",
+        "part's request that has ended still counts as begun",
+        "streamer/s3/part_requests.py",
         """        self._begun -= 1
-        self._most = min(""",
-        """        self._most = min(""",
+        if self._most < self._request.requests:""",
+        """        if self._most < self._request.requests:""",
         (SPANS,),
     ),
     Plant(
-        "span keeps the requests that it needs no more",
-        "streamer/s3/span_requests.py",
-        "self._request.on_ended(ended)",
-        "self._request.on_ended(0)",
+        "part keeps the requests that it needs no more",
+        "streamer/s3/part_requests.py",
+        "self._request.on_spare(ended)",
+        "self._request.on_spare(0)",
         (SPANS, "tests/unit/test_spans.py", "tests/relay/test_sharing.py"),
     ),
     Plant(
-        "late response of a span's later part never noticed",
-        "streamer/s3/span_requests.py",
+        "late response of a part's later range never noticed",
+        "streamer/s3/part_requests.py",
         "if deadlines and self._timer is None:",
         "if deadlines and self._timer is not None:",
         (SPANS,),
     ),
     Plant(
-        "final answer on a used connection believed in a span",
-        "streamer/s3/span_requests.py",
+        "final answer on a used connection believed",
+        "streamer/s3/part_requests.py",
         """        elif get.response.reused and is_final(error):
-            self._begin(index, fresh=True)
+            self._begin(get.index, get.range, fresh=True)
         else:""",
         """        else:""",
         ("tests/relay/test_final_answers.py",),
     ),
     Plant(
-        "literals between the parts of a span dropped",
-        "streamer/s3/http_span.py",
-        "self._literal = memoryview(self._parts[ended].trailing)",
-        'self._literal = memoryview(b"")',
+        "literals between the ranges of a part dropped",
+        "streamer/s3/part_body.py",
+        "self._literal = memoryview(item)",
+        "self._literal = memoryview(item)[:0]",
         (SPANS,),
     ),
     Plant(
-        "no byte of a span's broken part in doubt",
-        "streamer/s3/http_span.py",
-        "return taken, self._stayed",
-        "return 0, self._stayed",
+        "no byte of a part's broken range in doubt",
+        "streamer/s3/part_body.py",
+        'return (0, b"") if self._body is None else self._body.doubted()',
+        'return (0, b"") if self._body is None else (0, self._body.doubted()[1])',
         ("tests/relay/test_broken_bodies.py",),
     ),
     Plant(
-        "span waits for ever for the part that failed",
-        "streamer/s3/http_span.py",
+        "part waits for ever for the range that failed",
+        "streamer/s3/part_body.py",
         """        if index == self._at:
             self._loop.call_soon(self._fire)""",
         """        if index < self._at:

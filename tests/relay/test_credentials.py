@@ -23,7 +23,7 @@ from botocore.credentials import ReadOnlyCredentials
 
 from sidecar.process.exits import Exit, exit_code
 from streamer.errors import Denied, ErrorContext, Expired, GaveUp, SourceError
-from streamer.plan import ObjectRef, Part, Plan, S3Uri
+from streamer.plan import ObjectRef, Part, Plan, S3Uri, Segment
 from streamer.relay.fetch.part_fetch import PartFetch
 from streamer.relay.staging.buffers import BufferPool, BufferStages
 from streamer.relay.statistics import ChannelCounters
@@ -406,7 +406,7 @@ async def test_a_renewal_that_hangs_is_named_with_its_source() -> None:
     first = renewed(expired, lasting, asyncio.get_running_loop().time())
     stages = BufferStages(MemoryBudget(MIB, ConcurrencyController(1, MIB, most=1)).quota(), BufferPool())
     counters = ChannelCounters()
-    part = Part(0, ObjectRef("b", "k", 10, "e"), 0, 10, 0)
+    part = Part.of(0, 0, [Segment(ObjectRef("b", "k", 10, "e"), 0, 10)])
     fetch = PartFetch(
         stages.make(part, on_change=lambda: None, counters=counters),
         Signing(lasting),

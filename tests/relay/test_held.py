@@ -34,7 +34,8 @@ def streaming(run_own: RunChannel) -> partial[AbstractAsyncContextManager[Runnin
 def waiting(running: Running) -> list[Stage]:
     """The stages of parts that are all there, or what is left of them is, in their sockets."""
     bodies: list[tuple[Stage, Any]] = [(stage, stage._body) for stage in running.stages.undelivered]
-    return [stage for stage, body in bodies if body is not None and body._connection.unread >= body.left]
+    own = [(stage, body._body) for stage, body in bodies if body is not None]
+    return [stage for stage, body in own if body is not None and body._connection.unread >= body.left]
 
 
 async def test_parts_wait_in_their_sockets_and_take_nothing_else(

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from streamer.errors import Denied, SourceError, Throttled, Truncated
-from streamer.plan import Arrangement, Plan, S3Uri, Span, cut
+from streamer.plan import Arrangement, Part, Plan, S3Uri, cut
 from streamer.relay.deliver.delivery import Delivery
 from streamer.relay.fetch.prefetcher import Prefetcher, StreamSpec
 from streamer.relay.statistics import ChannelCounters
@@ -21,7 +21,7 @@ from streamer.relay.transport import TransportSpec, open_transport
 from streamer.s3.client.endpoint import STALL_TIMEOUT
 from streamer.s3.fallback import LeftToAiobotocore, no_cause
 from streamer.s3.pages.pages import open_pages
-from streamer.s3.ranges import Body, RangeRequest, RangeSource, RequestReport
+from streamer.s3.ranges import Body, Outcome, RangeRequest, RangeSource
 from streamer.sink.outlet import PipeOutlet
 from streamer.units import KIB, MIB
 from tests.kit.faults import chunked
@@ -35,8 +35,10 @@ pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
 SIZES = [1, 40_000, 130_000, 0, 7, 70_000, 3_000, 90_000, 256, 64 * KIB]
 
 
-def span_of(plan: Plan) -> Span:
-    return Span.of(list(cut(plan.segments(0), part_size=lambda: MIB, epoch=0)))
+def span_of(plan: Plan) -> Part:
+    """Return the part of all objects."""
+    (part,) = cut(plan.segments(0), part_size=lambda: MIB, epoch=0, together=lambda: (2 * MIB, 2 * MIB))
+    return part
 
 
 @contextlib.asynccontextmanager
@@ -46,7 +48,7 @@ async def opened(
     on_fallback: Callable[[LeftToAiobotocore], None] = no_cause,
     *,
     stall_timeout: float = STALL_TIMEOUT,
-) -> AsyncIterator[tuple[RangeSource, Span, bytes]]:
+) -> AsyncIterator[tuple[RangeSource, Part, bytes]]:
     """Open our own client; yield it, the span of all objects, and its bytes."""
     async with clients_of(server, ca_bundle=bundle, stall_timeout=stall_timeout) as clients:
         spec = TransportSpec(buckets={"b"}, channels=[None], budget=8 * MIB, on_fallback=on_fallback)
@@ -139,19 +141,19 @@ async def test_a_failed_part_ends_the_span_after_the_bytes_before_it(
     fill(server, [30_000] * 12)
     keys = sorted(server.objects)
     waits, denies = denied_before(with_headers())
-    reports: list[RequestReport] = []
+    outcomes: list[Outcome] = []
     async with opened(server, bundle) as (source, span, truth):
         server.script(waits, key=keys[0])
         server.script(denies, key=keys[3])
-        request = RangeRequest(span, 0, requests=5, on_report=reports.append)
+        request = RangeRequest(
+            span, requests=5, on_request_ended=lambda outcome, *_: outcomes.append(outcome)
+        )
         data, error = await pulled(await source.open(request))
     assert data == truth[:90_000]
     assert isinstance(error, Denied)
     assert error.context.key == "data/0003"
-    (report,) = reports
-    assert request.counts["requests"]["ok"] == len(report.done) == 3
-    assert request.counts["requests"]["denied"] == 1
-    assert report.ended == request.counts["requests"].total()
+    assert outcomes.count("ok") == 3
+    assert [type(each) for each in outcomes if isinstance(each, SourceError)] == [Denied]
     assert "data/0011" not in {seen.key for seen in server.seen}
 
 
@@ -230,7 +232,7 @@ async def test_requests_that_a_span_needs_no_more_are_for_others(server: S3Stub,
     fill(server, [30_000] * 12)
     ended: list[int] = []
     async with opened(server, bundle) as (source, span, truth):
-        request = RangeRequest(span, 0, requests=4, on_ended=ended.append)
+        request = RangeRequest(span, 0, requests=4, on_spare=ended.append)
         assert await pulled(await source.open(request)) == (truth, None)
     assert 2 <= sum(ended) < 4
 

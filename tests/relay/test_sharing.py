@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 
 from streamer.plan import Arrangement, S3Uri
+from streamer.plan.parts import RANGE_COST
 from streamer.relay.channel import Channel
 from streamer.relay.channel_spec import ChannelSpec
 from streamer.relay.staging.buffers import BufferStages
 from streamer.relay.staging.pipes import PIPE_COST, PipeStages
-from streamer.relay.staging.stage import LEAST, PART_COST, TURN
+from streamer.relay.staging.stage import LEAST, TURN
 from streamer.relay.transport import Transport, TransportSpec, Wish, open_transport, why_read
 from streamer.schedule.budget import ChannelQuota
 from streamer.units import MIB
@@ -212,7 +213,7 @@ async def test_small_objects_take_their_own_length(stub: S3Stub, tmp_path: Path)
         staged = [stage.staged for stage in running.stages.undelivered]
         assert sum(staged) == len(truth)
         assert max(staged) <= 50_000
-        assert running.quota.reserved_bytes == 100 * (10_000 + PART_COST) + len(staged) * PIPE_COST
+        assert running.quota.reserved_bytes == 100 * (10_000 + RANGE_COST) + len(staged) * PIPE_COST
         assert await off_loop(read_all, running.fifo(0)) == truth
 
 

@@ -135,10 +135,14 @@ def test_any_channel_streams_what_the_reference_says(
     for part in cut(plan.segments(epoch), part_size=lambda: part_size, epoch=epoch):
         assert (part.epoch, part.offset) == (epoch, len(delivered))
         assert part.body <= part_size
-        assert len(part.leading) + len(part.trailing) <= MAX_LITERALS
-        body = bytes_of(store, part.object, part.start, part.end) if part.body else b""
-        delivered += part.leading + body + part.trailing
-        assert len(delivered) - part.offset == len(part) > 0
+        assert part.size - part.body <= MAX_LITERALS
+        assert part.requests <= 1
+        for item in part.items:
+            if isinstance(item, bytes):
+                delivered += item
+            else:
+                delivered += bytes_of(store, item.object, item.start, item.end)
+        assert len(delivered) - part.offset == part.size > 0
     assert delivered == due
 
 
@@ -306,8 +310,8 @@ def test_a_wrapped_object_is_one_record(size: int) -> None:
         epoch=0,
     )
     body = b"12345"[:size]
-    assert part.leading + body + part.trailing == encode(body)
-    assert part.ends_object == bool(size)
+    assert b"".join(item if isinstance(item, bytes) else body for item in part.items) == encode(body)
+    assert list(part.ends()) == ([(8 + size, size)] if size else [])
 
 
 def test_what_is_too_long_for_a_record_is_refused_by_name() -> None:
@@ -328,10 +332,11 @@ def test_literals_ride_on_the_parts_beside_them() -> None:
             epoch=0,
         )
     )
-    assert [(part.leading, part.body, part.trailing) for part in parts] == [(b"ab", 8, b"cd"), (b"", 8, b"")]
+    whole = Segment(ref, 0, 8)
+    assert [part.items for part in parts] == [(b"ab", whole, b"cd"), (whole,)]
     (small, *_, last) = cut([Literal(b"x" * 200_000)], part_size=lambda: 1 << 20, epoch=0)
-    assert (len(small), small.body) == (65536, 0)
-    assert last.offset + len(last) == 200_000
+    assert (small.size, small.body) == (65536, 0)
+    assert last.offset + last.size == 200_000
 
 
 def test_the_digest_covers_all_that_decides_the_stream() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from streamer.plan import ObjectRef, Part
+from streamer.plan import ObjectRef, Part, Segment
 from streamer.relay.staging.buffers import BUFFER_SIZE, BufferPool, BufferStages
 from streamer.schedule.budget import MemoryBudget
 from streamer.schedule.concurrency import ConcurrencyController
@@ -265,7 +265,7 @@ def test_the_least_budget_holds_a_part_in_whole_buffers() -> None:
     stages = BufferStages(whole.quota(), BufferPool())
     whole.change_budget(whole.least_budget)
     ref = ObjectRef("b", "k", 64 * KIB, "e")
-    assert stages.quota.fits(stages.reserved_bytes(Part(0, ref, 0, 64 * KIB, 0)))
+    assert stages.quota.fits(stages.reserved_bytes(Part.of(0, 0, [Segment(ref, 0, 64 * KIB)])))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamer.errors import InvalidResponse, SourceError, Truncated
-from streamer.plan import ObjectRef, Part
+from streamer.plan import ObjectRef, Part, Segment
 from streamer.relay.fetch.part_fetch import PartFetch
 from streamer.relay.staging.buffers import BufferPool, BufferStage, BufferStages
 from streamer.relay.staging.pipes import PipePool, PipeStages
@@ -31,13 +31,20 @@ LITERALS = b"a header", b"pad"
 
 
 class Sent(OneCall):
-    """A `Body` whose bytes arrive in pieces, one a turn of the loop; then the connection is closed."""
+    """A `Body` whose bytes arrive in pieces, one a turn of the loop; then the connection is closed.
 
-    def __init__(self, data: bytes, length: int, piece: int, *, spliceable: bool) -> None:
-        self.left = length
+    Literals before and after them are there.
+    """
+
+    def __init__(
+        self, data: bytes, length: int, piece: int, *, around: list[bytes], spliceable: bool
+    ) -> None:
+        self._before, self._after = around
+        self.left = len(self._before) + length + len(self._after)
         self.spliceable = spliceable
         self._data = data
         self._length = length
+        self._whole = self.left
         self._piece = piece
         self._arrived = 0
         self._stayed = b""
@@ -53,9 +60,13 @@ class Sent(OneCall):
 
     def _here(self, keep: int) -> bytes:
         """The next bytes that may be taken. Raises NothingArrived, Truncated."""
-        at = self._length - self.left
+        at = self._whole - self.left - len(self._before)
+        if at < 0:
+            return self._before[at:]
+        if at >= self._length:
+            return self._after[at - self._length :]
         here = self._data[at : self._arrived]
-        free = here if len(here) == self.left else here[: max(0, len(here) - keep)]
+        free = here if len(here) == self._length - at else here[: max(0, len(here) - keep)]
         if free:
             return free
         if self._arrived < len(self._data) + self._piece:
@@ -84,7 +95,8 @@ class Sent(OneCall):
         self._here(0)
 
     def doubted(self) -> tuple[int, bytes]:
-        return self._length - self.left, self._stayed
+        taken = self._whole - self.left - len(self._before)
+        return taken if 0 < taken < self._length else 0, self._stayed
 
     def notify(self, call: Any) -> None:
         self._call = call
@@ -105,7 +117,8 @@ async def fetched(way: str, data: bytes, drawn: list[Response], piece: int) -> t
     budget = MemoryBudget(64 * MIB, ConcurrencyController(4, 4 * MIB))
     pooled = BufferStages(budget.quota(), BufferPool()) if way in {"memory", "take"} else None
     stages = pooled or PipeStages(budget.quota(), PipePool(64 * MIB, most=16))
-    part = Part(0, ObjectRef("b", "k", len(data), "e"), 0, len(data), 0, *LITERALS)
+    before, after = LITERALS
+    part = Part.of(0, 0, [before, Segment(ObjectRef("b", "k", len(data), "e"), 0, len(data)), after])
     changed = asyncio.Event()
     stage = stages.make(part, on_change=changed.set, counters=ChannelCounters())
     if way == "parked":
@@ -117,8 +130,15 @@ async def fetched(way: str, data: bytes, drawn: list[Response], piece: int) -> t
         span_size = 0
 
         async def open(self, request: RangeRequest) -> Sent:
-            sent = next(answers, whole)(data, request.first)
-            return Sent(sent, len(data) - request.first, piece, spliceable=way in {"pipes", "parked"})
+            around = [b"", b""]
+            first, length = 0, 0
+            for item in part.rest(request.first):
+                if isinstance(item, bytes):
+                    around[length > 0] = item
+                else:
+                    first, length = item.start, len(item)
+            sent = next(answers, whole)(data, first) if length else b""
+            return Sent(sent, length, piece, around=around, spliceable=way in {"pipes", "parked"})
 
     fetch = PartFetch(
         stage,

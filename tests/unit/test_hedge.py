@@ -8,7 +8,7 @@ import random
 import pytest
 
 from streamer.errors import InvalidResponse
-from streamer.plan import ObjectRef, Part
+from streamer.plan import ObjectRef, Part, Segment
 from streamer.relay.fetch.successor import Successor
 from streamer.relay.staging.buffers import BufferPool, BufferStage
 from streamer.relay.staging.pipes import PipePool, PipeStages
@@ -100,7 +100,7 @@ DATA = b"0123456789"
 def test_what_both_requests_bring_comes_once(pieces: tuple[int, ...]) -> None:
     """The first has brought six bytes since the second was sent: those of the second are thrown away."""
     won, counters = [], ChannelCounters()
-    part = Part(0, ObjectRef("b", "k", 10, "e"), 0, 10, 0)
+    part = Part.of(0, 0, [Segment(ObjectRef("b", "k", 10, "e"), 0, 10)])
     stage = BufferStage(part, BufferPool(), on_change=lambda: None, counters=counters)
     first, second = Arriving(DATA), Arriving(DATA)
     stage.attach(first)
@@ -118,7 +118,7 @@ def test_what_both_requests_bring_comes_once(pieces: tuple[int, ...]) -> None:
 def test_a_hedge_of_bytes_that_were_dropped_is_dropped_too() -> None:
     """It read on and on, to catch up with a stage that had fewer bytes than the hedge."""
     won, counters = [], ChannelCounters()
-    part = Part(0, ObjectRef("b", "k", 10, "e"), 0, 10, 0)
+    part = Part.of(0, 0, [Segment(ObjectRef("b", "k", 10, "e"), 0, 10)])
     stage = BufferStage(part, BufferPool(), on_change=lambda: None, counters=counters)
     first, second = Arriving(b"0123x56789"), Arriving(DATA)
     stage.attach(first)
@@ -153,7 +153,7 @@ class Spliced(Arrived):
 
 def test_a_hedge_begins_after_no_foreign_byte() -> None:
     """Its body is attached before the task of the first one has found that the first one failed."""
-    part = Part(0, ObjectRef("b", "k", 10, "e"), 0, 10, 0)
+    part = Part.of(0, 0, [Segment(ObjectRef("b", "k", 10, "e"), 0, 10)])
     quota = MemoryBudget(64 << 20, ConcurrencyController(4, 4 << 20)).quota()
     stages = PipeStages(quota, PipePool(64 << 20, most=16))
     stage = stages.make(part, on_change=lambda: None, counters=ChannelCounters())

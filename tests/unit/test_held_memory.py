@@ -11,14 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.plan import ObjectRef, Part, gathered
+from streamer.plan import ObjectRef, Part, Segment, cut
 from streamer.relay.fetch.part_fetch import PartFetch
 from streamer.relay.staging.buffers import (
     BufferPool,
     BufferStage,
     BufferStages,
     buffer_bytes,
-    held_in_buffers,
 )
 from streamer.relay.staging.pipes import PipePool, PipeStages
 from streamer.relay.staging.stage import Stages
@@ -40,9 +39,9 @@ def quota(members: int = 1) -> ChannelQuota:
 
 
 def parts(size: int, count: int, literals: int = 0) -> Iterator[Part]:
-    leading, length = bytes(literals), size + literals
+    before, length = [bytes(literals)] if literals else [], size + literals
     for number in range(count):
-        yield Part(0, ObjectRef("b", str(number), size, "e"), 0, size, number * length, leading)
+        yield Part.of(0, number * length, [*before, Segment(ObjectRef("b", str(number), size, "e"), 0, size)])
 
 
 class Here:
@@ -56,7 +55,7 @@ class Here:
 
     async def open(self, request: RangeRequest) -> Arrived:
         self.opened += 1
-        return Arrived(bytes(request.part.end - request.first))
+        return Arrived(bytes(request.part.size - request.first))
 
 
 async def staged(stages: Stages, size: int, literals: int = 0) -> list[PartFetch]:
@@ -145,6 +144,8 @@ def test_every_span_fits_the_floor(size: int) -> None:
     """A span of parts of one floor never reserves more, so it can always be admitted."""
     shared = quota(members=4)
     stages = PipeStages(shared, PipePool(1024 * MIB, most=1))
-    found = list(gathered(parts(size, 300), shared.floor, held_in_buffers))
-    assert all(part is not None and shared.fits(stages.reserved_bytes(part)) for part in found)
-    assert sum(len(part) for part in found if part is not None) == 300 * size
+    segments = (Segment(ObjectRef("b", str(number), size, "e"), 0, size) for number in range(300))
+    limit = shared.floor
+    found = list(cut(segments, part_size=lambda: limit, epoch=0, together=lambda: (limit, limit)))
+    assert all(shared.fits(stages.reserved_bytes(part)) for part in found)
+    assert sum(part.size for part in found) == 300 * size

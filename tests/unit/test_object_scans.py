@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -14,9 +12,15 @@ from sidecar.index.scans import ObjectScans
 from streamer.formats.borders import BadRecord
 from streamer.formats.record_format import RecordFormat
 from streamer.formats.record_index import IndexedObject, object_version
-from streamer.plan import ObjectRef, Part, Segment, Span, cut
+from streamer.plan import ObjectRef, Part, Segment, cut
 from streamer.plan.validators import modified
+from streamer.relay.staging.buffers import BufferPool, BufferStage, BufferStages
 from streamer.relay.staging.observed import ObservedStages
+from streamer.relay.statistics import ChannelCounters
+from streamer.schedule.budget import MemoryBudget
+from streamer.schedule.concurrency import ConcurrencyController
+from streamer.units import MIB
+from tests.kit.bodies import Arriving
 from tests.unit.test_borders import made, naive
 
 PAYLOADS = [bytes([number % 256]) * (number * 37 % 900) for number in range(300)]
@@ -54,13 +58,15 @@ def refs(objects: dict[str, bytes]) -> list[ObjectRef]:
     return [ObjectRef("b", key, len(data), f"etag of {key}") for key, data in objects.items()]
 
 
-def parts_of(objects: dict[str, bytes], size: int, epoch: int = 0) -> list[Part]:
+def parts_of(objects: dict[str, bytes], size: int, epoch: int = 0) -> list[Segment]:
+    """The ranges of the parts."""
     segments = [Segment(ref, 0, ref.size) for ref in refs(objects)]
-    return list(cut(segments, part_size=lambda: size, epoch=epoch))
+    parts = cut(segments, part_size=lambda: size, epoch=epoch)
+    return [item for part in parts for item in part.items if isinstance(item, Segment)]
 
 
-def show(learner: ObjectScans, objects: dict[str, bytes], parts: list[Part], step: int) -> None:
-    """Show the bytes of the parts, `step` at a time."""
+def show(learner: ObjectScans, objects: dict[str, bytes], parts: list[Segment], step: int) -> None:
+    """Show the bytes of the ranges, `step` at a time."""
     for part in parts:
         data = objects[part.object.key][part.start : part.end]
         for at in range(0, len(data), step):
@@ -81,7 +87,7 @@ def test_parts_and_pieces_of_any_size(kind: str, size: int) -> None:
     show(learner, objects, parts_of(objects, size), step=size // 3)
     assert offsets(rows) == [naive(kind, data) for data in objects.values()]
     assert learner.outcomes == {"learnt": 4}
-    assert not any(map(learner.wants, parts_of(objects, size))), "nothing is learnt again"
+    assert not any(map(learner.wants, refs(objects))), "nothing is learnt again"
 
 
 def test_only_objects_whose_bytes_all_pass_have_a_row() -> None:
@@ -142,36 +148,26 @@ def test_a_small_object_of_short_records_is_learnt_in_whatever_pieces(step: int)
     assert offsets(rows) == [naive("TFRecord", objects["0"])]
 
 
-class Observed:
-    """Stages that hand the bytes that they are given to what observes them."""
-
-    def __init__(self) -> None:
-        self.callbacks: list[Callable[[memoryview], None]] = []
-
-    def make(self, *_: object, **__: object) -> Observed:
-        return self
-
-    def observe(self, callback: Callable[[memoryview], None]) -> None:
-        self.callbacks.append(callback)
-
-
 @pytest.mark.parametrize("step", [1, 13, 100_000])
-def test_the_objects_of_a_span_are_told_apart(step: int) -> None:
+def test_the_objects_of_a_part_are_told_apart(step: int) -> None:
     """Its literals, which are among its bytes, are no object's."""
     objects = {str(number): made("TFRecord", PAYLOADS[number : number + 3]) for number in range(9)}
-    parts, offset = [], 0
-    for part in parts_of(objects, 1 << 20):
-        parts.append(Part(0, part.object, 0, part.end, offset, b"before", b"end" if part.start else b""))
-        offset += len(parts[-1])
-    rows, stages = Rows(), Observed()
-    learner = rows.scans()
-    read: Any = stages
-    observed = ObservedStages(read, read, learner)
-    observed.make(Span.of(parts), on_change=lambda: None, counters=read)
-    data = b"".join(part.leading + objects[part.object.key] + part.trailing for part in parts)
-    (callback,) = stages.callbacks
-    for at in range(0, len(data), step):
-        callback(memoryview(data)[at : at + step])
+    items: list[Segment | bytes] = []
+    for ref in refs(objects):
+        items += [b"before", Segment(ref, 0, ref.size)]
+    part = Part.of(0, 0, [*items, b"end"])
+    data = b"".join(item if isinstance(item, bytes) else objects[item.object.key] for item in part.items)
+    rows, counters = Rows(), ChannelCounters()
+    stages = BufferStages(MemoryBudget(MIB, ConcurrencyController(4, MIB)).quota(), BufferPool())
+    stage = ObservedStages(stages, stages, rows.scans()).make(part, on_change=lambda: None, counters=counters)
+    assert isinstance(stage, BufferStage)
+    body = Arriving(data)
+    stage.attach(body)
+    taken = 0
+    while taken < len(data):
+        body.arrive(min(step, len(data) - body.arrived))
+        taken += len(stage.take(step))
+    stage.discard()
     assert offsets(rows) == [naive("TFRecord", each) for each in objects.values()]
 
 
@@ -196,7 +192,6 @@ def test_an_object_without_an_etag_has_no_row() -> None:
     ref = ObjectRef("b", "0", len(data), modified("2026-01-01T00:00:00.000Z"))
     rows = Rows()
     learner = rows.scans()
-    (part,) = cut([Segment(ref, 0, ref.size)], part_size=lambda: 1 << 20, epoch=0)
-    assert not learner.wants(part)
-    learner.see(part, memoryview(data))
+    assert not learner.wants(ref)
+    learner.see(Segment(ref, 0, ref.size), memoryview(data))
     assert not len(rows.rows)

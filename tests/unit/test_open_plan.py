@@ -99,13 +99,17 @@ def test_any_runs_make_the_plan_of_the_whole_listing(
         offset = 0
         for drawn in got[each]:
             assert drawn.offset == offset
-            offset += len(drawn)
+            offset += drawn.size
 
 
 def _text(part: Part) -> str:
     """The bytes of a part, whatever its borders."""
-    body = "".join(f"[{part.object.key}@{at}]" for at in range(part.start, part.end))
-    return f"{part.leading.hex()}{body}{part.trailing.hex()}"
+    return "".join(
+        item.hex()
+        if isinstance(item, bytes)
+        else "".join(f"[{item.object.key}@{at}]" for at in range(item.start, item.end))
+        for item in part.items
+    )
 
 
 def test_nothing_is_streamed_before_its_digest_is_known(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from streamer.linux import PIPE_SIZE
-from streamer.plan import ObjectRef, Part
+from streamer.plan import ObjectRef, Part, Segment
+from streamer.plan.parts import RANGE_COST
 from streamer.relay.staging.pipes import PIPE_COST, SMALLEST_PIPE, PipePool, PipeStages
-from streamer.relay.staging.stage import PART_COST
 from streamer.schedule.budget import MemoryBudget
 from streamer.schedule.concurrency import ConcurrencyController
 from streamer.units import MIB
@@ -20,10 +20,10 @@ def stages(budget: int, pipes: int) -> PipeStages:
 
 
 def part(size: int) -> Part:
-    return Part(0, ObjectRef("b", "k", size, "e"), 0, size, 0)
+    return Part.of(0, 0, [Segment(ObjectRef("b", "k", size, "e"), 0, size)])
 
 
-@pytest.mark.parametrize(("size", "more"), [(1, PART_COST + PIPE_COST), (100_000, 0), (4 * MIB, 0)])
+@pytest.mark.parametrize(("size", "more"), [(1, RANGE_COST + PIPE_COST), (100_000, 0), (4 * MIB, 0)])
 def test_where_pipes_abound_a_part_costs_its_bytes(size: int, more: int) -> None:
     assert stages(64 * MIB, 1024 * MIB).reserved_bytes(part(size)) == size + more
 

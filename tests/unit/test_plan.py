@@ -91,10 +91,12 @@ def test_parts_cover_the_stream_once_in_order(found: list[ObjectRef], part_size:
     place, covered = 0, []
     for part in cut(plan.segments(0), part_size=lambda: part_size, epoch=epoch):
         assert (part.epoch, part.offset) == (epoch, place)
-        assert 0 < len(part) <= part_size
-        assert part.ends_object == (part.end == part.object.size)
-        place += len(part)
-        covered += [(part.object.key, byte) for byte in range(part.start, part.end)]
+        (item,) = part.items
+        assert isinstance(item, Segment)
+        assert 0 < part.size <= part_size
+        assert list(part.ends()) == [(part.size, item.object.size)] * (item.end == item.object.size)
+        place += part.size
+        covered += [(item.object.key, byte) for byte in range(item.start, item.end)]
     assert place == plan.total_bytes(0)
     assert covered == [(r.key, byte) for r in plan.refs(0) for byte in range(r.size)]
 

@@ -157,7 +157,7 @@ def test_the_plans_of_ranks_stream_the_bytes_of_their_records(
         assert (plan.records(epoch), plan.steps(epoch)) == (len(due), len(batches))
         assert plan.streams == bool(due)
         parts = list(cut(plan.segments(epoch), part_size=lambda: 64, epoch=epoch))
-        assert sum(len(part) for part in parts) == total
+        assert sum(part.size for part in parts) == total
         assert counted.by_rank[rank] == len(parts), "counted by one walk for all ranks"
     in_one = cut(whole.segments(epoch), part_size=lambda: 64, epoch=epoch)
     assert counted.together == sum(1 for _ in in_one)
@@ -374,9 +374,11 @@ def test_a_resume_in_one_large_object_walks_over_few_slices(seed: int | None, en
 def places(parts: list[Part]) -> list[tuple[int, str, int]]:
     """Offset in the stream, object, and offset in the object, of every byte."""
     return [
-        (part.offset + number, part.object.key, part.start + number)
+        (part.offset + number, item.object.key, item.start + place)
         for part in parts
-        for number in range(part.body)
+        for number in range(part.size)
+        for item, place in [part.item_at(number)]
+        if isinstance(item, Segment)
     ]
 
 
@@ -384,8 +386,10 @@ def test_a_resume_skips_bytes_of_the_rank_s_stream() -> None:
     plan = plan_of([[7] * 20, [5] * 30], Deal(10, 2, 1, 2), seed=3)
     whole, rest = (
         [
-            (part.object.key, part.start, part.end)
+            (item.object.key, item.start, item.end)
             for part in cut(plan.segments(1), part_size=lambda: 1000, epoch=1, skip=skip)
+            for item in part.items
+            if isinstance(item, Segment)
         ]
         for skip in (0, 35)
     )

@@ -1,14 +1,16 @@
-"""Spans: consecutive parts as one part."""
+"""Parts of several ranges, and what is told of their bytes."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.plan import Arrangement, ObjectRef, Part, Plan, Span, cut, gathered
-from streamer.plan.parts import FEW
+from streamer.plan import Arrangement, ObjectRef, Part, Plan, Segment, cut
+from streamer.plan.parts import FEW, RANGE_COST
 
 PLANS = st.builds(
     lambda sizes, wrap: Plan.of(
@@ -20,54 +22,68 @@ PLANS = st.builds(
 )
 
 
-def stream(parts: list[Part]) -> list[tuple[str, int] | int]:
+def stream(items: Sequence[Segment | bytes]) -> list[tuple[str, int] | int]:
     """Every byte of the stream: the object and offset it comes from, or the value of a literal."""
     found: list[tuple[str, int] | int] = []
-    for part in parts:
-        found += part.leading
-        found += [(part.object.key, offset) for offset in range(part.start, part.end)]
-        found += part.trailing
+    for item in items:
+        if isinstance(item, bytes):
+            found += item
+        else:
+            found += [(item.object.key, offset) for offset in range(item.start, item.end)]
     return found
 
 
-def parts_of(plan: Plan, size: int) -> list[Part]:
-    return list(cut(plan.segments(0), part_size=lambda: size, epoch=0))
+def whole(parts: Sequence[Part]) -> list[tuple[str, int] | int]:
+    return [byte for part in parts for byte in stream(part.items)]
 
 
-@given(PLANS, st.integers(1, 200), st.integers(1, 500), st.integers(0, 900), st.data())
-def test_spans_have_the_bytes_of_their_parts(
-    plan: Plan, size: int, span: int, of_few: int, data: st.DataObject
+@given(
+    PLANS,
+    st.integers(1, 200),
+    st.tuples(st.integers(0, 900), st.integers(1, 500)),
+    st.integers(0, 900),
+    st.data(),
+)
+def test_parts_have_the_bytes_of_their_ranges(
+    plan: Plan, size: int, limits: tuple[int, int], skip: int, data: st.DataObject
 ) -> None:
-    parts = parts_of(plan, size)
-    found = [part for part in gathered(parts, span, of_few=lambda: of_few) if part is not None]
-    assert [len(part) for part in found] == [
-        b - a for a, b in pairwise([*(p.offset for p in found), sum(map(len, parts))])
-    ]
-    flat: list[Part] = []
-    for part in found:
-        flat += part.parts if isinstance(part, Span) else [part]
-    assert flat == parts
-    assert stream(flat) == stream(parts)
-    for part in found:
-        if isinstance(part, Span):
-            most = max(span, of_few) if len(part.parts) <= FEW else span
-            assert len(part) <= most
-            first = data.draw(st.integers(0, len(part)))
-            assert stream(part.rest(first)) == stream(list(part.parts))[first:]
-            ends = [len(part) - after for after, _ in part.ends()]
-            assert ends == [
-                sum(map(len, part.parts[: index + 1])) - len(each.trailing)
-                for index, each in enumerate(part.parts)
-                if each.ends_object
-            ]
-            for at, byte in enumerate(stream(list(part.parts))):
-                ref, offset = part.at(at)
-                assert byte == (ref.key, offset) or (isinstance(byte, int) and 0 <= offset <= ref.size)
+    due = whole(list(cut(plan.segments(0), part_size=lambda: size, epoch=0)))[skip:]
+    few, many = limits[0] + 3 * RANGE_COST, limits[1] + 5 * RANGE_COST
+    parts = list(
+        cut(plan.segments(0), part_size=lambda: size, epoch=0, skip=skip, together=lambda: (few, many))
+    )
+    assert whole(parts) == due
+    if parts:
+        assert [b - a for a, b in pairwise([*(part.offset for part in parts), skip + len(due)])] == [
+            part.size for part in parts
+        ]
+    for part in parts:
+        ranges = [item for item in part.items if isinstance(item, Segment)]
+        assert (part.requests, part.body) == (len(ranges), sum(map(len, ranges)))
+        cost = part.body + part.requests * RANGE_COST
+        assert part.requests <= 1 or cost <= (few if part.requests <= FEW else many)
+        bytes_of_part = stream(part.items)
+        first = data.draw(st.integers(0, part.size))
+        assert stream(part.rest(first)) == bytes_of_part[first:]
+        ends = [end for end, byte in enumerate(bytes_of_part, 1) if is_last(byte, ranges)]
+        assert [end for end, _ in part.ends()] == ends
+        for at, byte in enumerate(bytes_of_part):
+            ref, offset = part.at(at)
+            assert byte == (ref.key, offset) or (isinstance(byte, int) and 0 <= offset <= ref.size)
+            item, place = part.item_at(at)
+            assert stream([item])[place] == byte
 
 
-@given(PLANS, st.integers(1, 200))
-def test_a_pause_of_the_plan_is_passed_on(plan: Plan, span: int) -> None:
-    parts: list[Part | None] = [*parts_of(plan, 100), None, *parts_of(plan, 100)]
-    found = list(gathered(iter(parts), span))
-    at = found.index(None)
-    assert sum(len(part) for part in found[:at] if part) == sum(len(part) for part in found[at:] if part)
+def is_last(byte: tuple[str, int] | int, ranges: list[Segment]) -> bool:
+    """Whether the byte is the last one of an object."""
+    return any(byte == (each.object.key, each.object.size - 1) for each in ranges)
+
+
+def test_ranges_share_a_part_up_to_its_limits() -> None:
+    refs = [ObjectRef("b", str(number), 100, "e") for number in range(30)]
+    segments = [Segment(ref, 0, 100) for ref in refs]
+    for few, many, most in ((0, 0, 1), (3, 3, 3), (8, 3, 8), (20, 20, 20), (3, 20, 3)):
+        limits = partial(tuple[int, int], (few * (100 + RANGE_COST), many * (100 + RANGE_COST)))
+        parts = list(cut(segments, part_size=lambda: 100, epoch=0, together=limits))
+        assert parts[0].requests == most
+        assert sum(part.requests for part in parts) == 30

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from streamer.plan import Entries, Growth, ObjectRef, Plan
+from streamer.plan import Entries, Growth, ObjectRef, Plan, Segment
 from streamer.relay.fetch.prefetcher import all_epochs
 from streamer.schedule.budget import MemoryBudget
 from streamer.schedule.concurrency import ConcurrencyController
@@ -58,7 +58,7 @@ class WindowMachine(RuleBasedStateMachine):
         head = self.window.head_of_line
         assert head is self.admitted[0]
         assert (head.part.epoch, head.part.offset + head.delivered) == (self.epoch, self.offset)
-        count = data.draw(st.integers(1, len(head.part) - head.delivered))
+        count = data.draw(st.integers(1, head.part.size - head.delivered))
         self.offset += count
         if self.window.deliver(count):
             self.admitted.pop(0)
@@ -173,8 +173,10 @@ def stream(found: Window, *, epoch: int = 0) -> list[tuple[str, int, int]]:
             found.landed(head)
         if head is None or head.part.epoch > epoch:
             return seen
-        seen.append((head.part.object.key, head.part.start, head.part.end))
-        found.deliver(len(head.part))
+        (item,) = head.part.items
+        assert isinstance(item, Segment)
+        seen.append((item.object.key, item.start, item.end))
+        found.deliver(head.part.size)
 
 
 def opening(*, reader: bool) -> Window:

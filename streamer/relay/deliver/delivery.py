@@ -175,7 +175,7 @@ class Delivery:
             if (
                 self._keys is not None
                 and (slot := self._window.head_of_line) is not None
-                and not self._lists(self._keys, len(slot.part) - slot.delivered, self.delivered)
+                and not self._lists(self._keys, slot.part.size - slot.delivered, self.delivered)
             ):
                 timer.enter("blocked")
                 await self._keys.writable(outlet)
@@ -231,7 +231,7 @@ class Delivery:
         """Drop the rest of `epoch`: staged bytes, requests in flight, and parts not yet admitted."""
         slot = self._window.head_of_line
         if slot is not None and slot.part.epoch == epoch and self._transformer is None:
-            self._note_ends(slot.part, self.delivered + len(slot.part) - slot.delivered)
+            self._note_ends(slot.part, self.delivered - slot.delivered)
         self._drop_taken()
         self.prefetcher.abandon(epoch)
 
@@ -243,17 +243,12 @@ class Delivery:
             return 0  # the socket is empty
         slot, data = piece.slot, piece.data
         points = self._points
-        if (
-            points is not None
-            and slot.delivered == len(slot.part.leading)
-            and slot.part.start == 0
-            and slot.part.body
-        ):
+        if points is not None and piece.begins_object:
             points.reach(slot.part.epoch, ResumePoint(self.consumed, self.delivered))
         if (keys := self._keys) is not None:
             while not self._lists(keys, len(data), self.delivered - transformer.writer.again):
                 await keys.writable(outlet)
-        await transformer.pass_on(slot.part, slot.delivered, data)
+        await transformer.pass_on(piece.item, piece.place, data)
         if limited:
             await transformer.settle()  # the limit is of delivered bytes
         self._consumed(len(data))
@@ -314,15 +309,15 @@ class Delivery:
         if done is not None:
             self._taking.part_delivered()
             self.prefetcher.delivered(done)
-            self._note_ends(done.part, self.delivered)
+            self._note_ends(done.part, self.delivered - done.part.size)
             self._changed.set()
             self.prefetcher.start()
-            if self._verifier is not None and done.part.body:
+            if self._verifier is not None:
                 self._verifier.delivered(done.part)
 
-    def _note_ends(self, part: Part, end: int) -> None:
-        """Count and remember the objects that end in the delivered bytes of `part`, itself up to `end`."""
-        for after, size in part.ends():
-            if end - after <= self.delivered:
+    def _note_ends(self, part: Part, first: int) -> None:
+        """Count and remember the objects that end in delivered bytes of `part`, which begins at `first`."""
+        for end, size in part.ends():
+            if first + end <= self.delivered:
                 self._counters.objects_completed += 1
-                self.ends.add(end - after, size)
+                self.ends.add(first + end, size)

@@ -20,6 +20,7 @@ from streamer.units import KIB
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from streamer.plan import Segment
     from streamer.relay.deliver.transform import BodyTransformer
     from streamer.relay.fetch.part_fetch import PartFetch
     from streamer.schedule.window import Slot, Window
@@ -40,7 +41,16 @@ class TakenBytes:
     slot: Slot
     at: int
     """Offset in the slot's part."""
+    item: Segment | bytes
+    """Range or literal that the bytes are of."""
+    place: int
+    """Offset in the item."""
     data: bytes | bytearray
+
+    @property
+    def begins_object(self) -> bool:
+        """Whether the first byte is the first one of an object."""
+        return not isinstance(self.item, bytes) and self.item.start + self.place == 0
 
 
 class Taking:
@@ -70,11 +80,12 @@ class Taking:
                 break
             last = self._pieces[-1] if self._pieces else None
             at = slot.delivered if last is None or last.slot is not slot else last.at + len(last.data)
-            if not (data := self._stage(slot).take(most)):
+            item, place = slot.part.item_at(at)
+            if not (data := self._stage(slot).take(min(most, len(item) - place))):
                 break
-            transformer.feed(slot.part, at, data)
-            self._pieces.append(TakenBytes(slot, at, data))
-            if at + len(data) == len(slot.part):
+            transformer.feed(item, place, data)
+            self._pieces.append(TakenBytes(slot, at, item, place, data))
+            if at + len(data) == slot.part.size:
                 self._emptied += 1
         return self._pieces.popleft() if self._pieces else None
 

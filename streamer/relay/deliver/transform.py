@@ -42,7 +42,7 @@ from streamer.relay.deliver.spool import Spool
 from streamer.units import MIB
 
 if TYPE_CHECKING:
-    from streamer.plan import ObjectRef, Part
+    from streamer.plan import ObjectRef, Segment
     from streamer.relay.deliver.stream_writer import StreamWriter
     from streamer.relay.statistics import StateTimer
 
@@ -95,23 +95,22 @@ class BodyTransformer:
         waiting = 0 if self._inflation is None else self._inflation.waiting
         return self._most_ahead - waiting - self._next_bytes
 
-    def feed(self, part: Part, at: int, data: bytes | bytearray) -> None:
+    def feed(self, item: Segment | bytes, place: int, data: bytes | bytearray) -> None:
         """Take bytes that `pass_on` will get later, in the same order; they may be inflated meanwhile."""
-        place = at - len(part.leading)
-        if not (self._inflate and 0 <= place < part.body):
+        if not self._inflate or isinstance(item, bytes):
             return
-        start = part.start + place
+        ref, start = item.object, item.start + place
         if start == 0:
-            self._next.append(self._new_inflation(part.object))
+            self._next.append(self._new_inflation(ref))
         inflation = self._next[-1] if self._next else self._inflation
         if inflation is None:
-            raise RuntimeError(f"byte {start} of {part.object.key} without those before it")
+            raise RuntimeError(f"byte {start} of {ref.key} without those before it")
         if self._next:
             self._next_bytes += len(data)
-        inflation.feed(data, last=start + len(data) == part.object.size)
+        inflation.feed(data, last=start + len(data) == ref.size)
 
-    async def pass_on(self, part: Part, at: int, data: bytes | bytearray) -> None:
-        """Deliver `data`, the bytes of `part` from offset `at` on: either literals or bytes of its body.
+    async def pass_on(self, item: Segment | bytes, place: int, data: bytes | bytearray) -> None:
+        """Deliver `data`, the bytes of a range or a literal from offset `place` on.
 
         The bytes were passed to `feed` before.
 
@@ -119,29 +118,28 @@ class BodyTransformer:
         has at most MOST_QUEUED of them left to inflate. Raises CorruptObject, ReaderGone, and SinkError if
         the spool file cannot be written.
         """
-        place = at - len(part.leading)
-        if not 0 <= place < part.body:
+        if isinstance(item, bytes):
             await self.writer.write([bytes(data)])
             return
-        start = part.start + place
+        ref, start = item.object, item.start + place
         if start == 0:
             await self._begin()
-        last = start + len(data) == part.object.size
+        last = start + len(data) == ref.size
         if not self._inflate:
-            await self.writer.write_content(part.object, [bytes(data)])
+            await self.writer.write_content(ref, [bytes(data)])
             if last:
-                await self.writer.end(part.object)
+                await self.writer.end(ref)
             return
         inflation = self._inflation
         if inflation is None:
-            raise RuntimeError(f"byte {start} of {part.object.key} was not fed")
+            raise RuntimeError(f"byte {start} of {ref.key} was not fed")
         inflation.pass_on(len(data))
         await self._advance(inflation, 0 if last else MOST_QUEUED)
         if last:
             inflation.finish()
             if self._spool is not None:
                 await self._spool.deliver(self.writer)
-            await self.writer.end(part.object)
+            await self.writer.end(ref)
             await self._drop_object()
 
     async def settle(self) -> None:

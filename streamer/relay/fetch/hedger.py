@@ -79,7 +79,7 @@ class Hedger:
     def starving(self, slot: Slot, fetch: PartFetch) -> None:
         """Note that delivery begins to wait for this head of line; start to watch it."""
         self._awaited = (slot, fetch)
-        if self._timer is None and self._quota.hedging.enabled and slot.part.body:
+        if self._timer is None and self._quota.hedging.enabled and slot.part.requests:
             self._look_later(slot, fetch)
 
     def _look_later(self, slot: Slot, fetch: PartFetch) -> None:
@@ -94,11 +94,11 @@ class Hedger:
         self._timer = None
         if not self._owner.is_head(slot) and self._awaited is not None:
             slot, fetch = self._awaited
-            if self._owner.is_head(slot) and slot.part.body:
+            if self._owner.is_head(slot) and slot.part.requests:
                 self._look_later(slot, fetch)
             return
         stage = fetch.stage
-        missing = slot.part.body - stage.received
+        missing = slot.part.size - stage.received
         if not missing:
             return
         asked = fetch.request is not None and fetch.phase not in WAITS
@@ -109,7 +109,7 @@ class Hedger:
             and not self._quota.concurrency.slowed
             and self._quota.hedging.worth(before, self._seen(slot), missing)
         ):
-            name = f"GET {slot.part.object.key} {slot.part.start + stage.received}-{slot.part.end}, again"
+            name = f"{fetch.name}, again from byte {stage.received}"
             self._tasks[slot] = self._requests.create_task(self._ask(slot, fetch), name=name)
         self._look_later(slot, fetch)
 
@@ -120,15 +120,20 @@ class Hedger:
         at = stage.received - overlap(stage.in_doubt, 0)
         avoid = fetch.request.peer if fetch.request is not None else None
         request = RangeRequest(
-            slot.part, slot.part.start + at, avoid=avoid, requests=slot.requests, once=True
+            slot.part,
+            at,
+            avoid=avoid,
+            requests=slot.requests,
+            on_request_ended=fetch.note_request,
+            once=True,
         )
         hedge: Successor | None = None
         failed: SourceError | None = None
         self._quota.begin()
         try:
-            body, since, first_byte = await fetch.open(request)
+            body = await self._source.open(request)
             hedge = Successor(body, stage, at, on_won=lambda: self._won(slot, fetch, request))
-            await fetch.receive(request, body, hedge.advance, since, first_byte)
+            await fetch.receive(body, hedge.advance)
         except SourceError as error:
             failed = error
         finally:

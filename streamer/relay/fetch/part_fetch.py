@@ -38,12 +38,13 @@ from streamer.s3.client.doubt import FOREIGN, overlap
 from streamer.s3.ranges import RangeRequest
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
+    from streamer.plan import Part
     from streamer.relay.staging.stage import Stage
     from streamer.relay.statistics import ChannelCounters
     from streamer.retry import RetryPolicy
-    from streamer.s3.ranges import Body, Phase, RangeSource, RequestReport
+    from streamer.s3.ranges import Body, Outcome, Phase, RangeSource
     from streamer.schedule.budget import ChannelQuota
 
 
@@ -68,8 +69,10 @@ class PartFetch:
         """Called when the phase changes; set while delivery waits for this part."""
         self.request: RangeRequest | None = None
         """Request in flight; None between two attempts."""
-        self.on_ended: Callable[[int], None] | None = None
-        """Called when so many of several requests at once have ended before the others."""
+        self.on_spare: Callable[[int], None] | None = None
+        """Called with a number of several requests at once that are not needed any more."""
+        self.before: Callable[[Part, int], Awaitable[None]] | None = None
+        """Awaited before each request, with the part and the number of the attempt. Raises SourceError."""
         self.error: SourceError | None = None
         """Final error, set once when retrying has ended: no further byte will arrive."""
         self.last_chance = False
@@ -92,6 +95,12 @@ class PartFetch:
 
     def __repr__(self) -> str:
         return f"<PartFetch {self.phase}, {self.stage}>"
+
+    @property
+    def name(self) -> str:
+        """Name of the task."""
+        part = self.stage.part
+        return f"GET {part.object.key} at {part.offset}, {part.size} bytes"
 
     def enter(self, phase: Phase) -> None:
         """Set the phase of the request, and report it to `on_phase`."""
@@ -128,10 +137,10 @@ class PartFetch:
                 attempts.progressed(_silence_before(error))
             raise
 
-    def _note_ended(self, count: int) -> None:
+    def _note_spare(self, count: int) -> None:
         self._requests -= count
-        if self.on_ended is not None:
-            self.on_ended(count)
+        if self.on_spare is not None:
+            self.on_spare(count)
 
     def _has_progressed(self) -> bool:
         """Return whether bytes have arrived since the last failure."""
@@ -148,28 +157,31 @@ class PartFetch:
             self._counters.counts["resumes"]["part"] += 1
         self.enter("first_byte")
         repeated = overlap(stage.in_doubt, self._misses) if stage.in_doubt else 0
-        first = stage.part.start + stage.received - repeated
-        request = self.request = RangeRequest(
+        request = RangeRequest(
             stage.part,
-            first,
+            stage.received - repeated,
             attempt,
             on_phase=self.enter,
             requests=self._requests,
-            on_ended=self._note_ended,
+            on_request_ended=self.note_request,
+            on_spare=self._note_spare,
         )
-        body, since, first_byte = await self.open(request)
-        if not request.reported:
-            self._counters.first_byte.add(first_byte)
-        self.enter("body")
-        if repeated:
-            await self._take_over(request, body, repeated, since, first_byte)
-        else:
-            self._misses = 0
-            await self.receive(request, body, lambda: stage.attach(body), since, first_byte)
+        if self.before is not None:
+            await self.before(stage.part, attempt)
+        self.request = request
+        try:
+            body = await self._source.open(request)
+            self.enter("body")
+            if repeated:
+                await self._take_over(request, body, repeated)
+            else:
+                self._misses = 0
+                await self.receive(body, partial(stage.attach, body))
+        finally:
+            if self.request is request:
+                self.request = None  # it refers to this object, and the cycle would keep both and the stage
 
-    async def _take_over(
-        self, request: RangeRequest, body: Body, repeated: int, since: float, first_byte: float
-    ) -> None:
+    async def _take_over(self, request: RangeRequest, body: Body, repeated: int) -> None:
         """As `receive`, for a body that repeats bytes in doubt. Raises SourceError also if they differ."""
         stage, loop = self.stage, asyncio.get_running_loop()
         before = stage.received
@@ -183,7 +195,7 @@ class PartFetch:
                     on_won=lambda: None,
                     on_differs=lambda: limit.reschedule(loop.time()),
                 )
-                await self.receive(request, body, successor.advance, since, first_byte)
+                await self.receive(body, successor.advance)
         except TimeoutError as ended:
             error = self._contradicted(request, successor.again if successor else b"")
             self._counters.note(error.kind, str(error))
@@ -200,73 +212,38 @@ class PartFetch:
             return Truncated(FOREIGN, request.context)
         return InvalidResponse(f"{FOREIGN}; others of them may be delivered", request.context)
 
-    async def open(self, request: RangeRequest) -> tuple[Body, float, float]:
-        """Send the request. Return its body, the time of sending (time.monotonic()), and seconds to the body.
-
-        Raises SourceError, and counts the failure.
-        """
-        since, request.on_report, request.counts = time.monotonic(), self._note_report, self._counters.counts
-        try:
-            body = await self._source.open(request)
-        except BaseException as error:
-            self._ended(request, error)
-            raise
-        return body, since, time.monotonic() - since
-
-    async def receive(
-        self, request: RangeRequest, body: Body, begin: Callable[[], None], since: float, first_byte: float
-    ) -> None:
-        """Attach the body with `begin`, wait until all of it is taken, close it, and count the request.
-
-        Raises SourceError.
-        """
+    async def receive(self, body: Body, begin: Callable[[], None]) -> None:
+        """Attach the body with `begin`, wait until all of it is taken, and close it. Raises SourceError."""
         try:
             begin()
             if body.left:  # most small bodies are taken at once
                 await body.taken()
-        except BaseException as error:
-            self._ended(request, error)
-            raise
         finally:
             self.stage.detach(body)
             body.close()
-        self._forget(request)
-        if not request.reported:
-            self._counters.request_ended(self.stage.part.epoch, "ok")
-            self._note_done(request.part.end - request.first, first_byte, time.monotonic() - since)
 
-    def _note_done(self, received: int, first_byte: float, seconds: float) -> None:
-        self._counters.part.add(seconds)
-        self._quota.landed(time.monotonic(), received=received, first_byte=first_byte, seconds=seconds)
-
-    def _note_report(self, report: RequestReport) -> None:
-        """Note requests that the transport has counted."""
-        counters, throttled = self._counters, Throttled.kind
-        counters.by_epoch[self.stage.part.epoch].ended += report.ended
-        for received, first_byte, seconds in report.done:
-            counters.first_byte.add(first_byte)
-            self._note_done(received, first_byte, seconds)
-        for kind, text in report.errors:
-            counters.note(kind, text)
-        if any(kind == throttled for kind, _ in report.errors):
-            self._quota.throttled(time.monotonic())
-
-    def _forget(self, request: RangeRequest) -> None:
-        """Drop an ended request: it refers to this object, and the cycle would keep both and the stage."""
-        if self.request is request:
-            self.request = None
-
-    def _ended(self, request: RangeRequest, error: BaseException) -> None:
-        """Count a failed or cancelled request; lower the concurrency limit if S3 answered SlowDown."""
-        self._forget(request)
-        if request.reported:
+    def note_request(
+        self,
+        outcome: Outcome,
+        received: int,
+        first_byte: float,
+        seconds: float,
+        header: Mapping[str, str],  # noqa: ARG002 - for counters of what responses say
+    ) -> None:
+        """Count a request that has ended (`RangeRequest.on_request_ended`)."""
+        counters, epoch = self._counters, self.stage.part.epoch
+        if not isinstance(outcome, SourceError):
+            counters.request_ended(epoch, outcome)
+            if outcome == "ok":
+                counters.first_byte.add(first_byte)
+                counters.part.add(seconds)
+                self._quota.landed(
+                    time.monotonic(), received=received, first_byte=first_byte, seconds=seconds
+                )
             return
-        if not isinstance(error, SourceError):
-            self._counters.request_ended(self.stage.part.epoch, "cancelled")
-            return
-        self._counters.request_ended(self.stage.part.epoch, error.kind)
-        self._counters.note(error.kind, str(error))
-        if isinstance(error, Throttled):
+        counters.request_ended(epoch, outcome.kind)
+        counters.note(outcome.kind, str(outcome))
+        if isinstance(outcome, Throttled):
             self._quota.throttled(time.monotonic())
 
 
@@ -301,7 +278,7 @@ async def _first_byte_within(attempts: Attempts[SourceError], stage: Stage) -> A
             async with asyncio.timeout(None) as limit:
                 yield
     except TimeoutError as error:
-        ref, offset = stage.part.at(stage.part.start + received)
+        ref, offset = stage.part.at(received)
         context = ErrorContext(ref.bucket, ref.key, offset)
         late = f"no byte for the last {seconds:.0f} s"
         raise attempts.timed_out(late, context, silent=seconds) from error

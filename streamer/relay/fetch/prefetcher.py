@@ -17,11 +17,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from streamer.errors import GaveUp, SinkError, SourceChanged, SourceError
-from streamer.plan import START, Part, Plan, Position, cut, gathered
+from streamer.plan import START, Part, Plan, Position, cut
 from streamer.relay.fetch.hedger import Hedger
 from streamer.relay.fetch.part_fetch import PartFetch
 from streamer.relay.fetch.second_look import explained
-from streamer.relay.staging.buffers import BufferStage, held_in_buffers
+from streamer.relay.staging.buffers import BufferStage
 from streamer.retry import RetryPolicy
 from streamer.schedule.window import Slot, Window
 
@@ -49,12 +49,13 @@ def all_epochs(
     part_size: Callable[[], int],
     start: Position = START,
     *,
+    together: Callable[[], tuple[int, int]] = lambda: (0, 0),
     on_batch: Callable[[], None] = lambda: None,
 ) -> Iterator[Part | None]:
     """Yield the parts of all epochs from `start` on, without end; none after the first if all are empty.
 
     While the plan is open and its next entry is unknown, yields None, and goes on later; `on_batch` is called
-    before the parts of entries that have become known.
+    before the parts of entries that have become known. `part_size`, `together`: as for `cut`.
     """
     epoch, skip = start.epoch, start.mark.fetched if plan.rewrites else start.offset
     while plan.open or plan.streams:
@@ -71,9 +72,11 @@ def all_epochs(
                 skip -= offset
             else:
                 segments = plan.segments(epoch, first, drawn)
-            for part in cut(segments, part_size=part_size, epoch=epoch, skip=skip, base=offset):
+            for part in cut(
+                segments, part_size=part_size, epoch=epoch, skip=skip, base=offset, together=together
+            ):
                 yield part
-                offset = part.offset + len(part)
+                offset = part.offset + part.size
             skip = 0
         epoch += 1
 
@@ -95,9 +98,9 @@ class Prefetcher:
     ) -> None:
         """`requests` runs the tasks of parts; none starts before `allow`.
 
-        `large_spans`: a span (`streamer.plan.Span`) may also be of a few parts that have the bytes of a large
-        part together. These wait in their sockets and not in pipes, so a slow reader keeps more connections:
-        this is for a stream that has all requests to itself.
+        `large_spans`: a part may also be a few ranges that have the bytes of a large part together. They wait
+        in their sockets and not in pipes, so a slow reader keeps more connections: this is for a stream that
+        has all requests to itself.
         `verifier`: gets the bytes that leave a stage, and compares whole objects with their checksums.
         `on_batch`: as for `all_epochs`.
         """
@@ -106,17 +109,15 @@ class Prefetcher:
         self.verifier = verifier
         self.quota = stages.quota
         self.quota.on_available = self.start
-        parts = self._known(all_epochs(stream.plan, stages.part_size, stream.start, on_batch=on_batch))
-        by_itself = stream.plan.rewrites or verifier is not None
-        if source.span_size and not by_itself:
-            size = min(source.span_size, stages.part_size())
-            of_few = stages.part_size if large_spans else lambda: 0
-            parts = gathered(parts, size, held_in_buffers, of_few=of_few)
-        self.window = Window(
-            parts,
-            stages.quota,
-            reserved_bytes=stages.reserved_bytes,
-        )
+        many = min(source.span_size, stages.part_size())
+        if stream.plan.rewrites or verifier is not None:
+            many = 0  # each object by itself
+
+        def together() -> tuple[int, int]:
+            return max(many, stages.part_size()) if large_spans and many else many, many
+
+        parts = all_epochs(stream.plan, stages.part_size, stream.start, together=together, on_batch=on_batch)
+        self.window = Window(self._known(parts), stages.quota, reserved_bytes=stages.reserved_bytes)
         self.fetches: dict[Slot, PartFetch] = {}
         """Fetches of the admitted parts that are not delivered."""
         self.changed = asyncio.Event()
@@ -166,7 +167,7 @@ class Prefetcher:
         while admitted := self.window.admit():
             for slot in admitted:
                 self._stage(slot)
-            if all(slot.part.body for slot in admitted):
+            if all(slot.part.requests for slot in admitted):
                 break  # nothing has landed, so the window would refuse again
 
     async def retry_head(self, fetch: PartFetch) -> None:
@@ -177,7 +178,7 @@ class Prefetcher:
         """
         slot = self.window.head_of_line
         if isinstance(fetch.error, SourceChanged):
-            ref, _ = fetch.stage.part.at(fetch.stage.part.start + fetch.stage.received)
+            ref, _ = fetch.stage.part.at(fetch.stage.received)
             raise await explained(fetch.error, ref, self.stream.plan, self._source)
         if slot is None or fetch.last_chance or not isinstance(fetch.error, GaveUp):
             raise fetch.error or RuntimeError("no failure to judge")
@@ -228,7 +229,7 @@ class Prefetcher:
         """Make the stage of an admitted part, and request the part."""
         stage = self._stages.make(slot.part, on_change=self.changed.set, counters=self.counters)
         if self.verifier is not None and isinstance(stage, BufferStage):
-            stage.observe(partial(self.verifier.update, slot.part))
+            stage.observe(self.verifier.update)
         fetch = self.fetches[slot] = PartFetch(
             stage,
             self._source,
@@ -237,18 +238,19 @@ class Prefetcher:
             quota=self.quota,
             requests=slot.requests,
         )
+        if self.verifier is not None:
+            fetch.before = self.verifier.before
         if slot.requests > 1:
-            fetch.on_ended = partial(self._requests_ended, slot)
+            fetch.on_spare = partial(self._requests_ended, slot)
         if slot is self.window.head_of_line:
             self.changed.set()  # delivery may be waiting for a part to be admitted
-        if slot.part.body:
+        if slot.part.requests:
             self._launch(slot, fetch)
         else:
             self.window.landed(slot)  # only literals: nothing to request
 
     def _launch(self, slot: Slot, fetch: PartFetch) -> None:
-        name = f"GET {slot.part.object.key} {slot.part.start}-{slot.part.end}"
-        fetch.task = self._requests.create_task(self.bring(slot, fetch), name=name)
+        fetch.task = self._requests.create_task(self.bring(slot, fetch), name=fetch.name)
 
     async def bring(self, slot: Slot, fetch: PartFetch, failed: SourceError | None = None) -> None:
         """As `hedger.Owner`: fetch the missing rest of the part, or keep the final error."""

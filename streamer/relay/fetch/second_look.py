@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
 from streamer.errors import BadAnswer, Deleted, PenstockError, SourceChanged, SourceError
-from streamer.plan import ObjectRef, Part
+from streamer.plan import ObjectRef, Part, Segment
 from streamer.s3.ranges import RangeRequest
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ async def _is_as_listed(ref: ObjectRef, source: RangeSource) -> bool:
 async def _error_of(ref: ObjectRef, source: RangeSource) -> PenstockError | None:
     """Request the object's first byte; return the error, or None if the object is as it was listed."""
     try:
-        body = await source.open(RangeRequest(Part(0, ref, 0, 1, 0), 0))
+        body = await source.open(RangeRequest(Part.of(0, 0, [Segment(ref, 0, 1)])))
     except PenstockError as error:
         return error
     body.close()

@@ -6,7 +6,7 @@
 A stage reads into buffers from a pool, and returns each buffer once its bytes are delivered. The last buffer
 returned is the next one used, so its memory is still in the processor's cache.
 
-A part reserves the memory of its buffers, not its length (`held_in_buffers`), and the pool unmaps free
+A part reserves the memory of its buffers, not its length (`buffer_bytes`), and the pool unmaps free
 buffers while all buffers together exceed what is reserved. So the memory budget bounds what is allocated.
 """
 
@@ -16,8 +16,10 @@ from collections.abc import Callable
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 
 from streamer.errors import SourceError
-from streamer.plan import Part
-from streamer.relay.staging.stage import PART_COST, Chunk, Stage, at_most_the_floor, bytes_per_request
+from streamer.linux import ALL
+from streamer.plan import Segment
+from streamer.plan.parts import RANGE_COST, Part
+from streamer.relay.staging.stage import Chunk, Stage, at_most_the_floor, bytes_per_request
 from streamer.relay.statistics import ChannelCounters
 from streamer.s3.ranges import Body
 from streamer.schedule.budget import ChannelQuota
@@ -32,20 +34,22 @@ READ_AT_ONCE = WIDE_BUFFER
 """Bytes read per event or delivery; so few are still in the processor's cache when they are written."""
 
 
-def buffer_bytes(body: int) -> int:
-    """Return the bytes of the buffers that hold `body` bytes of one part."""
-    return body if body <= OWN_BUFFER else -(-body // BUFFER_SIZE) * BUFFER_SIZE
+def buffer_bytes(size: int) -> int:
+    """Return the bytes that a part of `size` bytes reserves for the buffers that hold them."""
+    if size <= OWN_BUFFER:
+        return size
+    rest = size % BUFFER_SIZE
+    # A few bytes beyond whole buffers, such as literals, get memory of their own.
+    return size if rest <= RANGE_COST else size - rest + BUFFER_SIZE
 
 
-def held_in_buffers(part: Part) -> int:
-    """Return the memory that a part takes while its bytes wait in buffers: it reserves as much.
+def range_costs(part: Part) -> int:
+    """Return the memory of the objects that represent the part and its ranges, if these are small.
 
-    A large part does not reserve few literals, so that a budget of whole parts holds them.
+    For larger ones it is less than a thirtieth of their bytes.
     """
-    literals = len(part) - part.body
-    if part.body <= OWN_BUFFER:
-        return buffer_bytes(part.body) + literals + PART_COST
-    return buffer_bytes(part.body) + (literals if literals > PART_COST else 0)
+    count = part.requests or 1
+    return RANGE_COST * count if part.size <= OWN_BUFFER * count else 0
 
 
 class BufferPool:
@@ -109,15 +113,28 @@ class BufferStage(Stage):
     ) -> None:
         super().__init__(part, on_change=on_change, counters=counters)
         self._pool = pool
-        self._observers: tuple[Callable[[memoryview], None], ...] = ()
+        self._observers: tuple[Callable[[Segment, memoryview], None], ...] = ()
+        self._seen = 0
+        """Bytes of the part that have left, if there are observers."""
 
-    def observe(self, on_leave: Callable[[memoryview], None]) -> None:
-        """Call `on_leave` with the object's bytes when they are delivered, in order; also if others are."""
+    def observe(self, on_leave: Callable[[Segment, memoryview], None]) -> None:
+        """Call `on_leave` with bytes of a range when they are delivered, in order; literals are left out."""
         self._observers += (on_leave,)
+
+    def _show(self, data: memoryview) -> None:
+        """Call the observers for bytes that leave."""
+        while data:
+            item, at = self.part.item_at(self._seen)
+            step = data[: len(item) - at]
+            self._seen += len(step)
+            data = data[len(step) :]
+            if not isinstance(item, bytes):
+                for on_leave in self._observers:
+                    on_leave(item, step)
 
     @property
     def staged(self) -> int:
-        return len(self._before) + self._in_memory
+        return self._in_memory
 
     def _fill(self, body: Body) -> None:
         self._read(body)
@@ -147,32 +164,27 @@ class BufferStage(Stage):
         """Return memory for the next bytes; never empty, since the part's bytes are reserved."""
         last = self._chunks[-1] if self._chunks else None
         if last is None or isinstance(last.memory, bytes) or last.filled == len(last.memory):
-            rest = self.part.body - self.received
-            last = Chunk(self._pool.take(rest if self.part.body <= OWN_BUFFER else max(rest, BUFFER_SIZE)), 0)
+            rest, size = self.part.size - self.received, self.part.size
+            own = size <= OWN_BUFFER or rest <= RANGE_COST
+            last = Chunk(self._pool.take(rest if own else max(rest, BUFFER_SIZE)), 0)
             self._chunks.append(last)
         return memoryview(last.memory)[last.filled :]
 
     def take(self, wanted: int) -> bytes | bytearray:
-        """Deliver at most `wanted` next bytes, in memory of their own: literals or bytes of the body.
+        """Deliver at most `wanted` next bytes, in memory of their own.
 
         Returns empty bytes if the socket has none now, but perhaps for those in doubt.
         """
-        if self._before:
-            data = bytes(self._before[:wanted])
-            self._before = self._before[len(data) :]
-            return data
         most = min(wanted, self._in_memory - self.in_doubt)
         if most <= 0:
             return self._take_from_socket(wanted)
         views: list[memoryview] = []
         size = 0
         for chunk in self._chunks:
-            if size == most or (chunk.literal and views):
+            if size == most:
                 break
             views.append(chunk.unsent[: most - size])
             size += len(views[-1])
-            if chunk.literal:
-                break
         joined = b"".join(views)
         self._leave_some(size)
         return joined
@@ -203,8 +215,8 @@ class BufferStage(Stage):
             self._in_memory = 0
             self._doubt_more(body, count - before)
             leaving = min(most, count - self.in_doubt)
-            for on_leave in self._observers:
-                on_leave(view[:leaving])
+            if self._observers:
+                self._show(view[:leaving])
             if leaving < count:
                 self._hold(bytes(view[leaving:count]))
         self._arrived(count - before)
@@ -214,14 +226,13 @@ class BufferStage(Stage):
         del data[leaving:]
         return data
 
-    def _drain_rest(self, fd: int, most: int) -> int:
+    def drain_into(self, fd: int, most: int = ALL) -> int:
         self._pull()
         return self._write_memory(fd, most)
 
     def _leave(self, chunk: Chunk, count: int) -> None:
-        if self._observers and not chunk.literal:
-            for on_leave in self._observers:
-                on_leave(memoryview(chunk.memory)[chunk.sent : chunk.sent + count])
+        if self._observers:
+            self._show(memoryview(chunk.memory)[chunk.sent : chunk.sent + count])
         super()._leave(chunk, count)
 
     def _release(self, chunk: Chunk) -> None:
@@ -245,7 +256,7 @@ class BufferStages:
         return quota.concurrency.part_size(min(quota.floor, bytes_per_request(quota)))
 
     def reserved_bytes(self, part: Part) -> int:
-        held = sum(map(held_in_buffers, part.pieces))
+        held = buffer_bytes(part.size) + range_costs(part)
         return at_most_the_floor(held, buffer_bytes(part.body), self.quota)
 
     def make(self, part: Part, *, on_change: Callable[[], None], counters: ChannelCounters) -> BufferStage:

@@ -8,13 +8,12 @@ The observer sees the buffers that the bytes arrived in, so nothing is copied fo
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from streamer.plan import Part
+    from streamer.plan import ObjectRef, Part, Segment
     from streamer.relay.staging.buffers import BufferStages
     from streamer.relay.staging.stage import Stage, Stages
     from streamer.relay.statistics import ChannelCounters
@@ -24,11 +23,11 @@ if TYPE_CHECKING:
 class Observer(Protocol):
     """What sees the bytes of objects. Its methods are called on the event loop and must return at once."""
 
-    def wants(self, part: Part) -> bool:
-        """Return whether the bytes of this part, which is of one object, are to be seen."""
+    def wants(self, ref: ObjectRef) -> bool:
+        """Return whether the bytes of this object are to be seen."""
 
-    def see(self, part: Part, data: memoryview) -> None:
-        """See the next bytes of the object, which belong to `part`; the memory is valid during the call."""
+    def see(self, each: Segment, data: memoryview) -> None:
+        """See the next bytes of a range; the memory is valid during the call."""
 
 
 class ObservedStages:
@@ -54,29 +53,8 @@ class ObservedStages:
         if not self._wanted(part):
             return self._others.make(part, on_change=on_change, counters=counters)
         stage = self._read.make(part, on_change=on_change, counters=counters)
-        pieces = part.pieces
-        stage.observe(partial(self._observer.see, part) if pieces == (part,) else self._by_piece(pieces))
+        stage.observe(self._observer.see)
         return stage
 
     def _wanted(self, part: Part) -> bool:
-        return any(piece.body and self._observer.wants(piece) for piece in part.pieces)
-
-    def _by_piece(self, pieces: tuple[Part, ...]) -> Callable[[memoryview], None]:
-        """Return what divides the bytes of a span: its literals, which are no object's, are left out."""
-        see, following = self._observer.see, iter(pieces)
-        piece, at = next(following), 0
-
-        def divide(data: memoryview) -> None:
-            nonlocal piece, at
-            while data:
-                if at == len(piece):
-                    piece, at = next(following), 0
-                first = len(piece.leading)
-                border = next(end for end in (first, first + piece.body, len(piece)) if at < end)
-                step = data[: border - at]
-                if first <= at < first + piece.body:
-                    see(piece, step)
-                at += len(step)
-                data = data[len(step) :]
-
-        return divide
+        return any(not isinstance(item, bytes) and self._observer.wants(item.object) for item in part.items)

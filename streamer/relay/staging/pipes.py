@@ -14,11 +14,10 @@ it early. Large fragments (32 KiB on loopback) would let a pipe hold more than i
 that for its own pipes, but a FIFO may hold several MiB that way. A pipe that still holds bytes of an
 abandoned part is closed, never reused.
 
-The pieces of a span (`streamer.plan.Span`) share one pipe, which has a page for each at the least.
+The items of a part share one pipe, which has a page for each at the least.
 
 A part reserves its whole length, since bytes outside its pipes are in its socket, whose pages are charged to
-the container too; a small part reserves the kernel's memory for its pipe as well. A span reserves the sum of
-its parts, as if each were in buffers of its own.
+the container too; a part of small ranges reserves the kernel's memory for its pipe as well.
 
 Pipes are scarce: an unprivileged user may have 64 MiB of them (/proc/sys/fs/pipe-user-pages-soft), FIFOs
 included, and each takes two open files. If that is less than the memory budget, a pipe reserves
@@ -31,11 +30,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from streamer.linux import PIPE_SIZE, SPLICE_FLAGS, Pipe
-from streamer.plan import Part
-from streamer.relay.staging.buffers import OWN_BUFFER, buffer_bytes, held_in_buffers
+from streamer.linux import ALL, PIPE_SIZE, SPLICE_FLAGS, Pipe
+from streamer.plan.parts import RANGE_COST, Part
+from streamer.relay.staging.buffers import range_costs
 from streamer.relay.staging.stage import (
-    PART_COST,
     Chunk,
     Stage,
     StageFull,
@@ -149,16 +147,14 @@ class PipeStages:
         return at_most_the_floor(held, part.body, self.quota)
 
     def _held(self, part: Part) -> int:
-        """Return the memory that the part takes, wherever its bytes wait."""
-        body = part.body
-        pipe = PIPE_COST if body else 0
-        if part.requests > 1:
-            held = max(buffer_bytes(body), sum(map(held_in_buffers, part.pieces)))
-            return held + (pipe if body <= OWN_BUFFER else 0)
-        if body <= OWN_BUFFER:
-            return len(part) + PART_COST + pipe
-        literals = len(part) - body
-        return body + (literals if literals > PART_COST else 0)
+        """Return the memory that the part takes, wherever its bytes wait.
+
+        A large part does not reserve few literals, so that a budget of whole parts holds them.
+        """
+        if costs := range_costs(part):
+            return part.size + costs + (PIPE_COST if part.requests else 0)
+        literals = part.size - part.body
+        return part.size if literals > RANGE_COST else part.body
 
     def _cost(self, size: int) -> int:
         """Return the bytes that a pipe reserves because pipes are scarcer than memory; 0 if they are not."""
@@ -167,8 +163,7 @@ class PipeStages:
 
     def pipe_size(self, part: Part) -> int:
         """Return the size of a part's pipes, in bytes."""
-        # Each piece of a span takes a page of the pipe at the least.
-        count = max(part.body, len(part.pieces) * PAGE)
+        count = max(part.size, len(part.items) * PAGE)
         return min(PIPE_SIZE, max(self._pool.smallest, 1 << (count - 1).bit_length()))
 
     def make(self, part: Part, *, on_change: Callable[[], None], counters: ChannelCounters) -> Stage:
@@ -213,7 +208,7 @@ class PipeStage(Stage):
 
     @property
     def staged(self) -> int:
-        return len(self._before) + self._piped + self._in_memory
+        return self._piped + self._in_memory
 
     def _fill(self, body: Body) -> None:
         pipe = None if self._in_memory or not body.spliceable else self._writable_pipe()
@@ -270,7 +265,7 @@ class PipeStage(Stage):
         self._pipes.append(further)
         return further
 
-    def _drain_rest(self, fd: int, most: int) -> int:
+    def drain_into(self, fd: int, most: int = ALL) -> int:
         free = self._piped + self._in_memory - self.in_doubt
         if free <= 0:
             body = self._body

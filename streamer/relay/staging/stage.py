@@ -45,7 +45,6 @@ from streamer.units import KIB, MIB
 MOST_WRITTEN = 1 * MIB
 """Bytes passed to one writev(2), plus up to one chunk: the capacity of a pipe. Passing all staged chunks
 would cost more than moving those that fit."""
-_NOTHING = memoryview(b"")
 _MAX_VECTORS = 64
 """Chunks passed to one writev(2); the kernel allows 1,024."""
 
@@ -56,9 +55,6 @@ LEAST = 32 * KIB
 """Minimum bytes that a move counts for, so that a turn of small parts takes about a millisecond too."""
 SMALL_PART = 1 * MIB
 """Parts up to this many bytes are taken on arrival: parked, they would occupy a connection for few bytes."""
-PART_COST = 4 * KIB
-"""Memory of the objects that represent a part while it waits, measured at 2 to 3 KiB. Only a part of at most
-64 KiB reserves it; for a larger one it is less than a thirtieth."""
 _LEAST_QUOTA = 2 * MIB
 """Minimum of `bytes_per_request`: smaller parts would cost more in requests than they gain."""
 
@@ -84,8 +80,6 @@ class Chunk:
     memory: bytes | bytearray | mmap
     filled: int
     sent: int = 0
-    literal: bool = False
-    """Whether the bytes are literals of the plan, not bytes of the object."""
 
     @property
     def unsent(self) -> memoryview:
@@ -98,7 +92,7 @@ class Stage(ABC):
     def __init__(self, part: Part, *, on_change: Callable[[], None], counters: ChannelCounters) -> None:
         self.part = part
         self.received = 0
-        """Bytes of the part's body taken from requests, delivered or not."""
+        """Bytes of the part taken from bodies, delivered or not."""
         self.awaited = False
         """Whether delivery waits for this stage."""
         self._on_change = on_change
@@ -111,20 +105,21 @@ class Stage(ABC):
         """`received` when the body was attached."""
         self._unproven_from = 0
         """Offset in the part of the first byte that only unfinished responses have brought."""
-        self._parks = part.body > SMALL_PART
+        self._parks = part.size > SMALL_PART
         self._body: Body | None = None
         self._dry = True
         """Whether the body had no byte at the last attempt to move some."""
         self._full = False
         """Whether the stage is full and further bytes stay in the socket."""
         self._discarded = False
-        self._before = memoryview(part.leading) if part.leading else _NOTHING
-        """Undelivered literals before the body; always in memory."""
-        if not part.body:
-            self._arrived(0)
+        if not part.requests:
+            for item in part.items:
+                if isinstance(item, bytes):
+                    self._hold(item)
+            self._arrived(part.size)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.received}/{self.part.body} bytes arrived, {self.staged} staged>"
+        return f"<{type(self).__name__} {self.received}/{self.part.size} bytes arrived, {self.staged} staged>"
 
     @property
     @abstractmethod
@@ -133,7 +128,7 @@ class Stage(ABC):
 
     @property
     def proven(self) -> int:
-        """Bytes of the part's body that have arrived and are not in doubt, delivered or not."""
+        """Bytes of the part that have arrived and are not in doubt, delivered or not."""
         return self.received - self.in_doubt
 
     @property
@@ -166,13 +161,13 @@ class Stage(ABC):
         """Keep back the bytes of a response that has failed, and those that had stayed in its socket."""
         self._recall()
         taken, stayed = body.doubted()
-        # Fewer, if parts of a span before this one are whole; more, if bytes were repeated.
+        # Fewer, if ranges before this one are whole; more, if bytes were repeated.
         if taken < self.received - self._attached_at:
             self._unproven_from = self.received - taken
         if stayed:
             self._hold(stayed)
             self._arrived(len(stayed))
-        self.in_doubt = min(self.received - self._unproven_from, self.staged - len(self._before))
+        self.in_doubt = min(self.received - self._unproven_from, self.staged)
 
     def agrees(self, again: bytes) -> bool:
         """Return whether the bytes in doubt end as `again` does, which is of another response."""
@@ -274,23 +269,9 @@ class Stage(ABC):
         Raises BlockingIOError if no byte has arrived, StageFull, and SourceError if no further byte will.
         """
 
-    def drain_into(self, fd: int, most: int = ALL) -> int:
-        count = 0
-        if self._before:
-            count = os.write(fd, self._before[:most])
-            self._before = self._before[count:]
-            if self._before or not self.staged or count == most:
-                return count
-        try:
-            return count + self._drain_rest(fd, most - count)
-        except OSError:
-            if not count:
-                raise
-            return count  # the caller must count the bytes that moved; a lasting error is raised next time
-
     @abstractmethod
-    def _drain_rest(self, fd: int, most: int) -> int:
-        """Move at most `most` bytes after the leading literals into `fd`; return how many."""
+    def drain_into(self, fd: int, most: int = ALL) -> int:
+        """As `Drainable.drain_into`."""
 
     @abstractmethod
     def _read(self, body: Body) -> None:
@@ -333,33 +314,30 @@ class Stage(ABC):
         self._discarded = True
         if self._body is not None:
             self.detach(self._body)
-        self._before = _NOTHING
         self._chunks.clear()
         self._in_memory = 0
 
-    def _hold(self, data: bytes | bytearray, *, literal: bool = False) -> None:
-        self._chunks.append(Chunk(data, len(data), literal=literal))
+    def _hold(self, data: bytes | bytearray) -> None:
+        self._chunks.append(Chunk(data, len(data)))
         self._in_memory += len(data)
 
     def _doubt_more(self, body: Body, count: int) -> None:
         """Put the next `count` bytes in doubt, which the body has just brought and `_arrived` will count."""
         taken, _ = body.doubted()
-        if self.received + count == self.part.body:
+        if self.received + count == self.part.size:
             self.in_doubt = 0
         elif taken < self.received + count - self._attached_at:
-            # Parts of a span before this one are whole. Without this, bytes of theirs waited for a late part.
+            # Ranges before this one are whole. Without this, bytes of theirs waited for a late one.
             self.in_doubt = min(DOUBTED, taken)
         else:
             self.in_doubt = min(DOUBTED, self.in_doubt + count)
 
     def _arrived(self, count: int) -> None:
-        """Count `count` more bytes of the body; after the last one, add the trailing literals."""
+        """Count `count` more bytes of the part."""
         self.received += count
         self._counters.received_bytes += count
-        if self.received == self.part.body:
+        if self.received == self.part.size:
             self._dry, self.in_doubt = True, 0
-            if self.part.trailing:
-                self._hold(self.part.trailing, literal=True)
 
     def _changed(self) -> None:
         if self.awaited:
@@ -405,7 +383,7 @@ class Stages(Protocol):
         """Quota of the channel, from which stages reserve bytes."""
 
     def part_size(self) -> int:
-        """Return the body size of the next part to cut, in bytes."""
+        """Return the most bytes of the next range to cut."""
 
     def reserved_bytes(self, part: Part) -> int:
         """Return the bytes that the part's stage reserves."""

@@ -275,9 +275,9 @@ class HttpBody(OneCall):
             return
         self._call, self._reported = None, True
         call()
-        self._park_idle()
+        self.stay()
 
-    def _park_idle(self) -> None:
+    def stay(self) -> None:
         """Park the socket if the stage does not wait for bytes now."""
         if self._call is None and self._is_open():
             try:

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 class Response:
     """A response whose header is read. It owns the connection until one of its methods ends the response."""
 
+    header: ResponseHeader
+    """The header, once it is read."""
+
     def __init__(
         self, reader: ResponseReader, connection: Connection, pool: ConnectionPool, *, stall_timeout: float
     ) -> None:
@@ -38,11 +41,6 @@ class Response:
         self._pool = pool
         self._stall_timeout = stall_timeout
         self._ended = False
-
-    @property
-    def header(self) -> ResponseHeader:
-        """The header, once it is read."""
-        return self._reader.parsed
 
     @property
     def begun(self) -> bool:
@@ -58,6 +56,7 @@ class Response:
         """Read the header. Raises BlockingIOError until all of it has arrived, SourceError, OSError."""
         while not self._reader.read_header():
             pass
+        self.header = self._reader.parsed
 
     def late(self) -> None:
         """Note that no byte came in time; close the other idle connections if this one had been idle."""
@@ -191,7 +190,7 @@ class HttpClient:
                 on_sent(connection.peer)
             try:
                 write_request(connection, request_bytes, context)
-                await reader.header()
+                response.header = await reader.header()
             except BaseException as error:
                 connection.close()
                 reader.release()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from streamer.s3.client.credentials import renewing
 from streamer.s3.client.faults import map_errors
 from streamer.s3.client.stall import within_stall
-from streamer.s3.http_source import refusal
+from streamer.s3.range_gets import refusal
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Mapping

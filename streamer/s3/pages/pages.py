@@ -27,7 +27,6 @@ from streamer.retry import ANSWER_FAILED, Attempts, RetryPolicy, retry
 from streamer.s3.client.credentials import renewing
 from streamer.s3.client.endpoint import is_aws
 from streamer.s3.client.faults import map_errors
-from streamer.s3.http_source import refusal
 from streamer.s3.pages.control_client import ControlClient
 from streamer.s3.pages.object_info import AiobotocoreHeadClient, HttpHeadClient
 from streamer.s3.pages.page_parser import (
@@ -39,6 +38,7 @@ from streamer.s3.pages.page_parser import (
     refuse_missing_keys,
 )
 from streamer.s3.pages.validation import check_page
+from streamer.s3.range_gets import refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

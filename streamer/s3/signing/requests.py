@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from streamer import __version__
 from streamer.errors import ErrorContext
-from streamer.plan import ObjectRef, Part, is_modified
+from streamer.plan import ObjectRef, is_modified
 from streamer.s3.client.faults import REGION, map_errors, without_credentials
 from streamer.s3.signing.endpoints import BucketEndpoint, endpoint_of, signing_region
 
@@ -108,18 +108,13 @@ class RangeSigner:
             self._moved.add(bucket)
         self._regions[bucket] = region
 
-    async def ranged_get(self, endpoint: BucketEndpoint, part: Part, first: int) -> bytes:
-        """Build the GET of bytes `first` to `part.end` of the listed version. Raises Denied."""
-        return self.ranged_get_by(await self.keys(part.object), endpoint, part, first)
-
-    def ranged_get_by(
-        self, keys: Credentials | None, endpoint: BucketEndpoint, part: Part, first: int
+    def ranged_get(
+        self, keys: Credentials | None, endpoint: BucketEndpoint, ref: ObjectRef, first: int, end: int
     ) -> bytes:
-        """Build the GET of `ranged_get`, with the credentials that `keys` has returned."""
-        ref = part.object
+        """Build the GET of bytes `first` to `end` of the listed version. `keys`: what `keys` has returned."""
         sends_if_match = self.sends_if_match and not is_modified(ref.etag)
         condition = {"If-Match": f'"{ref.etag}"'} if sends_if_match else {}
-        headers = {"Range": f"bytes={first}-{part.end - 1}", **condition, **self._headers}
+        headers = {"Range": f"bytes={first}-{end - 1}", **condition, **self._headers}
         path, query = _object_target(endpoint, ref.key, ref.version)
         return self._build("GET", endpoint, path, query, headers, keys=keys)
 

@@ -1,0 +1,148 @@
+"""The GETs of the ranges of one part by our own client: how they are sent, and how responses are judged.
+
+range ─▶ `request`: bytes to send, signed ─▶ response header ─▶ `body`: checked, left in its socket
+└▶ `error`: of a response without the body
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from streamer.errors import ClockSkew, ErrorContext, ObjectMissing, SourceError, WrongEndpoint
+from streamer.plan import is_modified
+from streamer.s3.client.credentials import renewed
+from streamer.s3.client.documents import MAX_ERROR_BODY
+from streamer.s3.client.faults import (
+    CODE,
+    MANY_REASONS,
+    cut_off,
+    deleted,
+    error_from_response,
+    escaped_id,
+)
+from streamer.s3.fallback import LeftToAiobotocore
+from streamer.s3.ranges import check_header, suggest_omission
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from streamer.plan import Segment
+    from streamer.s3.http.body import HttpBody
+    from streamer.s3.http.client import HttpClient, Response
+    from streamer.s3.http.pool import ConnectionPool
+    from streamer.s3.http.response import ResponseHeader
+    from streamer.s3.signing.endpoints import BucketEndpoint
+    from streamer.s3.signing.requests import RangeSigner
+    from streamer.s3.signing.sigv4 import Credentials
+
+_MESSAGE = re.compile(rb"<Message>([^<]{0,500})</Message>")
+
+
+class RangeGets:
+    """Requests and responses of one part's ranges. Its credentials are those of the time when it is made."""
+
+    def __init__(
+        self,
+        client: HttpClient,
+        signer: RangeSigner,
+        endpoints: Mapping[str, BucketEndpoint],
+        keys: Credentials | None,
+        *,
+        stall_timeout: float,
+    ) -> None:
+        """`endpoints`: of each bucket. `keys`: None to send requests without a signature."""
+        self.stall_timeout = stall_timeout
+        self._pools = {bucket: client.pool(endpoint) for bucket, endpoint in endpoints.items()}
+        self._signer = signer
+        self._endpoints = endpoints
+        self._keys = keys
+        self._sent_at = time.monotonic()
+
+    def pool(self, each: Segment) -> ConnectionPool:
+        """Return the connections to the host of the range's bucket."""
+        return self._pools[each.object.bucket]
+
+    def request(self, each: Segment) -> bytes:
+        """Return the bytes of the range's request."""
+        ref = each.object
+        return self._signer.ranged_get(self._keys, self._endpoints[ref.bucket], ref, each.start, each.end)
+
+    def body(self, response: Response, each: Segment, context: ErrorContext) -> HttpBody | None:
+        """Return the body of a response; None if it is not one that can be taken: `error` then ends it.
+
+        Raises SourceError if it is another version's, or other bytes.
+        """
+        header = response.header
+        length, fields = header.content_length, header.fields
+        if header.status not in (200, 206) or length is None or "transfer-encoding" in fields:
+            return None
+        try:
+            check_header(
+                each.object,
+                each.start,
+                each.end,
+                context,
+                status=header.status,
+                content_length=length,
+                fields=fields,
+            )
+        except SourceError as error:
+            error.context = replace(context, request_id=escaped_id(fields.get("x-amz-request-id")))
+            raise
+        return response.body(length, context)
+
+    async def error(self, response: Response, each: Segment, context: ErrorContext) -> SourceError:
+        """End a response without a body that can be taken, and return its error."""
+        error = await self._error(response, each, context)
+        return renewed(error, self._signer.credentials, self._sent_at)
+
+    async def _error(self, response: Response, each: Segment, context: ErrorContext) -> SourceError:
+        status = response.header.status
+        if 300 <= status < 400:
+            response.end(reuse=False)
+            return LeftToAiobotocore(f"the server redirects requests (status {status})", context)
+        if status in (200, 206):
+            response.end(reuse=False)
+            return LeftToAiobotocore("the server sends a body without its length, as a chunked one", context)
+        error = await refusal(response, context, self._signer)
+        if error is None:
+            return LeftToAiobotocore("the bucket is in another region than the job file names", context)
+        if self._signer.sends_if_match and not is_modified(each.object.etag):
+            suggest_omission(error)
+        return deleted(error) if isinstance(error, ObjectMissing) else error
+
+
+async def refusal(response: Response, context: ErrorContext, signer: RangeSigner) -> SourceError | None:
+    """Return the error of a response that is neither a success nor a redirect; None for WrongEndpoint.
+
+    After None the caller lets aiobotocore repeat the request, because botocore resolves the bucket's region.
+    ClockSkew sets `signer.ahead`, so the signer's next signature uses S3's time. Reads the body, and ends
+    the response.
+    """
+    error = error_of(response.header, await response.error_body(), context)
+    if isinstance(error, WrongEndpoint):
+        return None
+    if isinstance(error, ClockSkew):
+        signer.ahead = error.ahead
+    return error
+
+
+def error_of(header: ResponseHeader, body: bytes, context: ErrorContext) -> SourceError:
+    """Return the error for a response that is neither a success nor a redirect. `body` may be cut off."""
+    code, message = CODE.search(body), _MESSAGE.search(body)
+    cut = len(body) < min(header.content_length or 0, MAX_ERROR_BODY)
+    if code is None and cut and header.status in MANY_REASONS:
+        return cut_off(header.status, context)
+    fields: Any = header.fields
+    return error_from_response(
+        status=header.status,
+        code=code[1].decode("utf-8", "replace") if code else str(header.status),
+        message=message[1].decode("utf-8", "replace") if message else "",
+        request_id=fields.get("x-amz-request-id"),
+        retry_after=fields.get("retry-after"),
+        date=fields.get("date"),
+        context=context,
+    )
