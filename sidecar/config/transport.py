@@ -11,7 +11,7 @@ from streamer.retry import RetryPolicy
 
 if TYPE_CHECKING:
     from sidecar.config.job import Job
-    from streamer.s3.fallback import LeftToAiobotocore
+    from streamer.s3.range_gets import LeftToAiobotocore
 
 
 def transport_spec(

@@ -95,7 +95,7 @@ class SharedStream:
                     self._stages,
                     counters=group.counters,
                     requests=requests,
-                    large_spans=True,
+                    large_together=True,
                 )
                 group.settled = prefetcher.settled
                 try:

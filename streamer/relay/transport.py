@@ -23,10 +23,10 @@ from streamer.relay.staging.stage import Stages
 from streamer.retry import RetryPolicy
 from streamer.s3.aiobotocore_source import AiobotocoreSource
 from streamer.s3.client.session import Clients
-from streamer.s3.fallback import Fallback, LeftToAiobotocore, no_cause
 from streamer.s3.http.connection import largest_window
 from streamer.s3.http_source import HttpSource, tls_context, why_not, why_not_splice
-from streamer.s3.ranges import RangeSource
+from streamer.s3.range_gets import LeftToAiobotocore
+from streamer.s3.ranges import RangeSource, ignore
 from streamer.s3.signing.requests import RangeSigner
 from streamer.schedule.budget import MemoryBudget
 from streamer.schedule.concurrency import ConcurrencyController
@@ -110,7 +110,7 @@ class TransportSpec:
     """Cores that this process may use; with one, nothing is inflated ahead."""
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     """Policy for failed requests, for a caller of `stream_once`."""
-    on_fallback: Callable[[LeftToAiobotocore], None] = no_cause
+    on_fallback: Callable[[LeftToAiobotocore], None] = ignore
     """Called with the first error of each cause for which aiobotocore fetches instead of our own client."""
 
 
@@ -137,14 +137,13 @@ async def open_transport(clients: Clients, spec: TransportSpec) -> AsyncIterator
     )
     memory_budget.bandwidth.change(spec.bandwidth, time.monotonic())
     source: RangeSource = AiobotocoreSource(clients.data, clients.credentials)
-    fallback = Fallback(source, spec.on_fallback)
     async with contextlib.AsyncExitStack() as stack:
         pipes = None
         if splice:
             pipes = PipePool(pipe_budget, most=most_pipes)
             stack.callback(pipes.close)
         if choice.name != "aiobotocore":
-            source = stack.enter_context(contextlib.closing(_http_source(clients, fallback)))
+            source = stack.enter_context(contextlib.closing(_http_source(clients, source, spec)))
         yield Transport(
             source, choice.name, choice.reason, memory_budget, pipes, BufferPool(), requests.bounded
         )
@@ -190,10 +189,11 @@ def _concurrency(
     return requests.concurrency(max(8, channels), absorbed, largest_part=absorbed, worth=0.4)
 
 
-def _http_source(clients: Clients, fallback: Fallback) -> HttpSource:
+def _http_source(clients: Clients, others: RangeSource, spec: TransportSpec) -> HttpSource:
     return HttpSource(
         RangeSigner.of(clients.data, clients),
-        fallback,
+        others,
+        on_left=spec.on_fallback,
         tls=tls_context(clients.ca_bundle) if clients.over_tls else None,
         stall_timeout=clients.stall_timeout,
     )

@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 class AiobotocoreSource:
     """A `RangeSource` over one aiobotocore client, which it does not own."""
 
-    name = "aiobotocore"
-    span_size = 0
+    together = 0
 
     def __init__(self, client: S3Client, credentials: RenewableCredentials | None) -> None:
         """`credentials`: the client's credentials, renewed if S3 refuses them."""

@@ -13,21 +13,22 @@ from typing import TYPE_CHECKING
 from streamer.errors import ConfigError, ErrorContext, SourceError
 from streamer.s3.client.endpoint import STALL_TIMEOUT
 from streamer.s3.client.session import certificate_file
-from streamer.s3.fallback import Fallback, LeftToAiobotocore
 from streamer.s3.http.client import HttpClient
 from streamer.s3.part_body import PartBody
-from streamer.s3.range_gets import RangeGets
-from streamer.s3.ranges import NO_HEADER
+from streamer.s3.range_gets import LeftToAiobotocore, RangeGets
+from streamer.s3.ranges import NO_HEADER, ignore
 from streamer.units import MIB
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from streamer.s3.client.session import Clients
     from streamer.s3.http.tls import TlsContext
-    from streamer.s3.ranges import Body, Outcome, RangeRequest
+    from streamer.s3.ranges import Body, Outcome, RangeRequest, RangeSource
     from streamer.s3.signing.requests import RangeSigner
 
 
-SPAN_SIZE = 1 * MIB
+TOGETHER = 1 * MIB
 """Bytes of small ranges in one part: what a pipe holds."""
 
 
@@ -91,23 +92,27 @@ def tls_context(ca_bundle: str | None) -> TlsContext:
 class HttpSource:
     """A `RangeSource` over our own HTTP client."""
 
-    name = "http"
-    span_size = SPAN_SIZE
+    together = TOGETHER
 
     def __init__(
         self,
         signer: RangeSigner,
-        fallback: Fallback,
+        others: RangeSource,
         *,
+        on_left: Callable[[LeftToAiobotocore], None] = ignore,
         tls: TlsContext | None = None,
         stall_timeout: float = STALL_TIMEOUT,
     ) -> None:
-        """`fallback`: fetches what this client does not support. `tls`: see `HttpClient`.
+        """`others`: aiobotocore's, fetches what this client does not support. `tls`: see `HttpClient`.
 
+        `on_left`: called with the first error of each cause. A request costs aiobotocore ten times the CPU,
+        so the operator is shown the cause.
         `stall_timeout`: seconds without a byte after which a request fails.
         """
         self._signer = signer
-        self._fallback = fallback
+        self._others = others
+        self._on_left = on_left
+        self._causes: set[str] = set()
         self._client = HttpClient(tls, stall_timeout=stall_timeout)
         self._stall_timeout = stall_timeout
         self._spliceable = tls is None
@@ -122,7 +127,10 @@ class HttpSource:
         try:
             return await self._open(request)
         except LeftToAiobotocore as left:
-            return await self._fallback.open(request, left)
+            if left.message not in self._causes:
+                self._causes.add(left.message)
+                self._on_left(left)
+            return await self._others.open(request)
 
     async def _open(self, request: RangeRequest) -> PartBody:
         body = PartBody(request, await self._gets(request), spliceable=self._spliceable, alone=self._left_one)

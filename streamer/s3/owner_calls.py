@@ -7,28 +7,24 @@ and the owner makes all calls at once whenever it waits for something itself.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from typing import Any
 
 
-class _Call(NamedTuple):
-    function: Callable[[], Coroutine[Any, Any, None]]
-    early: bool
-
-
 class OwnerCalls:
     """Coroutine functions that the owner calls in `make_until`."""
 
     def __init__(self) -> None:
-        self._calls: list[_Call] = []
+        self._calls: dict[Callable[[], Coroutine[Any, Any, None]], bool] = {}
+        """Calls to make; true: early ones."""
         self._news = asyncio.Event()
 
     def add(self, function: Callable[[], Coroutine[Any, Any, None]], *, early: bool) -> None:
         """Have the owner call `function`. It is called again if it was cancelled (`make_until`)."""
-        self._calls.append(_Call(function, early))
+        self._calls[function] = early
         self.wake()
 
     def wake(self) -> None:
@@ -49,13 +45,12 @@ class OwnerCalls:
             async with asyncio.TaskGroup() as tasks:
                 while not done():
                     for call in self._due(early=early):
-                        self._calls.remove(call)
-                        running[tasks.create_task(call.function())] = call
+                        running[tasks.create_task(call())] = call, self._calls.pop(call)
                     self._news.clear()
                     await self._news.wait()
                 for each in running:
                     each.cancel()
-            self._calls += [call for each, call in running.items() if each.cancelled()]
+            self._calls |= dict(call for each, call in running.items() if each.cancelled())
 
-    def _due(self, *, early: bool) -> list[_Call]:
-        return [call for call in self._calls if call.early or not early]
+    def _due(self, *, early: bool) -> list[Callable[[], Coroutine[Any, Any, None]]]:
+        return [call for call, is_early in self._calls.items() if is_early or not early]

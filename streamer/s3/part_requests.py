@@ -24,11 +24,11 @@ from streamer.errors import ErrorContext, SourceError, Transient
 from streamer.s3.client.doubt import NothingArrived
 from streamer.s3.client.faults import broken, not_understood
 from streamer.s3.client.final_answers import is_final
-from streamer.s3.fallback import LeftToAiobotocore
 from streamer.s3.http.body import CLOCK_RESOLUTION
 from streamer.s3.http.client import Response, write_request
 from streamer.s3.http.response import ResponseReader
 from streamer.s3.owner_calls import OwnerCalls
+from streamer.s3.range_gets import LeftToAiobotocore
 from streamer.s3.ranges import NO_HEADER, ignore
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class PartRequests:
         """Whether there is one range, whose body waits for nothing but the stage."""
         self._first = self._unsent[0][0] if self._unsent else None
         """The first range."""
-        self._most = 1 if alone or request.attempt > 1 or request.once else request.requests
+        self._most = 1 if alone or request.attempt > 1 else request.requests
         """Most requests at once; one more after each body."""
         self._begun = 0
         """Requests that are in flight or wait for a connection."""

@@ -23,7 +23,6 @@ from streamer.s3.client.faults import (
     error_from_response,
     escaped_id,
 )
-from streamer.s3.fallback import LeftToAiobotocore
 from streamer.s3.ranges import check_header, suggest_omission
 
 if TYPE_CHECKING:
@@ -39,6 +38,12 @@ if TYPE_CHECKING:
     from streamer.s3.signing.sigv4 import Credentials
 
 _MESSAGE = re.compile(rb"<Message>([^<]{0,500})</Message>")
+
+
+class LeftToAiobotocore(SourceError):
+    """A response or a bucket that our own client does not support; the message is the cause."""
+
+    kind = "left_to_aiobotocore"
 
 
 class RangeGets:

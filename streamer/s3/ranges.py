@@ -59,7 +59,7 @@ class RangeRequest:
     first: int = 0
     """Offset in the part of the first byte."""
     attempt: int = 1
-    """Number of the attempt, from 1, which errors name."""
+    """Number of the attempt, from 1, which errors name. A later one begins with one GET at a time."""
     avoid: str | None = None
     """An address not to send the request to, if the endpoint has another."""
     on_phase: Callable[[Phase], None] = no_phase
@@ -72,8 +72,6 @@ class RangeRequest:
     """Called when a GET has ended; at the latest by `Body.close`, or before `open` fails."""
     on_spare: Callable[[int], None] = ignore
     """Called with a number of `requests` that are not needed any more."""
-    once: bool = False
-    """Whether this is a second request (hedge): it begins with one GET at a time."""
 
     @property
     def context(self) -> ErrorContext:
@@ -141,11 +139,7 @@ class RangeSource(Protocol):
     """A transport, which opens the bodies of several parts at once."""
 
     @property
-    def name(self) -> str:
-        """The transport's name in logs and metrics."""
-
-    @property
-    def span_size(self) -> int:
+    def together(self) -> int:
         """Bytes of small ranges that a part should have together; 0: each range has a part of its own."""
 
     async def open(self, request: RangeRequest) -> Body:

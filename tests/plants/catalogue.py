@@ -30,7 +30,7 @@ FAULTS, EPOCHS = "tests/relay/test_faults.py", "tests/relay/test_epochs.py"
 WRONG = f"{FAULTS}::test_a_wrong_answer_is_an_error_or_right"
 VERSION = f"{FAULTS}::test_every_range_names_the_listed_version"
 IN_ORDER = f"{EPOCHS}::test_two_epochs_are_the_objects_in_order"
-SPANS, DEALING = "tests/relay/test_http_spans.py", "tests/unit/test_dealing.py"
+BODIES, DEALING = "tests/relay/test_part_bodies.py", "tests/unit/test_dealing.py"
 RECORDS = "tests/unit/test_record_order.py"
 PLAN, ARRANGED = "tests/unit/test_plan.py", "tests/unit/test_arrangement.py"
 
@@ -427,7 +427,7 @@ PLANTS = (
         "streamer/s3/part_requests.py",
         "        self._failed(index)\n",
         "",
-        (SPANS,),
+        (BODIES,),
     ),
     Plant(
         "connection closed while idle fails a part's range",
@@ -442,21 +442,21 @@ PLANTS = (
         """        self._begun -= 1
         if self._most < self._request.requests:""",
         """        if self._most < self._request.requests:""",
-        (SPANS,),
+        (BODIES,),
     ),
     Plant(
         "part keeps the requests that it needs no more",
         "streamer/s3/part_requests.py",
         "self._request.on_spare(ended)",
         "self._request.on_spare(0)",
-        (SPANS, "tests/unit/test_spans.py", "tests/relay/test_sharing.py"),
+        (BODIES, "tests/unit/test_parts.py", "tests/relay/test_sharing.py"),
     ),
     Plant(
         "late response of a part's later range never noticed",
         "streamer/s3/part_requests.py",
         "if deadlines and self._timer is None:",
         "if deadlines and self._timer is not None:",
-        (SPANS,),
+        (BODIES,),
     ),
     Plant(
         "final answer on a used connection believed",
@@ -472,7 +472,7 @@ PLANTS = (
         "streamer/s3/part_body.py",
         "self._literal = memoryview(item)",
         "self._literal = memoryview(item)[:0]",
-        (SPANS,),
+        (BODIES,),
     ),
     Plant(
         "no byte of a part's broken range in doubt",
@@ -488,7 +488,7 @@ PLANTS = (
             self._loop.call_soon(self._fire)""",
         """        if index < self._at:
             self._loop.call_soon(self._fire)""",
-        (SPANS,),
+        (BODIES,),
     ),
     # Responses that break
     Plant(

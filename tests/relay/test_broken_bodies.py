@@ -44,7 +44,7 @@ WAYS = ["splice", "buffered", "buffered tls", "aiobotocore", "aiobotocore tls"]
 SHAPES = {
     "large": ([5_000_000], 5_000_000),
     "parts": ([3_000_000], 300_000),
-    "spans": ([40_000, 1, 90_000, 17_000, 250_000, 3] * 3, 1_000_000),
+    "small": ([40_000, 1, 90_000, 17_000, 250_000, 3] * 3, 1_000_000),
 }
 """Sizes of objects, and of parts."""
 

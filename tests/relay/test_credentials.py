@@ -381,8 +381,7 @@ class Found:
 class Signing:
     """A source of bodies that has credentials before it sends a request."""
 
-    name = "signing"
-    span_size = 0
+    together = 0
 
     def __init__(self, credentials: RenewableCredentials) -> None:
         self.credentials = credentials

@@ -92,7 +92,7 @@ async def test_every_range_names_the_listed_version(run: RunChannel, stub: S3Stu
 async def test_what_may_pass_is_waited_out(
     run: RunChannel, stub: S3Stub, tmp_path: Path, fault: Callable[[Answer], Awaitable[web.StreamResponse]]
 ) -> None:
-    # No two parts are a span, whose requests are cancelled when another one fails.
+    # No two ranges share a part, whose requests are cancelled when another one fails.
     truth = fill(stub, [130_000])
     stub.script(*[fault] * 5)
     async with run(stub, tmp_path) as running:

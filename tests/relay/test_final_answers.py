@@ -65,7 +65,7 @@ class Stray:
 
 
 @pytest.mark.parametrize("wrong", ANSWERS)
-@pytest.mark.parametrize("sizes", [[60_000] * 12, [700] * 40], ids=["parts", "spans"])
+@pytest.mark.parametrize("sizes", [[60_000] * 12, [700] * 40], ids=["few ranges", "many ranges"])
 async def test_no_answer_of_a_used_connection_is_final(
     run: RunChannel, stub: S3Stub, tmp_path: Path, wrong: str, sizes: list[int]
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from streamer.s3.aiobotocore_source import AiobotocoreSource
 from streamer.schedule.hedging import CREDIT
 from tests.kit.faults import drips, silent_for
 from tests.kit.harness import RunChannel, Running, fill
@@ -66,7 +67,7 @@ async def test_what_the_first_brought_meanwhile_comes_once(
         assert statistics.counts["hedges"]["won"] >= 1
         assert statistics.wasted_bytes < PART * statistics.counts["hedges"]["issued"]
         if statistics.wasted_bytes == 0:  # little bytes wait in the socket for more of them
-            assert running.source.name != "aiobotocore"
+            assert not isinstance(running.source, AiobotocoreSource)
 
 
 async def test_the_first_may_be_the_first_after_all(run: RunChannel, stub: S3Stub, tmp_path: Path) -> None:

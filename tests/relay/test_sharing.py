@@ -205,7 +205,7 @@ async def test_requests_are_shared(stub: S3Stub, tmp_path: Path) -> None:
 
 
 async def test_small_objects_take_their_own_length(stub: S3Stub, tmp_path: Path) -> None:
-    """Room for two parts of 1 MiB is room for a hundred small objects, in spans of a few in a small pipe."""
+    """Room for two parts of 1 MiB is room for a hundred small objects, a few of them in a small pipe."""
     truth = fill(stub, [10_000] * 100)
     async with running_channel(stub, tmp_path, transport="splice", parts=2) as running:
         await eventually(lambda: running.channel.statistics().received_bytes == len(truth))

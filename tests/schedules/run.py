@@ -111,10 +111,10 @@ class Got:
     """When it closed early, pauses of the process not counted."""
 
 
-class _Fallback:
+class _NoSource:
     """In the place of aiobotocore's transport: no answer of this server is for it."""
 
-    name = "none"
+    together = 0
 
     async def open(self, request: RangeRequest) -> Any:
         raise Broken(f"{request} was handed to another transport")
@@ -212,7 +212,7 @@ class SeedRun:
         client, reading = S3Client(_no_client, settings, stall_timeout=STALL_TIMEOUT), RequestOptions()
         return HttpSource(
             RangeSigner(client, None, anonymous=True, reading=reading),
-            _Fallback(),  # type: ignore[arg-type]
+            _NoSource(),
             tls=tls_context(bundle) if trial.tls else None,
             stall_timeout=STALL_TIMEOUT,
         )

@@ -126,8 +126,7 @@ async def fetched(way: str, data: bytes, drawn: list[Response], piece: int) -> t
     answers = iter(drawn)
 
     class Source:
-        name = "drawn"
-        span_size = 0
+        together = 0
 
         async def open(self, request: RangeRequest) -> Sent:
             around = [b"", b""]

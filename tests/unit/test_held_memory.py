@@ -47,8 +47,7 @@ def parts(size: int, count: int, literals: int = 0) -> Iterator[Part]:
 class Here:
     """A source whose bodies have arrived."""
 
-    name = "here"
-    span_size = 0
+    together = 0
 
     def __init__(self) -> None:
         self.opened = 0
@@ -140,8 +139,8 @@ async def test_a_part_in_a_small_pipe_reserves_its_objects_and_the_kernel_s() ->
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_every_span_fits_the_floor(size: int) -> None:
-    """A span of parts of one floor never reserves more, so it can always be admitted."""
+def test_every_part_fits_the_floor(size: int) -> None:
+    """A part of ranges of one floor never reserves more, so it can always be admitted."""
     shared = quota(members=4)
     stages = PipeStages(shared, PipePool(1024 * MIB, most=1))
     segments = (Segment(ObjectRef("b", str(number), size, "e"), 0, size) for number in range(300))

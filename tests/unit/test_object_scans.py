@@ -1,4 +1,4 @@
-"""Rows of objects whose bytes pass in parts, spans and pieces; and of those that do not pass whole."""
+"""Rows of objects whose bytes pass in parts and pieces; and of those that do not pass whole."""
 
 from __future__ import annotations
 

@@ -122,10 +122,10 @@ class Hedger:
         request = RangeRequest(
             slot.part,
             at,
+            attempt=2,
             avoid=avoid,
             requests=slot.requests,
             on_request_ended=fetch.note_request,
-            once=True,
         )
         hedge: Successor | None = None
         failed: SourceError | None = None

@@ -94,13 +94,13 @@ class Prefetcher:
         requests: asyncio.TaskGroup,
         verifier: ChecksumVerifier | None = None,
         on_batch: Callable[[], None] = lambda: None,
-        large_spans: bool = False,
+        large_together: bool = False,
     ) -> None:
         """`requests` runs the tasks of parts; none starts before `allow`.
 
-        `large_spans`: a part may also be a few ranges that have the bytes of a large part together. They wait
-        in their sockets and not in pipes, so a slow reader keeps more connections: this is for a stream that
-        has all requests to itself.
+        `large_together`: a part may also be a few ranges with the bytes of a large part together. They
+        wait in their sockets and not in pipes, so a slow reader keeps more connections: this is for a stream
+        that has all requests to itself.
         `verifier`: gets the bytes that leave a stage, and compares whole objects with their checksums.
         `on_batch`: as for `all_epochs`.
         """
@@ -109,12 +109,12 @@ class Prefetcher:
         self.verifier = verifier
         self.quota = stages.quota
         self.quota.on_available = self.start
-        many = min(source.span_size, stages.part_size())
+        many = min(source.together, stages.part_size())
         if stream.plan.rewrites or verifier is not None:
             many = 0  # each object by itself
 
         def together() -> tuple[int, int]:
-            return max(many, stages.part_size()) if large_spans and many else many, many
+            return max(many, stages.part_size()) if large_together and many else many, many
 
         parts = all_epochs(stream.plan, stages.part_size, stream.start, together=together, on_batch=on_batch)
         self.window = Window(self._known(parts), stages.quota, reserved_bytes=stages.reserved_bytes)

@@ -1,4 +1,4 @@
-"""Spans of our own client: several requests, one body, the bytes and the errors of single parts."""
+"""Parts of several ranges by our own client: one body, the bytes and the errors of single ranges."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from streamer.relay.fetch.prefetcher import Prefetcher, StreamSpec
 from streamer.relay.statistics import ChannelCounters
 from streamer.relay.transport import TransportSpec, open_transport
 from streamer.s3.client.endpoint import STALL_TIMEOUT
-from streamer.s3.fallback import LeftToAiobotocore, no_cause
 from streamer.s3.pages.pages import open_pages
-from streamer.s3.ranges import Body, Outcome, RangeRequest, RangeSource
+from streamer.s3.range_gets import LeftToAiobotocore
+from streamer.s3.ranges import Body, Outcome, RangeRequest, RangeSource, ignore
 from streamer.sink.outlet import PipeOutlet
 from streamer.units import KIB, MIB
 from tests.kit.faults import chunked
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
 SIZES = [1, 40_000, 130_000, 0, 7, 70_000, 3_000, 90_000, 256, 64 * KIB]
 
 
-def span_of(plan: Plan) -> Part:
+def part_of_all(plan: Plan) -> Part:
     """Return the part of all objects."""
     (part,) = cut(plan.segments(0), part_size=lambda: MIB, epoch=0, together=lambda: (2 * MIB, 2 * MIB))
     return part
@@ -45,11 +45,11 @@ def span_of(plan: Plan) -> Part:
 async def opened(
     server: S3Stub,
     bundle: str | None,
-    on_fallback: Callable[[LeftToAiobotocore], None] = no_cause,
+    on_fallback: Callable[[LeftToAiobotocore], None] = ignore,
     *,
     stall_timeout: float = STALL_TIMEOUT,
 ) -> AsyncIterator[tuple[RangeSource, Part, bytes]]:
-    """Open our own client; yield it, the span of all objects, and its bytes."""
+    """Open our own client; yield it, the part of all objects, and its bytes."""
     async with clients_of(server, ca_bundle=bundle, stall_timeout=stall_timeout) as clients:
         spec = TransportSpec(buckets={"b"}, channels=[None], budget=8 * MIB, on_fallback=on_fallback)
         async with open_transport(clients, spec) as transport:
@@ -57,7 +57,7 @@ async def opened(
                 plan = await plan_prefix(pages, S3Uri("b", "data/"), None)
             yield (
                 transport.source,
-                span_of(plan),
+                part_of_all(plan),
                 b"".join(server.objects[key] for key in sorted(server.objects)),
             )
 
@@ -92,16 +92,16 @@ async def pulled(body: Body) -> tuple[bytes, SourceError | None]:
 
 
 @pytest.mark.parametrize("wrap", [False, True])
-async def test_every_rest_of_a_span_has_the_bytes_of_the_stream(
+async def test_every_rest_of_a_part_has_the_bytes_of_the_stream(
     server: S3Stub, run_own: RunChannel, *, wrap: bool
 ) -> None:
     """A retry and a resume begin anywhere, in an object and in literals."""
     fill(server, SIZES)
     async with run_own(arrangement=Arrangement(wrap=wrap)) as channel:
         truth = await off_loop(read_all, channel.fifo(0))
-        span = span_of(channel.plan)
+        part = part_of_all(channel.plan)
         for first in (0, 1, 5, 9, 11, 40_003, 170_009, len(truth) - 5, len(truth) - 1):
-            body = await channel.source.open(RangeRequest(span, first, requests=4))
+            body = await channel.source.open(RangeRequest(part, first, requests=4))
             assert await pulled(body) == (truth[first:], None)
 
 
@@ -131,7 +131,7 @@ def denied_before(fault: Fault) -> tuple[Fault, Fault]:
     return waits, denies
 
 
-async def test_a_failed_part_ends_the_span_after_the_bytes_before_it(
+async def test_a_failed_range_ends_the_body_after_the_bytes_before_it(
     server: S3Stub, bundle: str | None
 ) -> None:
     """Also if its error is known first; nothing after it is requested any more.
@@ -142,11 +142,11 @@ async def test_a_failed_part_ends_the_span_after_the_bytes_before_it(
     keys = sorted(server.objects)
     waits, denies = denied_before(with_headers())
     outcomes: list[Outcome] = []
-    async with opened(server, bundle) as (source, span, truth):
+    async with opened(server, bundle) as (source, part, truth):
         server.script(waits, key=keys[0])
         server.script(denies, key=keys[3])
         request = RangeRequest(
-            span, requests=5, on_request_ended=lambda outcome, *_: outcomes.append(outcome)
+            part, requests=5, on_request_ended=lambda outcome, *_: outcomes.append(outcome)
         )
         data, error = await pulled(await source.open(request))
     assert data == truth[:90_000]
@@ -157,7 +157,7 @@ async def test_a_failed_part_ends_the_span_after_the_bytes_before_it(
     assert "data/0011" not in {seen.key for seen in server.seen}
 
 
-async def test_a_span_fails_while_the_error_of_a_later_part_is_read(
+async def test_a_part_fails_while_the_error_of_a_later_range_is_read(
     server: S3Stub, bundle: str | None
 ) -> None:
     """Both responses are ended once."""
@@ -181,17 +181,17 @@ async def test_a_span_fails_while_the_error_of_a_later_part_is_read(
         await turns()
         return await fails(403, "AccessDenied")(answer)
 
-    async with opened(server, bundle) as (source, span, truth):
-        assert await pulled(await source.open(RangeRequest(span, 0, requests=3))) == (truth, None)
+    async with opened(server, bundle) as (source, part, truth):
+        assert await pulled(await source.open(RangeRequest(part, 0, requests=3))) == (truth, None)
         server.script(denies, denies, key=keys[1])  # on a used connection, and on a fresh one
         server.script(half, key=keys[2])
-        data, error = await pulled(await source.open(RangeRequest(span, 0, requests=3)))
+        data, error = await pulled(await source.open(RangeRequest(part, 0, requests=3)))
         loops[0].call_soon_threadsafe(ended.set)
     assert data == truth[:30_000]
     assert isinstance(error, Denied)
 
 
-async def test_a_response_that_never_comes_ends_the_span(server: S3Stub, bundle: str | None) -> None:
+async def test_a_response_that_never_comes_ends_the_body(server: S3Stub, bundle: str | None) -> None:
     """Also one that was requested after the first one, and is due later."""
     fill(server, [30_000] * 3)
 
@@ -205,14 +205,14 @@ async def test_a_response_that_never_comes_ends_the_span(server: S3Stub, bundle:
 
     server.script(slow, key="b/data/0000")
     server.script(silent, key="b/data/0001")
-    async with opened(server, bundle, stall_timeout=0.3) as (source, span, truth):
-        data, error = await pulled(await source.open(RangeRequest(span, 0, requests=1)))
+    async with opened(server, bundle, stall_timeout=0.3) as (source, part, truth):
+        data, error = await pulled(await source.open(RangeRequest(part, 0, requests=1)))
         server.release()
     assert data == truth[:30_000]
     assert "no response for 0.3 s" in str(error)
 
 
-async def test_whole_objects_of_a_span_do_not_wait_for_a_late_one(
+async def test_whole_objects_of_a_part_do_not_wait_for_a_late_one(
     server: S3Stub, run_own: RunChannel
 ) -> None:
     """Only bytes of the response that is not whole are in doubt."""
@@ -228,25 +228,25 @@ async def test_whole_objects_of_a_span_do_not_wait_for_a_late_one(
         server.release()
 
 
-async def test_requests_that_a_span_needs_no_more_are_for_others(server: S3Stub, bundle: str | None) -> None:
+async def test_requests_that_a_part_needs_no_more_are_for_others(server: S3Stub, bundle: str | None) -> None:
     fill(server, [30_000] * 12)
     ended: list[int] = []
-    async with opened(server, bundle) as (source, span, truth):
-        request = RangeRequest(span, 0, requests=4, on_spare=ended.append)
+    async with opened(server, bundle) as (source, part, truth):
+        request = RangeRequest(part, 0, requests=4, on_spare=ended.append)
         assert await pulled(await source.open(request)) == (truth, None)
     assert 2 <= sum(ended) < 4
 
 
-async def test_a_retry_asks_for_one_part_first(server: S3Stub, bundle: str | None) -> None:
+async def test_a_retry_asks_for_one_range_first(server: S3Stub, bundle: str | None) -> None:
     """A server that refuses gets few requests whose responses cannot be used."""
     fill(server, [10_000] * 12)
     server.script(*[fails(503, "SlowDown")] * 3, key="b/data/0002")
-    async with opened(server, bundle) as (source, span, truth):
+    async with opened(server, bundle) as (source, part, truth):
         data, attempt = b"", 0
         while len(data) < len(truth):
             attempt += 1
             try:
-                body = await source.open(RangeRequest(span, len(data), attempt, requests=8))
+                body = await source.open(RangeRequest(part, len(data), attempt, requests=8))
             except Throttled:
                 continue
             more, error = await pulled(body)
@@ -265,7 +265,7 @@ async def test_a_retry_asks_for_one_part_first(server: S3Stub, bundle: str | Non
     [fails(500, "InternalError"), fails(503, "SlowDown"), cut_after(0), cut_after(5_000)],
     ids=["error", "slow_down", "no_response", "cut"],
 )
-async def test_a_fault_in_a_span_passes(server: S3Stub, run_own: RunChannel, fault: Fault) -> None:
+async def test_a_fault_in_a_part_passes(server: S3Stub, run_own: RunChannel, fault: Fault) -> None:
     truth = fill(server, [50_000] * 30)
     for key in sorted(server.objects)[::4]:
         server.script(fault, key=key)
@@ -278,10 +278,10 @@ async def test_a_fault_in_a_span_passes(server: S3Stub, run_own: RunChannel, fau
     [with_headers(), fails(503, "SlowDown"), cut_after(0), cut_after(200_000)],
     ids=["none", "slow_down", "no_response", "cut"],
 )
-async def test_a_large_span_is_delivered_from_its_sockets(
+async def test_a_large_part_of_a_few_ranges_is_delivered_from_its_sockets(
     server: S3Stub, bundle: str | None, fault: Fault
 ) -> None:
-    """Its bodies wait in their sockets, with any fault of one of them; also one of the first span."""
+    """Its bodies wait in their sockets, with any fault of one of them; also one of the first part."""
     truth = fill(server, [300_000, 1, 299_999, 250_000, 40_000, 0, 260_000, 310_000] * 4)
     for key in sorted(server.objects)[2::5]:
         server.script(fault, key=key)
@@ -299,7 +299,7 @@ async def test_a_large_span_is_delivered_from_its_sockets(
                     transport.stages(),
                     counters=ChannelCounters(),
                     requests=requests,
-                    large_spans=True,
+                    large_together=True,
                 )
                 delivery = Delivery(prefetcher)
                 with contextlib.closing(PipeOutlet(write_end, on_gone=delivery.wake)) as outlet:
@@ -315,12 +315,12 @@ def _read_to_end(fd: int) -> bytes:
         return file.read()
 
 
-async def test_a_parked_span_calls_once_for_an_error(server: S3Stub, bundle: str | None) -> None:
+async def test_a_parked_part_calls_once_for_an_error(server: S3Stub, bundle: str | None) -> None:
     """A stage that waits for a full socket is called when the body that it takes next has failed."""
     fill(server, [300_000] * 3)
     server.script(cut_after(200_000, once=server.released), key="b/data/0000")
-    async with opened(server, bundle) as (source, span, truth):
-        body = await source.open(RangeRequest(span, 0, requests=3))
+    async with opened(server, bundle) as (source, part, truth):
+        body = await source.open(RangeRequest(part, 0, requests=3))
         called = asyncio.Event()
         body.park(called.set)
         server.release()
@@ -344,8 +344,8 @@ async def test_connections_that_end_with_each_response(server: S3Stub, run_own: 
         assert await off_loop(read_all, channel.fifo(0)) == truth
 
 
-async def test_a_body_of_unknown_length_in_a_span(server: S3Stub, run_own: RunChannel) -> None:
-    """Our own client leaves it to aiobotocore, with the rest of its span."""
+async def test_a_body_of_unknown_length_in_a_part(server: S3Stub, run_own: RunChannel) -> None:
+    """Our own client leaves it to aiobotocore, with the rest of its part."""
     truth = fill(server, [5_000] * 20)
 
     keys = sorted(server.objects)
@@ -377,9 +377,9 @@ async def test_what_is_left_to_aiobotocore_is_requested_at_once(server: S3Stub, 
 
     server.script(*[unless_by_aiobotocore(chunked, together)] * 200)
     causes: list[LeftToAiobotocore] = []
-    async with opened(server, bundle, on_fallback=causes.append) as (source, span, truth):
+    async with opened(server, bundle, on_fallback=causes.append) as (source, part, truth):
         for first in (0, 130_000):
-            body = await source.open(RangeRequest(span, first, requests=4))
+            body = await source.open(RangeRequest(part, first, requests=4))
             assert await pulled(body) == (truth[first:], None)
     assert [(error.context.key, "without its length" in error.message) for error in causes] == [
         ("data/0000", True)
@@ -399,8 +399,8 @@ async def test_an_error_of_aiobotocore_comes_after_the_bytes_before_it(stub: S3S
     for index, key in enumerate(keys):
         fault = {2: waits, 4: denies}.get(index, stands if index > 4 else chunked)
         stub.script(*[unless_by_aiobotocore(chunked, fault)] * 5, key=key)
-    async with opened(stub, None) as (source, span, truth):
-        data, error = await pulled(await source.open(RangeRequest(span, 0, requests=4)))
+    async with opened(stub, None) as (source, part, truth):
+        data, error = await pulled(await source.open(RangeRequest(part, 0, requests=4)))
     assert data == truth[:80_000]
     assert isinstance(error, Denied)
     assert error.context.key == "data/0004"
