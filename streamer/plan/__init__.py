@@ -16,7 +16,6 @@ from streamer.plan.plan import Arrangement, Plan
 from streamer.plan.position import START, Position, ResumePoint
 from streamer.plan.segments import (
     LONGEST_RECORD,
-    Literal,
     ObjectRef,
     ObjectStart,
     Segment,
@@ -35,7 +34,6 @@ __all__ = [
     "Entries",
     "Growth",
     "Join",
-    "Literal",
     "ObjectRef",
     "ObjectStart",
     "Part",

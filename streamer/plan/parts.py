@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from streamer.plan.segments import Literal, ObjectRef, Segment
+from streamer.plan.segments import ObjectRef, Segment
 from streamer.units import KIB
 
 if TYPE_CHECKING:
@@ -107,22 +107,7 @@ class Part:
 
     def rest(self, first: int) -> list[Segment | bytes]:
         """Return the items without the first `first` bytes."""
-        if not first:
-            return list(self.items)
-        found: list[Segment | bytes] = []
-        for item in self.items:
-            size = len(item)
-            if first >= size:
-                first -= size
-                continue
-            if not first:
-                found.append(item)
-            elif isinstance(item, bytes):
-                found.append(item[first:])
-            else:
-                found.append(Segment(item.object, item.start + first, item.end))
-            first = 0
-        return found
+        return list(rest(self.items, first))
 
 
 MOST_RANGES = 256
@@ -131,24 +116,24 @@ FEW = 8
 """Most ranges of a part that has more bytes than others: of many ranges each should be small."""
 
 
-def rest(segments: Iterable[Segment | Literal], skip: int) -> Iterator[Segment | Literal]:
-    """Yield the segments without the first `skip` bytes of their stream."""
-    for segment in segments:
-        size = len(segment)
+def rest(items: Iterable[Segment | bytes], skip: int) -> Iterator[Segment | bytes]:
+    """Yield the items without the first `skip` bytes of their stream."""
+    for item in items:
+        size = len(item)
         if skip >= size:
             skip -= size
-        elif not skip:
-            yield segment
+            continue
+        if not skip:
+            yield item
+        elif isinstance(item, bytes):
+            yield item[skip:]
         else:
-            if isinstance(segment, Literal):
-                yield Literal(segment.data[skip:])
-            else:
-                yield Segment(segment.object, segment.start + skip, segment.end)
-            skip = 0
+            yield Segment(item.object, item.start + skip, item.end)
+        skip = 0
 
 
 def cut(
-    segments: Iterable[Segment | Literal],
+    segments: Iterable[Segment | bytes],
     *,
     part_size: Callable[[], int],
     epoch: int,
@@ -167,8 +152,8 @@ def cut(
     items: list[Segment | bytes] = []
     limit = few = many = cost = ranges = literals = 0
     for segment in rest(segments, skip) if skip else segments:
-        if isinstance(segment, Literal):
-            data = segment.data
+        if isinstance(segment, bytes):
+            data = segment
             while data:
                 if literals == MAX_LITERALS:
                     yield (part := Part.of(epoch, offset, items))

@@ -23,7 +23,7 @@ from streamer.formats.recordio import header, padding
 from streamer.plan.digest import Digests, parse_partial, partial_digest
 from streamer.plan.entries import Entries
 from streamer.plan.epoch_cache import EpochCache
-from streamer.plan.segments import Literal, ObjectRef, Segment
+from streamer.plan.segments import ObjectRef, Segment
 from streamer.plan.shards import Shard, lightest
 from streamer.plan.shuffle import Permutation
 
@@ -291,7 +291,7 @@ class Plan:
         """Return the names of all buckets with an object of this plan."""
         return self.entries.buckets
 
-    def segments(self, epoch: int, first: int = 0, end: int | None = None) -> Iterator[Segment | Literal]:
+    def segments(self, epoch: int, first: int = 0, end: int | None = None) -> Iterator[Segment | bytes]:
         """Yield the epoch's segments, in stream order; none is empty. `first`, `end`: as for `order`."""
         entries = self.entries
         for index in self.order(epoch, first, end):
@@ -299,13 +299,13 @@ class Plan:
                 size = item.size if isinstance(item, ObjectRef) else len(item)
                 wrap = entries.framed_here(item)
                 if wrap:
-                    yield Literal(header(size))
+                    yield header(size)
                 if size:
-                    yield Segment(item, 0, size) if isinstance(item, ObjectRef) else Literal(item)
+                    yield Segment(item, 0, size) if isinstance(item, ObjectRef) else item
                 if wrap and size % 4:
-                    yield Literal(padding(size))
+                    yield padding(size)
 
-    def segments_near(self, epoch: int, offset: int) -> tuple[int, Iterator[Segment | Literal]]:  # noqa: ARG002 - see `RecordPlan`
+    def segments_near(self, epoch: int, offset: int) -> tuple[int, Iterator[Segment | bytes]]:  # noqa: ARG002 - see `RecordPlan`
         """Return an offset of the stream, at most `offset`, and the segments from there on.
 
         Raises ValueError if the plan is open.

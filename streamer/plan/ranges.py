@@ -15,7 +15,7 @@ from streamer.plan.plan import Plan
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from streamer.plan.segments import Literal, Segment
+    from streamer.plan.segments import Segment
 
 
 class RangePlan(Plan):
@@ -44,6 +44,6 @@ class RangePlan(Plan):
         """Return the buckets of the ranges' objects."""
         return {each.object.bucket for each in self._ranges}
 
-    def segments(self, epoch: int, first: int = 0, end: int | None = None) -> Iterator[Segment | Literal]:  # noqa: ARG002 - likewise
+    def segments(self, epoch: int, first: int = 0, end: int | None = None) -> Iterator[Segment | bytes]:  # noqa: ARG002 - likewise
         """Yield the ranges from number `first` up to `end`."""
         yield from self._ranges[first:end]

@@ -19,7 +19,7 @@ from streamer.plan.epoch_cache import EpochCache
 from streamer.plan.plan import Plan
 from streamer.plan.record_order import START, Deal, Walk, joined
 from streamer.plan.record_table import EndMarks, misplaced, only_object
-from streamer.plan.segments import Literal, Segment
+from streamer.plan.segments import Segment
 
 if TYPE_CHECKING:
     from array import array
@@ -112,13 +112,13 @@ class RecordPlan(Plan):
         """Return how many records of each epoch of these ranks are padding."""
         return self.deal.padding(self.host_ranks.order.records)
 
-    def segments(self, epoch: int, first: int = 0, end: int | None = None) -> Iterator[Segment | Literal]:
+    def segments(self, epoch: int, first: int = 0, end: int | None = None) -> Iterator[Segment | bytes]:
         """Yield the epoch's byte ranges, in stream order. Raises ValueError for a part of the entries."""
         if first or end not in (None, self.known):
             raise ValueError("an order of records has no order of entries")
         return self._segments(epoch, START, 0)
 
-    def segments_near(self, epoch: int, offset: int) -> tuple[int, Iterator[Segment | Literal]]:
+    def segments_near(self, epoch: int, offset: int) -> tuple[int, Iterator[Segment | bytes]]:
         """See `Plan.segments_near`. Takes some ten milliseconds, once the plan knows the epoch's length."""
         positions = self.host_ranks.sums(epoch).positions
         after = bisect_right(positions, offset, key=lambda position: self.own(position.sums))
@@ -132,7 +132,7 @@ class RecordPlan(Plan):
         """See `HostRanks.described_order`."""
         return self.host_ranks.described_order
 
-    def _segments(self, epoch: int, begin: WalkPosition, step: int) -> Iterator[Segment | Literal]:
+    def _segments(self, epoch: int, begin: WalkPosition, step: int) -> Iterator[Segment | bytes]:
         """Yield the byte ranges of these ranks from a step on. `begin`: of the walk, not after that step."""
         walk = Walk(self.host_ranks.order, epoch, begin)
         border, (run_mark, epoch_mark) = self.host_ranks.table.border, self.end_marks
@@ -145,9 +145,9 @@ class RecordPlan(Plan):
                 raise misplaced(self.entries, entry)
             yield Segment(current[1], first, end)
             if run_mark:
-                yield Literal(run_mark)
+                yield run_mark
         if epoch_mark and current is not None:
-            yield Literal(epoch_mark)
+            yield epoch_mark
 
     @property
     def digest(self) -> str:

@@ -1,4 +1,4 @@
-"""The elements of a plan: an object version, a byte range of it, and literal bytes."""
+"""The elements of a plan: an object version, and a byte range of it. A stream has them and literal bytes."""
 
 from __future__ import annotations
 
@@ -37,16 +37,6 @@ class Segment:
 
     def __len__(self) -> int:
         return self.end - self.start
-
-
-@dataclass(frozen=True, slots=True)
-class Literal:
-    """Bytes that the plan contains itself: a record's header and padding, or an attribute's text."""
-
-    data: bytes
-
-    def __len__(self) -> int:
-        return len(self.data)
 
 
 class ObjectStart(NamedTuple):

@@ -145,8 +145,8 @@ PLANTS = (
     Plant(
         "resume off by one within a segment",
         "streamer/plan/parts.py",
-        "yield Segment(segment.object, segment.start + skip, segment.end)",
-        "yield Segment(segment.object, min(segment.start + skip + 1, segment.end), segment.end)",
+        "yield Segment(item.object, item.start + skip, item.end)",
+        "yield Segment(item.object, min(item.start + skip + 1, item.end), item.end)",
         ("tests/unit/test_resume.py",),
     ),
     Plant(

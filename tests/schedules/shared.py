@@ -44,6 +44,6 @@ def shared_stream(
 def share(plan: Plan, objects: dict[str, bytes], epoch: int) -> bytes:
     """The bytes of one FIFO."""
     return b"".join(
-        objects[each.object.key][each.start : each.end] if isinstance(each, Segment) else each.data
+        objects[each.object.key][each.start : each.end] if isinstance(each, Segment) else each
         for each in plan.segments(epoch)
     )

@@ -17,7 +17,6 @@ from streamer.formats.recordio import MAX_PAYLOAD, encode
 from streamer.plan import (
     Arrangement,
     Entries,
-    Literal,
     ObjectRef,
     Permutation,
     Plan,
@@ -127,7 +126,7 @@ def test_any_channel_streams_what_the_reference_says(
     plan = planned(channel, arrangement, piece=piece)
     assert plan.total_bytes(epoch) == len(due)
     found = b"".join(
-        part.data if isinstance(part, Literal) else bytes_of(store, part.object, part.start, part.end)
+        part if isinstance(part, bytes) else bytes_of(store, part.object, part.start, part.end)
         for part in plan.segments(epoch)
     )
     assert found == due
@@ -184,7 +183,7 @@ def test_rank_fifos_stream_what_the_reference_says(
             ranks=count,
         )
         found = b"".join(
-            part.data if isinstance(part, Literal) else bytes_of(store, part.object, part.start, part.end)
+            part if isinstance(part, bytes) else bytes_of(store, part.object, part.start, part.end)
             for part in plan.segments(epoch)
         )
         assert found == due
@@ -327,14 +326,14 @@ def test_literals_ride_on_the_parts_beside_them() -> None:
     ref = ObjectRef("b", "k", 8, "e")
     parts = list(
         cut(
-            [Literal(b"ab"), Segment(ref, 0, 8), Literal(b"cd"), Segment(ref, 0, 8)],
+            [b"ab", Segment(ref, 0, 8), b"cd", Segment(ref, 0, 8)],
             part_size=lambda: 8,
             epoch=0,
         )
     )
     whole = Segment(ref, 0, 8)
     assert [part.items for part in parts] == [(b"ab", whole, b"cd"), (whole,)]
-    (small, *_, last) = cut([Literal(b"x" * 200_000)], part_size=lambda: 1 << 20, epoch=0)
+    (small, *_, last) = cut([b"x" * 200_000], part_size=lambda: 1 << 20, epoch=0)
     assert (small.size, small.body) == (65536, 0)
     assert last.offset + last.size == 200_000
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamer.errors import ConfigError
-from streamer.plan import Entries, Literal, ObjectRef, S3Uri, Segment
+from streamer.plan import Entries, ObjectRef, S3Uri, Segment
 from streamer.plan.host_ranks import HostRanks
 from streamer.plan.mix import LARGEST_SUM, Mix, MixBy, Picks, Until, lowest_terms
 from streamer.plan.mixed_order import MixedOrder
@@ -285,7 +285,7 @@ def test_a_resume_at_any_number_of_ranks_begins_at_its_step() -> None:
                     assert bytes_of(rest)[offset - start :] == stream[offset:]
 
 
-def bytes_of(segments: Iterable[Segment | Literal]) -> list[tuple[str, int]]:
+def bytes_of(segments: Iterable[Segment | bytes]) -> list[tuple[str, int]]:
     """Key and offset of every byte."""
     return [
         (each.object.key, offset)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamer.errors import ConfigError, CorruptObject
-from streamer.plan import Entries, Literal, ObjectRef, Part, Position, S3Uri, Segment, cut
+from streamer.plan import Entries, ObjectRef, Part, Position, S3Uri, Segment, cut
 from streamer.plan.host_ranks import HostRanks
 from streamer.plan.mix import Mix, MixBy, Until
 from streamer.plan.mixed_order import MixedOrder
@@ -141,7 +141,7 @@ def test_the_plans_of_ranks_stream_the_bytes_of_their_records(
     order = reference.record_order(table.counts, table.sizes, seed=seed, epoch=epoch, block=500)
     batches = reference.global_batches(order, size, remainder)
     width, counted = size // ranks, count_parts(whole, epoch, 64)
-    after_run, after_epoch = ([Literal(mark)] if mark else [] for mark in end_marks)
+    after_run, after_epoch = ([mark] if mark else [] for mark in end_marks)
     for rank, plan in enumerate(whole.ranks(ranks)):
         due = [record for batch in batches for record in batch[rank * width : (rank + 1) * width]]
         segments = list(plan.segments(epoch))
@@ -216,7 +216,7 @@ def test_without_the_padding_the_ranks_have_every_record_once(
     assert whole.padding(0) == padding == (whole.records(0) - len(every) if remainder == "pad" else 0)
 
 
-def ranges(segments: Iterable[Segment | Literal]) -> list[tuple[int, int, int]]:
+def ranges(segments: Iterable[Segment | bytes]) -> list[tuple[int, int, int]]:
     found = []
     for segment in segments:
         assert isinstance(segment, Segment)
@@ -350,12 +350,12 @@ def test_a_resume_of_archives_begins_near_its_offset(
             assert contents(segments) == whole[near:]
 
 
-def contents(segments: Iterable[Segment | Literal]) -> list[tuple[str, int]]:
+def contents(segments: Iterable[Segment | bytes]) -> list[tuple[str, int]]:
     """Every byte of the segments, by object and offset."""
     return [
-        (each.object.key, offset) if isinstance(each, Segment) else ("", each.data[offset])
+        (each.object.key, offset) if isinstance(each, Segment) else ("", each[offset])
         for each in segments
-        for offset in (range(each.start, each.end) if isinstance(each, Segment) else range(len(each.data)))
+        for offset in (range(each.start, each.end) if isinstance(each, Segment) else range(len(each)))
     ]
 
 

@@ -16,7 +16,7 @@ from sidecar.job.resume import Saved, parse_saved, saved_by_fifo, start_position
 from sidecar.job.state_source import read_states
 from streamer.errors import ConfigError, SourceChanged
 from streamer.helpers.keeper_client import Held
-from streamer.plan import Literal, ObjectRef, Plan, Position, ResumePoint, Segment, cut
+from streamer.plan import ObjectRef, Plan, Position, ResumePoint, Segment, cut
 from streamer.plan.parts import Part, rest
 from streamer.plan.record_order import Deal
 from streamer.plan.record_places import offset_of
@@ -35,10 +35,10 @@ if LATE:
 CONTENTS = {"": b"", "a": bytes(range(200)), "b": b"", "c": b"xyz" * 40, "d": b"q"}
 
 
-def bytes_of(items: list[Literal | Segment] | Iterator[Segment | Literal]) -> bytes:
+def bytes_of(items: list[bytes | Segment] | Iterator[Segment | bytes]) -> bytes:
     """What segments or literals stream."""
     return b"".join(
-        item.data if isinstance(item, Literal) else CONTENTS[item.object.key][item.start : item.end]
+        item if isinstance(item, bytes) else CONTENTS[item.object.key][item.start : item.end]
         for item in items
     )
 
@@ -57,12 +57,12 @@ ranges = st.sampled_from([objects["a"], objects["c"], objects["d"]]).flatmap(
         lambda pair: Segment(ref, min(pair), max(pair))
     )
 )
-segments = st.lists(st.builds(Literal, st.binary(max_size=30)) | ranges, max_size=12)
+segments = st.lists(st.binary(max_size=30) | ranges, max_size=12)
 
 
 @given(segments, st.integers(0, 700), st.integers(1, 60))
 def test_cut_from_any_byte_gives_the_rest_of_the_stream(
-    found: list[Literal | Segment], start: int, part_size: int
+    found: list[bytes | Segment], start: int, part_size: int
 ) -> None:
     """Whatever is resumed is the reference stream from there on, and every part knows its place."""
     whole = bytes_of(found)
