@@ -107,7 +107,7 @@ class Part:
 
     def rest(self, first: int) -> list[Segment | bytes]:
         """Return the items without the first `first` bytes."""
-        return list(rest(self.items, first))
+        return list(rest(self.items, first) if first else self.items)
 
 
 MOST_RANGES = 256

@@ -106,7 +106,9 @@ class PartRequests:
         self._gets = gets
         self._came: Callable[[Get], None] = came
         self._failed: Callable[[int], None] = failed
-        self._unsent = deque((index, item) for index, item in enumerate(items) if not isinstance(item, bytes))
+        self._unsent = deque(
+            [(index, item) for index, item in enumerate(items) if not isinstance(item, bytes)]
+        )
         self._sole = len(self._unsent) == 1
         """Whether there is one range, whose body waits for nothing but the stage."""
         self._first = self._unsent[0][0] if self._unsent else None

@@ -33,10 +33,6 @@ PHASES: tuple[Phase, ...] = ("credentials", "connect", "first_byte", "body", "th
 other failure."""
 
 
-def no_phase(_: Phase) -> None:
-    """Ignore the phase of a request."""
-
-
 NO_HEADER: Mapping[str, str] = {}
 
 
@@ -48,7 +44,7 @@ response header; seconds to the end of the body; fields of the response header b
 
 
 def ignore(*_: object) -> None:
-    """Ignore that a request has ended, or that it is spare."""
+    """Ignore what a request reports."""
 
 
 @dataclass(slots=True)
@@ -62,7 +58,7 @@ class RangeRequest:
     """Number of the attempt, from 1, which errors name. A later one begins with one GET at a time."""
     avoid: str | None = None
     """An address not to send the request to, if the endpoint has another."""
-    on_phase: Callable[[Phase], None] = no_phase
+    on_phase: Callable[[Phase], None] = ignore
     """Called when the request enters a phase. Some transports report no phase and stay at `first_byte`."""
     peer: str | None = None
     """Address that the first GET was sent to; None if the transport does not set it."""
