@@ -271,7 +271,7 @@ class Stage(ABC):
 
     @abstractmethod
     def drain_into(self, fd: int, most: int = ALL) -> int:
-        """As `Drainable.drain_into`."""
+        """Move bytes of the stage into `fd` (`Drainable.drain_into`)."""
 
     @abstractmethod
     def _read(self, body: Body) -> None:
