@@ -14,7 +14,7 @@ from sidecar.observe.state import JobState
 from sidecar.process.progress import progress_line
 from sidecar.records.rank_advice import small_requests, unequal_steps
 from streamer.aio import in_thread
-from streamer.plan.part_count import count_parts, number_of_parts
+from streamer.plan.folds import count_parts, number_of_parts
 from streamer.plan.record_plan import RecordPlan
 from streamer.units import decimal_bytes
 
@@ -107,16 +107,16 @@ class _Parts:
         if counted is None or not isinstance(plan, RecordPlan) or not isinstance(whole, RecordPlan):
             return number_of_parts(plan, self._part_size)
         if plan is whole:
-            return counted.together
-        return counted.by_rank[plan.deal.first - whole.deal.first]
+            return counted[-1]
+        return counted[plan.deal.first - whole.deal.first]
 
     def small_requests(self, channel: ChannelConfig) -> dict[str, Any]:
         """Return why the requests of ranks are small, and what to do; nothing if they are not."""
         if self._of_ranks is None:
             return {}
-        separately, together = sum(self._of_ranks.by_rank), self._of_ranks.together
+        *by_rank, together = self._of_ranks
         total = self._whole.total_bytes(0)
-        found = small_requests(channel, bytes_total=total, separately=separately, together=together)
+        found = small_requests(channel, bytes_total=total, separately=sum(by_rank), together=together)
         return {} if found is None else {"small_requests": found._asdict()}
 
 

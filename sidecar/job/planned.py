@@ -76,7 +76,7 @@ def _slice_bytes(plan: Plan) -> float:
     """Return the mean bytes of a rank's slice of a global batch."""
     if not isinstance(plan, RecordPlan):
         raise TypeError(f"no slices: {plan!r}")
-    return plan.deal.slice * sum(plan.entries.sizes) / max(1, sum(plan.host_ranks.table.counts))
+    return plan.deal.slice * sum(plan.entries.sizes) / max(1, sum(plan.table.counts))
 
 
 def figures_by_record(plan: Plan) -> dict[str, Any]:
@@ -88,5 +88,5 @@ def figures_by_record(plan: Plan) -> dict[str, Any]:
         "steps": plan.steps(0),
         "padding": plan.padding(0),
         "all_ranks": plan.deal.ranks,
-        "order": plan.host_ranks.order_digest[:16],
+        "order": plan.order_digest[:16],
     }

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from streamer.errors import ConfigError, SourceChanged
 from streamer.plan import Position, parse_partial
-from streamer.plan.record_places import offset_of, records_before
+from streamer.plan.folds import offset_of, records_before
 from streamer.plan.record_plan import RecordPlan
 from streamer.relay.channel_spec import StartPosition
 from streamer.step_state import StepState, is_step_state, order_difference, why_not_begin

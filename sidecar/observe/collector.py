@@ -92,8 +92,8 @@ def _channel_info(state: JobState) -> Iterator[tuple[str, float]]:
 
 
 def _order_hosts(state: JobState) -> Iterator[tuple[str, float]]:
-    for channel, ranks in state.host_ranks().items():
-        order, deal = ranks.order_digest[:16], ranks.deal
+    for channel, plan in state.record_plans().items():
+        order, deal = plan.order_digest[:16], plan.deal
         labels = _labels(whole=channel, training_job=state.job.training_job_name, order=order)
         yield labels, deal.ranks / (deal.end - deal.first)
 

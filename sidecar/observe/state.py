@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from sidecar.config.hosts import Hosts
     from sidecar.config.job import Job
     from streamer.errors import SinkError, SourceError
-    from streamer.plan.host_ranks import HostRanks
     from streamer.relay.statistics import ChannelStatistics
     from streamer.relay.transport import Transport
     from streamer.schedule.budget import MemoryBudget
@@ -121,13 +120,13 @@ class JobState:
         """Set when the first channel has failed for good."""
         self.history = ChannelHistory(self.statistics)
 
-    def host_ranks(self) -> dict[str, HostRanks]:
-        """Return the ranks of each channel that is shared by record, once the FIFOs are offered."""
+    def record_plans(self) -> dict[str, RecordPlan]:
+        """Return the plan of this host for each channel that ranks share by record, once it is offered."""
         found = {}
         for config in self.job.channels("Pipe"):
             channel = self.channels.get(self.job.fifos(config)[0])
             if channel is not None and isinstance(channel.spec.plan, RecordPlan):
-                found[config.channel_name] = channel.spec.plan.host_ranks
+                found[config.channel_name] = channel.spec.plan.host
         return found
 
     def note_transport(self, transport: Transport) -> None:

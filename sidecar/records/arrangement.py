@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from sidecar.config.request import ChannelConfig
     from streamer.plan import Entries
-    from streamer.plan.record_order import Order
+    from streamer.plan.mixed_order import Order
 
 
 def record_order(channel: ChannelConfig, entries: Entries, counts: Sequence[int], batch: int) -> Order:

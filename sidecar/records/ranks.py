@@ -29,7 +29,6 @@ from sidecar.records.arrangement import record_order
 from streamer.aio import in_thread, task_group
 from streamer.errors import ConfigError, CorruptObject, PenstockError
 from streamer.formats.record_index import memory_of, object_name
-from streamer.plan.host_ranks import HostRanks
 from streamer.plan.record_order import Deal
 from streamer.plan.record_plan import RecordPlan
 from streamer.plan.record_selection import memory_of_split
@@ -83,7 +82,7 @@ async def plan_by_record(
 
     def arrange() -> RecordPlan:
         order = record_order(channel, plan.entries, table.counts, deal.global_batch)
-        return RecordPlan(HostRanks(plan.entries, table, order, deal))
+        return RecordPlan(plan.entries, table, order, deal)
 
     planned = await in_thread(arrange)
 

@@ -1,8 +1,16 @@
 """Plans: the bytes that each channel streams, and their order. Pure and synchronous.
 
-A channel's plan is one ordered sequence of segments per epoch. A segment is a byte range of one frozen object
-version, or literal bytes. This package alone computes total length, digest, order and offsets; the packages
-that move bytes (`s3`, `relay`, `sink`) carry the plan out. It imports none of them.
+    entries ─ `Plan.order`: shuffle, shard ─▶ whole objects ─────┐
+    entries, record table, order of records, deal                │
+            └─ `Walk`, from any checkpoint on ─▶ pieces ─ folds ─┼─▶ segments ─ `cut` ─▶ parts ─ `gathered`
+                 (rank, entry, first, end, start, stop)          │
+                                                                 ├─▶ sums of each rank, and checkpoints
+                                                                 ├─▶ the turns of ranks that share a stream
+                                                                 └─▶ offsets of steps, records and objects
+
+A segment is a byte range of one frozen object version, or literal bytes. This package alone computes total
+length, digest, order and offsets; the packages that move bytes (`s3`, `relay`, `sink`) carry the plan out. It
+imports none of them.
 """
 
 from __future__ import annotations

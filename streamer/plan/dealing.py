@@ -1,37 +1,36 @@
 """Divides the stream of several ranks, in which each byte comes once, over the ranks. Pure.
 
     epoch's stream of these ranks   ── step 0 ──────────────┬── step 1 ─────────…
-    pieces                          rank 0 │ rank 1 │ rank 2 │ rank 0 │ …
-    pieces of tar samples           rank 0, mark │ rank 1, mark, more, mark │ …
+    turns                           rank 0 │ rank 1 │ rank 2 │ rank 0 │ …
+    shares of tar samples           rank 0, mark │ rank 1, mark, more, mark │ …
 
-The pieces are the rank of each run of bytes and its length, in stream order. The end mark of a run of tar
-samples is a piece that is not in the stream: it follows the run at once, so that its last sample is whole
+The turns are the rank of each run of bytes and its length, in stream order. The end mark of a run of tar
+samples is a turn that is not in the stream: it follows the run at once, so that its last sample is whole
 before the stream goes on with another rank. Joined samples (`Join`) have no stream of several ranks: a
-sample would be whole when the rank's next one begins, after the other ranks' slices. Pieces are computed
-while the stream is delivered: in O(√B) memory, as its segments are (`streamer.plan.record_order`); for end
-marks also the runs of one step.
+sample would be whole when the rank's next one begins, after the other ranks' slices. Turns are computed
+while the stream is delivered (`streamer.plan.pieces`); for end marks the pieces of one step are held.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import chain
+from operator import gt
 from typing import TYPE_CHECKING, NamedTuple
 
-from streamer.plan.record_order import START, Run, Walk
+from streamer.plan.pieces import START
 from streamer.plan.record_plan import RecordPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
+    from streamer.plan.pieces import Piece
     from streamer.plan.plan import Plan
 
-_NO_RUN = Run(0, 0, 0)
-"""Follows the last run of a rank; no run ends at its begin."""
 
-
-class Piece(NamedTuple):
+class Turn(NamedTuple):
     """Consecutive bytes of a stream that one rank gets, or the end mark after them."""
 
     rank: int
@@ -43,17 +42,17 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DealtEpoch:
-    """The pieces of one epoch from some point of its stream on."""
+    """The turns of one epoch from some point of its stream on."""
 
     offset: int
     """Offset of that point in the stream."""
     before: list[int]
     """Bytes of each rank before that point, end marks included."""
-    pieces: Iterator[Piece]
+    turns: Iterator[Turn]
 
 
 def deal_stream(plan: Plan, epoch: int, offsets: Sequence[int]) -> DealtEpoch:
-    """Return the pieces of the epoch from the first byte that any rank lacks.
+    """Return the turns of the epoch from the first byte that any rank lacks.
 
     `offsets`: bytes that each rank has already; with one of them, the whole stream is of one rank. Takes some
     ten milliseconds for offsets after 0, once the plan knows the epoch's length. Raises ValueError for other
@@ -61,66 +60,67 @@ def deal_stream(plan: Plan, epoch: int, offsets: Sequence[int]) -> DealtEpoch:
     """
     if len(offsets) == 1:
         left = plan.total_bytes(epoch) - offsets[0]
-        return DealtEpoch(offsets[0], [offsets[0]], iter([Piece(0, left)] if left else []))
+        return DealtEpoch(offsets[0], [offsets[0]], iter([Turn(0, left)] if left else []))
     if not isinstance(plan, RecordPlan) or len(offsets) != plan.deal.end - plan.deal.first:
         raise ValueError(f"no stream of {len(offsets)} ranks: {plan!r}")
-    step, start, offset, before = 0, START, 0, [0] * len(offsets)
+    *before, offset = [0] * (len(offsets) + 1)
+    at = START
     if any(offsets):
-        positions = plan.host_ranks.sums(epoch).positions
-        after = bisect_left(
-            positions, 1, key=lambda at: any(done > due for done, due in zip(at.sums, offsets, strict=False))
-        )
-        if after:
-            step, start, sums = positions[after - 1]
-            *before, offset = sums
-    pieces = _marked_pieces if plan.host_ranks.table.end_marks.run else _pieces
-    return _after(offset, before, pieces(plan, Walk(plan.host_ranks.order, epoch, start), step), offsets)
+        checkpoints = plan.sums(epoch).checkpoints
+        at = checkpoints[bisect_left(checkpoints, 1, key=lambda at: any(map(gt, at.sums, offsets))) - 1]
+        *before, offset = at.sums
+    pieces, mark = plan.pieces(epoch, at), len(plan.table.end_marks.run)
+    return _after(offset, before, _marked(pieces, mark) if mark else _unmarked(pieces), offsets)
 
 
-def _after(offset: int, before: list[int], pieces: Iterator[Piece], offsets: Sequence[int]) -> DealtEpoch:
-    """Return the pieces from the first byte that any rank lacks.
+def _after(offset: int, before: list[int], turns: Iterator[Turn], offsets: Sequence[int]) -> DealtEpoch:
+    """Return the turns from the first byte that any rank lacks.
 
-    `offset`, `before`: bytes of the stream, and of each rank, before `pieces`.
+    `offset`, `before`: bytes of the stream, and of each rank, before `turns`.
     """
-    for piece in pieces:
-        if before[piece.rank] + piece.size > offsets[piece.rank]:
-            return DealtEpoch(offset, before, chain([piece], pieces))
-        before[piece.rank] += piece.size
-        offset += 0 if piece.mark else piece.size
+    for turn in turns:
+        if before[turn.rank] + turn.size > offsets[turn.rank]:
+            return DealtEpoch(offset, before, chain([turn], turns))
+        before[turn.rank] += turn.size
+        offset += 0 if turn.mark else turn.size
     return DealtEpoch(offset, before, iter(()))
 
 
-def _pieces(plan: RecordPlan, walk: Walk, step: int) -> Iterator[Piece]:
-    """Yield the pieces of the plan's ranks from a step on: one for each rank and step."""
-    border, ranks = plan.host_ranks.table.border, plan.deal.end - plan.deal.first
-    rank, left, size = 0, plan.deal.slice, 0
-    for entry, first, end in plan.deal.together(walk, step):
-        record, start = first, border(entry, first)
-        while record < end:
-            last = min(record + left, end)
-            stop = border(entry, last)
-            size += stop - start
-            left -= last - record
-            record, start = last, stop
-            if not left:
-                yield Piece(rank, size)
-                rank, left, size = (rank + 1) % ranks, plan.deal.slice, 0
+def _unmarked(pieces: Iterable[Piece]) -> Iterator[Turn]:
+    """Yield the turns of the pieces: one for each rank and step."""
+    last, size = 0, 0
+    for rank, _, _, _, start, stop in pieces:
+        if rank != last:
+            yield Turn(last, size)
+            last, size = rank, 0
+        size += stop - start
+    if size:
+        yield Turn(last, size)
 
 
-def _marked_pieces(plan: RecordPlan, walk: Walk, step: int) -> Iterator[Piece]:
-    """Yield the same for records with end marks: a piece for each run of a step, and its end mark.
+def _marked(pieces: Iterable[Piece], mark: int) -> Iterator[Turn]:
+    """Yield a turn for each piece, and one for the end mark, of `mark` bytes, after each run.
 
-    A run that goes on in the rank's next slice has no end mark, so the runs of one step are held.
+    A run that goes on in the rank's next slice has no end mark yet, so a turn waits until the rank's next
+    piece is known.
     """
-    deal, table = plan.deal, plan.host_ranks.table
-    border, mark_bytes, steps = table.border, len(table.end_marks.run), deal.steps(walk.records)
-    held: list[tuple[int, Run]] = []
-    for number in range(step, steps + 1):
-        runs = list(deal.step(walk, number)) if number < steps else []
-        firsts = dict(reversed(runs))
-        for (rank, (entry, first, end)), (other, other_run) in pairwise([*held, (-1, _NO_RUN)]):
-            following = other_run if other == rank else firsts.get(rank, _NO_RUN)
-            yield Piece(rank - deal.first, border(entry, end) - border(entry, first))
-            if (following.entry, following.first) != (entry, end):
-                yield Piece(rank - deal.first, mark_bytes, mark=True)
-        held = runs
+    waiting, ends = deque[Turn](), dict[int, bool]()
+    """The turns from number `first` on; and by number whether a run ends, once that is known."""
+    last: dict[int, tuple[int, int, int]] = {}
+    """Number of the last piece of each rank, its object, and the byte after it."""
+    first = 0
+    for number, (rank, entry, _, _, start, stop) in enumerate(pieces):
+        if rank in last:
+            before, *after = last[rank]
+            ends[before] = after != [entry, start]
+        last[rank] = number, entry, stop
+        waiting.append(Turn(rank, stop - start))
+        while first in ends:
+            yield (turn := waiting.popleft())
+            if ends.pop(first):
+                yield Turn(turn.rank, mark, mark=True)
+            first += 1
+    for number, turn in enumerate(waiting, first):
+        yield turn
+        if ends.get(number, True):
+            yield Turn(turn.rank, mark, mark=True)

@@ -154,7 +154,7 @@ Phases = tuple[tuple[int, tuple[int, ...]], ...]
 
 
 class MixedOrder:
-    """The `Order` of the records of several sources."""
+    """The order of the records of several sources: it has what a `RecordOrder` has."""
 
     def __init__(
         self,
@@ -331,3 +331,7 @@ def _outside(entries: Entries, uri: S3Uri, entry: int) -> bool:
     """Return whether the object of an entry is not below the prefix."""
     ref = only_object(entries, entry)
     return ref.bucket != uri.bucket or not ref.key.startswith(uri.key)
+
+
+Order = RecordOrder | MixedOrder
+"""The order of all records of a channel, for every epoch."""

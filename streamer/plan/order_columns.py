@@ -17,19 +17,21 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from streamer.cancellation import Cancelled, cancelled
-from streamer.plan.order_sums import OrderSums, StepPosition
-from streamer.plan.record_order import RecordOrder, WalkPosition
+from streamer.plan.order_sums import OrderSums
+from streamer.plan.pieces import Checkpoint
+from streamer.plan.record_order import RecordOrder
 from streamer.plan.record_table import IndexedRecords
 from streamer.plan.shuffle import Permutation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from types import ModuleType
 
     from numpy import int64
     from numpy.typing import NDArray
 
-    from streamer.plan.record_order import BlockLayout, Deal, Order
+    from streamer.plan.mixed_order import Order
+    from streamer.plan.record_order import Deal
     from streamer.plan.record_table import OffsetColumns, RecordTable
 
     Numbers = NDArray[int64]
@@ -72,7 +74,7 @@ def sum_columns(
     *,
     table: RecordTable,
     deal: Deal,
-    positions_every: int,
+    every: int,
     many: int = MANY,
     most_slices: int = MOST_SLICES,
     most_runs: int = MOST_RUNS,
@@ -84,20 +86,23 @@ def sum_columns(
     """
     if not isinstance(order, RecordOrder) or not isinstance(table, IndexedRecords):
         return None
-    layout, steps = order.layout, deal.steps(order.records)
-    if layout is None or not steps or table.end_marks.run or layout.number + steps * deal.ranks < many:
+    steps = deal.steps(order.records)
+    if order.firsts is None or not steps or table.end_marks.run:
+        return None
+    if order.blocks_each + steps * deal.ranks < many:
         return None
     np = load_numpy()
     if np is None:
         return None
-    sums = _ColumnSums(np, deal, order.records, positions_every)
+    sums = _ColumnSums(np, deal, order.records, every)
     offsets = _Offsets(np, table.columns)
-    runs = _chunks(np, order, layout, epoch)
+    runs = _chunks(np, order, order.firsts, epoch)
     for window in _windows(np, runs, deal, steps, most_slices=most_slices, most_runs=most_runs):
         if not sums.add(window, offsets):
             return None
     end = len(table.end_marks.epoch)
-    return OrderSums(array("Q", [*(int(each) + end for each in sums.totals), sums.together]), sums.positions)
+    totals = array("Q", [*(int(each) + end for each in sums.totals), sums.together])
+    return OrderSums(totals, sums.checkpoints)
 
 
 class _Window(NamedTuple):
@@ -152,14 +157,15 @@ def _windows(
         number += rest
 
 
-def _chunks(np: Any, order: RecordOrder, layout: BlockLayout, epoch: int) -> Iterator[Numbers]:
+def _chunks(np: Any, order: RecordOrder, of_objects: Sequence[int], epoch: int) -> Iterator[Numbers]:
     """Yield the runs of the order, over and over."""
-    firsts, each, bounds = (np.array(column, np.int64) for column in layout[:3])
-    blocks = None if layout.blocks is None else np.array(layout.blocks, np.int64)
-    permutation = None if order.seed is None else Permutation(layout.number, seed=order.seed, epoch=epoch)
+    firsts, each, bounds = (np.array(column, np.int64) for column in (of_objects, order.each, order.bounds))
+    blocks = None if order.blocks is None else np.array(order.blocks, np.int64)
+    number = order.blocks_each
+    permutation = None if order.seed is None else Permutation(number, seed=order.seed, epoch=epoch)
     while True:
-        for first in range(0, layout.number, 1 << 16):
-            numbers = np.arange(first, min(first + (1 << 16), layout.number))
+        for first in range(0, number, 1 << 16):
+            numbers = np.arange(first, min(first + (1 << 16), number))
             if permutation is not None:
                 numbers = permutation.over_array(np, numbers)
             if blocks is not None:
@@ -213,7 +219,7 @@ class _ColumnSums:
         self._every = self._due = every
         self.totals: Numbers = np.zeros(deal.end - deal.first, np.int64)
         """Bytes of each rank."""
-        self.positions: list[StepPosition] = []
+        self.checkpoints = [Checkpoint(sums=array("Q", bytes(8 * len(self.totals) + 8)))]
 
     @property
     def together(self) -> int:
@@ -274,8 +280,7 @@ class _ColumnSums:
             if step and step * batch < self._records:
                 begin = window.step * batch + int(positions[run]) if run else window.begin
                 before = self.totals + (sums[at - 1] if at else 0)
-                walk = WalkPosition(window.number + run, begin)
                 found = array("Q", [*map(int, before), int(before.sum())])
-                self.positions.append(StepPosition(step, walk, found))
+                self.checkpoints.append(Checkpoint(step, window.number + run, begin, found))
             at += 1
         self.totals = self.totals + sums[-1]

@@ -18,8 +18,8 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from dataclasses import dataclass
-from itertools import accumulate, chain, count, islice
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from itertools import accumulate, islice
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from streamer.errors import ConfigError
 from streamer.plan.shuffle import Permutation
@@ -28,7 +28,7 @@ from streamer.units import MIB
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
-    from streamer.plan.selected_records import SelectedRecords
+    from streamer.plan.split import Split
 
 BLOCK = 1 * MIB
 """Default bytes of a block."""
@@ -54,67 +54,34 @@ def records_per_block(records: int, size: int, block: int) -> int:
     return max(1, block * records // size) if size else 1
 
 
-class Order(Protocol):
-    """The order of all records of a channel, for every epoch: a `RecordOrder`, or a mix of several."""
+class SelectedRecords(NamedTuple):
+    """The records of a channel that a split or a limit has selected."""
 
-    @property
-    def varies(self) -> bool:
-        """Whether epochs have different orders."""
-        ...
-
-    def key(self, epoch: int) -> Hashable:
-        """Return a key of the epoch's order: epochs with equal keys have equal orders."""
-        ...
-
-    @property
-    def records(self) -> int:
-        """Number of records of an epoch."""
-        ...
+    counts: Sequence[int]
+    """Records of each object."""
+    bounds: Sequence[int]
+    """Number in each object of the first record from which on none is selected."""
+    blocks: array[int] | None
+    """Numbers of the selected blocks of all objects, ascending; None: all that the bounds allow."""
+    split: Split | None
 
     @property
     def arranged(self) -> dict[str, Any]:
-        """The inputs of the digest that the order adds."""
-        ...
+        """The inputs of the order's digest that a split adds."""
+        if self.split is None:
+            return {}
+        take = [[folds.start, folds.stop - 1] for folds in self.split.take]
+        return {"split": {"of": self.split.of, "take": take, "seed": self.split.seed}}
 
     def lines(self) -> Iterable[bytes]:
-        """Yield the lines of the digest."""
-        ...
-
-    def runs(self, epoch: int, first: int = 0) -> Iterator[Run]:
-        """Yield the epoch's order as runs, from number `first` on; none is empty."""
-        ...
-
-
-class BlockLayout(NamedTuple):
-    """The blocks of an order, in plan order."""
-
-    firsts: Sequence[int]
-    """Number of the first block of each object, and one more for the end."""
-    each: Sequence[int]
-    """Records of each block, by object."""
-    bounds: Sequence[int]
-    """Number of the record after the last one of the order, by object."""
-    blocks: Sequence[int] | None
-    """Numbers of the blocks of the order; None: all."""
-
-    @property
-    def number(self) -> int:
-        """Number of blocks of the order."""
-        return self.firsts[-1] if self.blocks is None else len(self.blocks)
-
-    def runs(self, numbers: Iterable[int]) -> Iterator[Run]:
-        """Yield the records of each of these blocks."""
-        firsts, each, bounds = self.firsts, self.each, self.bounds
-        for number in numbers:
-            entry = bisect_right(firsts, number) - 1
-            size, bound = each[entry], bounds[entry]
-            first = (number - firsts[entry]) * size
-            end = first + size
-            yield Run(entry, first, min(end, bound))
+        """Yield the lines of the order's digest: the records of each object, and those up to its bound."""
+        for records, bound in zip(self.counts, self.bounds, strict=True):
+            if records:
+                yield b"%d\n" % records if bound == records else b"%d %d\n" % (records, bound)
 
 
 class RecordOrder:
-    """The `Order` of all records of some objects."""
+    """The order of all records of some objects, in every epoch."""
 
     def __init__(
         self,
@@ -136,56 +103,79 @@ class RecordOrder:
             raise ValueError(f"a block has at least one byte, not {block}")
         self.seed = seed
         self.block = block
-        self._counts = self._bounds = counts
+        self._counts = self.bounds = counts
         self._selected: SelectedRecords | None = None
-        self.layout: BlockLayout | None = None
-        """The blocks of the order; None: runs are whole objects."""
-        each, blocks = array("Q"), None
+        self.firsts: Sequence[int] | None = None
+        """Number of the first block of each object, and of the end; None: runs are whole objects."""
+        self.each = array("Q")
+        """Records of each block, by object."""
+        self.blocks: Sequence[int] | None = None
+        """Numbers of the blocks of the order; None: all."""
         if seed is not None or select is not None or in_blocks:
             both = zip(counts, sizes, strict=True)
-            each.extend(records_per_block(records, size, block) for records, size in both)
+            self.each.extend(records_per_block(records, size, block) for records, size in both)
         if select is not None:
-            self._selected = select(each)
-            self._bounds, blocks = self._selected.bounds, self._selected.blocks
-        if seed is not None or blocks is not None or in_blocks:
-            cut = zip(self._bounds if blocks is None else counts, each, strict=True)
-            firsts = array("Q", accumulate((-(-records // size) for records, size in cut), initial=0))
-            self.layout = BlockLayout(firsts, each, self._bounds, blocks)
+            self._selected = select(self.each)
+            self.bounds, self.blocks = self._selected.bounds, self._selected.blocks
+        if seed is not None or self.blocks is not None or in_blocks:
+            cut = zip(self.bounds if self.blocks is None else counts, self.each, strict=True)
+            self.firsts = array("Q", accumulate((-(-records // size) for records, size in cut), initial=0))
         self.records = (
-            sum(self._bounds)
-            if self.layout is None or blocks is None
-            else sum(run.end - run.first for run in self.layout.runs(blocks))
+            sum(self.bounds)
+            if self.firsts is None or self.blocks is None
+            else sum(run.end - run.first for run in self._of_blocks(self.firsts, self.blocks))
         )
         """Number of records of an epoch."""
 
     @property
     def varies(self) -> bool:
+        """Whether epochs have different orders."""
         return self.seed is not None
 
     def key(self, epoch: int) -> Hashable:
+        """Return a key of the epoch's order: epochs with equal keys have equal orders."""
         return None if self.seed is None else epoch
 
     @property
     def arranged(self) -> dict[str, Any]:
+        """The inputs of the digest that the order adds."""
         arranged = {} if self.seed is None else {"seed": self.seed, "block": self.block}
         return arranged if self._selected is None else arranged | self._selected.arranged
 
     def lines(self) -> Iterable[bytes]:
+        """Yield the lines of the digest."""
         if self._selected is not None:
             return self._selected.lines()
         return (b"%d\n" % records for records in self._counts if records)
 
+    @property
+    def blocks_each(self) -> int:
+        """Blocks of an epoch; 0 if runs are whole objects."""
+        if self.firsts is None:
+            return 0
+        return self.firsts[-1] if self.blocks is None else len(self.blocks)
+
     def runs(self, epoch: int, first: int = 0) -> Iterator[Run]:
-        layout = self.layout
-        if layout is None:
-            whole = (Run(entry, 0, records) for entry, records in enumerate(self._bounds) if records)
+        """Yield the epoch's order as runs, from number `first` on; none is empty."""
+        if self.firsts is None:
+            whole = (Run(entry, 0, records) for entry, records in enumerate(self.bounds) if records)
             return islice(whole, first, None)
-        numbers: Iterable[int] = range(first, layout.number)
+        numbers: Iterable[int] = range(first, self.blocks_each)
         if self.seed is not None:
-            numbers = Permutation(layout.number, seed=self.seed, epoch=epoch).over(numbers)
-        if layout.blocks is not None:
-            numbers = map(layout.blocks.__getitem__, numbers)
-        return layout.runs(numbers)
+            numbers = Permutation(self.blocks_each, seed=self.seed, epoch=epoch).over(numbers)
+        if self.blocks is not None:
+            numbers = map(self.blocks.__getitem__, numbers)
+        return self._of_blocks(self.firsts, numbers)
+
+    def _of_blocks(self, firsts: Sequence[int], numbers: Iterable[int]) -> Iterator[Run]:
+        """Yield the records of the blocks with these numbers."""
+        each, bounds = self.each, self.bounds
+        for number in numbers:
+            entry = bisect_right(firsts, number) - 1
+            size, bound = each[entry], bounds[entry]
+            first = (number - firsts[entry]) * size
+            end = first + size
+            yield Run(entry, first, min(end, bound))
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,85 +219,3 @@ class Deal:
             return 0
         end = (self.steps(records) - 1) * self.global_batch + self.end * self.slice
         return max(0, min(end - records, self.slice * (self.end - self.first))) if records else 0
-
-    def deal(self, walk: Walk, first: int = 0) -> Iterator[tuple[int, Run]]:
-        """Yield the runs of these ranks, each with its rank: batch by batch, and in a batch rank by rank.
-
-        `first`: the first step; `walk` must not be after it.
-        """
-        for step in range(first, self.steps(walk.records)):
-            yield from self.step(walk, step)
-
-    def step(self, walk: Walk, step: int) -> Iterator[tuple[int, Run]]:
-        """Yield the same for one step. Steps must not decrease."""
-        start = step * self.global_batch
-        return walk.cut(start, self.slice, range(self.first, self.end))
-
-    def together(self, walk: Walk, first: int = 0) -> Iterator[Run]:
-        """Yield the runs of these ranks as `deal` does, but without cutting them at the borders of ranks."""
-        size, ranks = self.slice, self.end - self.first
-        steps, at_once = self.steps(walk.records), 1
-        if ranks == self.ranks:  # the steps follow each other in the order
-            at_once = max(1, steps - first)
-        for step in range(first, steps, at_once):
-            start = step * self.global_batch + self.first * size
-            for _, run in walk.cut(start, size * ranks * at_once, range(1)):
-                yield run
-
-
-class WalkPosition(NamedTuple):
-    """Position in an epoch's order at which a walk may start."""
-
-    run: int = 0
-    """Number of the run."""
-    record: int = 0
-    """Number, in the order, of the run's first record."""
-
-
-START = WalkPosition()
-
-
-class Walk:
-    """One walk over an epoch's order, which starts again at its end."""
-
-    def __init__(self, order: Order, epoch: int, position: WalkPosition = START) -> None:
-        """`position`: start of the walk; earlier records cannot be cut."""
-        self.records = order.records
-        again = chain.from_iterable(order.runs(epoch) for _ in count())
-        self._runs = chain(order.runs(epoch, position.run), again)
-        self._run = Run(0, 0, 0)
-        self._start = position.record
-        """Position in the order of the current run's first record."""
-
-    def cut(self, start: int, size: int, ranks: range) -> Iterator[tuple[int, Run]]:
-        """Yield the runs of each of these ranks, with the rank. Positions must not decrease.
-
-        Rank r has the `size` positions from `start + r * size` on.
-        """
-        entry, first, last = self._run
-        at = self._start
-        start += ranks.start * size
-        for rank in ranks:
-            end = start + size
-            while start < end:
-                while at + last - first <= start:
-                    at += last - first
-                    entry, first, last = self._run = next(self._runs)
-                self._start = at
-                record = first + start - at
-                start = min(end, at + last - first)
-                yield rank, Run(entry, record, first + start - at)
-
-
-def joined(runs: Iterable[Run]) -> Iterator[Run]:
-    """Yield the runs, with those joined that follow each other in one object."""
-    held: Run | None = None
-    for run in runs:
-        if held is not None and held.entry == run.entry and held.end == run.first:
-            held = Run(held.entry, held.first, run.end)
-            continue
-        if held is not None:
-            yield held
-        held = run
-    if held is not None:
-        yield held

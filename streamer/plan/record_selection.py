@@ -24,9 +24,8 @@ from sys import byteorder
 from typing import TYPE_CHECKING
 
 from streamer.errors import ConfigError
-from streamer.plan.record_order import BLOCK, records_per_block
+from streamer.plan.record_order import BLOCK, SelectedRecords, records_per_block
 from streamer.plan.record_table import only_object
-from streamer.plan.selected_records import SelectedRecords
 from streamer.plan.selection import Draw
 from streamer.units import counted
 

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING
 from streamer.aio import in_thread
 from streamer.errors import SinkError
 from streamer.plan import Position
-from streamer.plan.object_starts import object_starts
+from streamer.plan.folds import object_starts
 from streamer.relay.channel_report import ChannelReport
 from streamer.relay.channel_spec import NO_EVENTS
 from streamer.relay.channel_state import ChannelState, snapshot

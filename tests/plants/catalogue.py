@@ -507,31 +507,31 @@ PLANTS = (
     ),
     # Records of ranks
     Plant(
-        "piece of a rank counts the bytes of the rank before it",
+        "turn of a rank counts the bytes of the rank before it",
         "streamer/plan/dealing.py",
-        "rank, left, size = (rank + 1) % ranks, plan.deal.slice, 0",
-        "rank, left = (rank + 1) % ranks, plan.deal.slice",
+        "last, size = rank, 0",
+        "last = rank",
         (DEALING,),
     ),
     Plant(
         "end mark counted as bytes of the stream",
         "streamer/plan/dealing.py",
-        "offset += 0 if piece.mark else piece.size",
-        "offset += piece.size",
+        "offset += 0 if turn.mark else turn.size",
+        "offset += turn.size",
         (DEALING,),
     ),
     Plant(
         "record that goes on in the next slice has an end mark",
         "streamer/plan/dealing.py",
-        "following = other_run if other == rank else firsts.get(rank, _NO_RUN)",
-        "following = other_run if other == rank else _NO_RUN",
+        "ends[before] = after != [entry, start]",
+        "ends[before] = True",
         (DEALING,),
     ),
     Plant(
         "ranks of one host among several get the slices of others",
-        "streamer/plan/record_order.py",
-        "if ranks == self.ranks:",
-        "if ranks:",
+        "streamer/plan/pieces.py",
+        "size * ranks if self._others else (self._steps - at.step) * batch",
+        "(self._steps - at.step) * batch",
         (RECORDS,),
     ),
     Plant(
@@ -544,13 +544,13 @@ PLANTS = (
     Plant(
         "walk resumes one run too late",
         "streamer/plan/order_sums.py",
-        "WalkPosition(number, at)",
-        "WalkPosition(number + 1, at)",
+        "Checkpoint(step, walk.run, walk.record, sums)",
+        "Checkpoint(step, walk.run + 1, walk.record, sums)",
         (
             RECORDS,
             "tests/unit/test_mix.py",
             "tests/unit/test_mix_changes.py",
-            "tests/unit/test_record_places.py",
+            "tests/unit/test_folds.py",
         ),
     ),
     Plant(

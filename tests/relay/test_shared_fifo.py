@@ -13,8 +13,8 @@ import pytest
 from streamer.errors import ReaderGone
 from streamer.linux import ALL
 from streamer.plan import START, ObjectRef, Plan, Position
-from streamer.plan.dealing import DealtEpoch, Piece
-from streamer.plan.object_starts import object_starts
+from streamer.plan.dealing import DealtEpoch, Turn
+from streamer.plan.folds import object_starts
 from streamer.plan.record_table import END_MARK
 from streamer.relay.deliver.byte_queue import ByteQueue
 from streamer.relay.deliver.dealt_outlet import DealtOutlet
@@ -62,7 +62,7 @@ async def test_bytes_that_no_copy_took_are_not_of_the_next_epoch() -> None:
             while dealt.reader_gone:
                 group.changed.clear()
                 await group.changed.wait()
-            dealt.begin(DealtEpoch(0, [0], iter([Piece(0, 4 * MIB)])))
+            dealt.begin(DealtEpoch(0, [0], iter([Turn(0, 4 * MIB)])))
             while not dealt.holding:
                 dealt.push(ByteQueue([byte * MIB]))
             for reader, _ in pipes:
@@ -90,9 +90,9 @@ async def test_end_marks_go_into_full_fifos_once_they_take_bytes(copies: int, sk
         [SharedFifo(f"train-{rank}-{copy}", plan, Position(0, skipped), group) for copy in range(copies)]
         for rank in range(2)
     ]
-    pieces = [Piece(0, 10), Piece(0, MARK, mark=True), Piece(1, 10), Piece(1, MARK, mark=True)]
-    pieces += [Piece(0, 2 * MIB - 10), Piece(0, MARK, mark=True)]
-    pieces += [Piece(1, 2 * MIB - 10), Piece(1, MARK, mark=True)]
+    pieces = [Turn(0, 10), Turn(0, MARK, mark=True), Turn(1, 10), Turn(1, MARK, mark=True)]
+    pieces += [Turn(0, 2 * MIB - 10), Turn(0, MARK, mark=True)]
+    pieces += [Turn(1, 2 * MIB - 10), Turn(1, MARK, mark=True)]
     due = b"a" * 10 + bytes(MARK) + b"b" * (2 * MIB - 10) + bytes(MARK)
     sources = [ByteQueue([each]) for each in (b"a" * 10, b"a" * 10, *[b"b" * (2 * MIB - 10)] * 2)]
     dealt = DealtOutlet(group, give_up_after=60)
@@ -211,7 +211,7 @@ async def test_a_shortage_of_the_pipe_of_copies_is_waited_for() -> None:
         while not all(fifo.takes(0) for fifo in fifos):
             group.changed.clear()
             await group.changed.wait()
-        dealt.begin(DealtEpoch(0, [0], iter([Piece(0, 10)])))
+        dealt.begin(DealtEpoch(0, [0], iter([Turn(0, 10)])))
         source = RefusedOnce()
         with pytest.raises(BlockingIOError):
             dealt.push(source)

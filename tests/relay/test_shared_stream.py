@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from streamer.plan import S3Uri, Segment
-from streamer.plan.host_ranks import HostRanks
 from streamer.plan.record_order import Deal, RecordOrder
 from streamer.plan.record_plan import RecordPlan
 from streamer.plan.record_table import FixedRecords
@@ -86,7 +85,7 @@ async def ranks(
         table = FixedRecords(listed.entries, RECORD)
         order = RecordOrder(table.counts, listed.entries.sizes, seed=seed, block=100_000)
         deal = Deal(BATCH * count, count, 0, count, "drop")
-        whole = RecordPlan(HostRanks(listed.entries, table, order, deal))
+        whole = RecordPlan(listed.entries, table, order, deal)
         plans = whole.ranks(count)
         by_rank = [
             {f"train-{rank * copies + copy}": plan for copy in range(copies)}

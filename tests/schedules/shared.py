@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from streamer.plan import ObjectRef, Plan, Segment
-from streamer.plan.host_ranks import HostRanks
 from streamer.plan.record_order import Deal, RecordOrder
 from streamer.plan.record_plan import RecordPlan
 from streamer.plan.record_table import FixedRecords
@@ -34,7 +33,7 @@ def shared_stream(
     table = FixedRecords(entries, RECORD)
     order = RecordOrder(table.counts, entries.sizes, seed=shared.shuffle, block=8 * RECORD)
     deal = Deal(shared.batch * shared.ranks, shared.ranks, 0, shared.ranks, "drop")
-    whole = RecordPlan(HostRanks(entries, table, order, deal))
+    whole = RecordPlan(entries, table, order, deal)
     names = iter(channels)
     ranks = [{next(names).name: plan for _ in range(shared.copies)} for plan in whole.ranks(shared.ranks)]
     starts = {each.name: StartPosition() for each in channels}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
 from streamer.aio import WorkerThread, in_thread, task_group
 from streamer.plan import Entries, ObjectRef
-from streamer.plan.host_ranks import HostRanks
 from streamer.plan.record_order import Deal, RecordOrder
+from streamer.plan.record_plan import RecordPlan
 from streamer.plan.record_table import FixedRecords
 
 
@@ -95,17 +95,19 @@ async def test_without_a_further_thread_calls_run_in_the_pool_once_each(
     worker.close()
 
 
-class Started:
-    """Sets an event of the loop with the first piece of an epoch; an `OnPiece`."""
+class Started(FixedRecords):
+    """Records of a byte each; sets an event of the loop when the first of them are looked up."""
 
-    def __init__(self) -> None:
+    def __init__(self, entries: Entries) -> None:
+        super().__init__(entries, 1)
         self.event = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
 
-    def __call__(self, *_: int) -> None:
+    def borders(self, entry: int, first: int, end: int) -> Sequence[int]:
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self.event.set)
             self._loop = None
+        return super().borders(entry, first, end)
 
 
 @pytest.mark.parametrize("seed", [None, 7])
@@ -113,12 +115,11 @@ async def test_sums_that_would_take_years_end_when_their_task_is_cancelled(seed:
     """So a sidecar that computes them ends when it is stopped. In one run of 2^50 records, or in 2^34."""
     entries = Entries()
     entries.add(ObjectRef("b", "k", 1 << 50, "e"))
-    table = FixedRecords(entries, 1)
+    table = Started(entries)
     order = RecordOrder(table.counts, entries.sizes, seed=seed, block=1 << 16)
-    ranks = HostRanks(entries, table, order, Deal(1 << 16, 1, 0, 1))
-    started = Started()
-    task = asyncio.create_task(in_thread(ranks.sum_up, 0, ranks.deal, started))
-    await started.event.wait()
+    plan = RecordPlan(entries, table, order, Deal(1 << 16, 1, 0, 1))
+    task = asyncio.create_task(in_thread(plan.total_bytes, 0))
+    await table.event.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -1,4 +1,4 @@
-"""The pieces of a stream that several ranks share add up to the ranks' own streams."""
+"""The turns of the ranks that share a stream add up to the ranks' own streams."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.plan.dealing import DealtEpoch, Piece, deal_stream
-from streamer.plan.host_ranks import HostRanks
+from streamer.plan.dealing import DealtEpoch, Turn, deal_stream
 from streamer.plan.record_order import Deal, RecordOrder
 from streamer.plan.record_plan import RecordPlan
 from streamer.plan.record_table import EndMarks
@@ -29,12 +28,12 @@ def host_of(
     deal: Deal,
     seed: int | None,
     *,
-    positions_every: int = 3,
+    every: int = 3,
     end_marks: EndMarks = UNMARKED,
 ) -> RecordPlan:
     table = Table(sizes, end_marks)
     order = RecordOrder(table.counts, table.sizes, seed=seed, block=500)
-    return RecordPlan(HostRanks(table.entries(), table, order, deal, positions_every=positions_every))
+    return RecordPlan(table.entries(), table, order, deal, every=every)
 
 
 def shares(
@@ -43,7 +42,7 @@ def shares(
     """The bytes of each rank from the point on."""
     found: list[list[tuple[str, int]]] = [[] for _ in dealt.before]
     offset = dealt.offset
-    for rank, size, mark in dealt.pieces:
+    for rank, size, mark in dealt.turns:
         if mark:
             end_mark = end_marks.run
             assert size == len(end_mark)
@@ -86,15 +85,15 @@ def test_every_rank_gets_its_own_stream_from_any_point_on(
         stream[have:] for have, stream in zip(before, streams, strict=True)
     ]
     again = deal_stream(whole, epoch, offsets)
-    first = next(again.pieces, None)
-    assert first is None or before[first.rank] + first.size > offsets[first.rank], "no piece is before it"
+    first = next(again.turns, None)
+    assert first is None or before[first.rank] + first.size > offsets[first.rank], "no turn is before it"
 
 
 def test_a_point_in_a_long_epoch_is_found_without_a_walk_from_its_start() -> None:
-    whole = host_of([[8] * 40_000], Deal(4, 2, 0, 2), None, positions_every=1000)
-    sums = whole.host_ranks.sums(0)
+    whole = host_of([[8] * 40_000], Deal(4, 2, 0, 2), None, every=1000)
+    sums = whole.sums(0)
     walked = 0
-    table = whole.host_ranks.table
+    table = whole.table
     border = table.border
 
     def counted(entry: int, record: int) -> int:
@@ -111,25 +110,25 @@ def test_a_point_in_a_long_epoch_is_found_without_a_walk_from_its_start() -> Non
 def test_the_one_rank_of_a_stream_gets_all_of_it() -> None:
     plan = plan_of([[10, 20], [30]], Deal(1, 1, 0, 1))
     dealt = deal_stream(plan, 0, [25])
-    assert (dealt.offset, list(dealt.pieces)) == (25, [Piece(0, 35)])
-    assert list(deal_stream(plan, 0, [60]).pieces) == []
+    assert (dealt.offset, list(dealt.turns)) == (25, [Turn(0, 35)])
+    assert list(deal_stream(plan, 0, [60]).turns) == []
 
 
-def test_pieces_are_as_long_as_slices() -> None:
-    """Two records of each rank in a step: a slice over two objects is one piece."""
+def test_turns_are_as_long_as_slices() -> None:
+    """Two records of each rank in a step: a slice over two objects is one turn."""
     dealt = deal_stream(plan_of([[1, 2, 4], [8, 16, 32, 64, 128]], Deal(4, 2, 0, 2)), 0, [0, 0])
-    pieces = list(dealt.pieces)
-    assert pieces == [Piece(0, 3), Piece(1, 12), Piece(0, 48), Piece(1, 192)]
-    assert all(one.rank != other.rank for one, other in pairwise(pieces))
+    turns = list(dealt.turns)
+    assert turns == [Turn(0, 3), Turn(1, 12), Turn(0, 48), Turn(1, 192)]
+    assert all(one.rank != other.rank for one, other in pairwise(turns))
 
 
 def test_an_end_mark_follows_each_run_at_once() -> None:
     """The reader of a rank has its last sample before the others get theirs."""
     whole = plan_of([[1, 2, 4], [8, 16, 32, 64, 128]], Deal(4, 2, 0, 2), end_marks=EndMarks(run=b"end"))
-    first, end, second = Piece(0, 3), Piece(0, 3, mark=True), Piece(1, 3, mark=True)
-    assert list(deal_stream(whole, 0, [0, 0]).pieces) == [
-        *(first, end, Piece(1, 4), second, Piece(1, 8), second),
-        *(Piece(0, 48), end, Piece(1, 192), second),
+    first, end, second = Turn(0, 3), Turn(0, 3, mark=True), Turn(1, 3, mark=True)
+    assert list(deal_stream(whole, 0, [0, 0]).turns) == [
+        *(first, end, Turn(1, 4), second, Turn(1, 8), second),
+        *(Turn(0, 48), end, Turn(1, 192), second),
     ]
 
 
@@ -139,9 +138,9 @@ def test_a_run_that_goes_on_in_the_next_slice_of_its_rank_has_no_end_mark() -> N
     for seed in range(20):
         whole = host_of([[250] * 40], Deal(4, 2, 0, 2), seed, end_marks=end_marks)
         streams = [contents(plan.segments(0)) for plan in whole.ranks(2)]
-        pieces = list(deal_stream(whole, 0, [0, 0]).pieces)
-        going_on += sum(not piece.mark for piece in pieces) - sum(piece.mark for piece in pieces)
-        assert shares(DealtEpoch(0, [0, 0], iter(pieces)), contents(whole.segments(0)), end_marks) == streams
+        turns = list(deal_stream(whole, 0, [0, 0]).turns)
+        going_on += sum(not turn.mark for turn in turns) - sum(turn.mark for turn in turns)
+        assert shares(DealtEpoch(0, [0, 0], iter(turns)), contents(whole.segments(0)), end_marks) == streams
     assert going_on > 5
 
 

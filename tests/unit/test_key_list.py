@@ -13,7 +13,7 @@ import pytest
 from streamer.errors import Shortage
 from streamer.key_list import KeyListLine, parsed
 from streamer.plan import ObjectRef, ObjectStart, Plan
-from streamer.plan.object_starts import object_starts
+from streamer.plan.folds import object_starts
 from streamer.sink.key_list import AHEAD, BLOCK, MOST_LINES, KeyListWriter
 from tests.kit.limits import full_after
 

@@ -13,17 +13,16 @@ from hypothesis import strategies as st
 
 from streamer.errors import ConfigError
 from streamer.plan import Entries, ObjectRef, S3Uri, Segment
-from streamer.plan.host_ranks import HostRanks
+from streamer.plan.folds import offset_of, records_before
 from streamer.plan.mix import LARGEST_SUM, Mix, MixBy, Picks, Until, lowest_terms
 from streamer.plan.mixed_order import MixedOrder
-from streamer.plan.record_order import Deal, Walk
-from streamer.plan.record_places import offset_of, records_before
+from streamer.plan.record_order import Deal
 from streamer.plan.record_plan import RecordPlan
 from streamer.plan.split import Split
 from streamer.shares import next_source
 from tests.unit import reference
 from tests.unit.reference import Record
-from tests.unit.test_record_order import Table, records, seeds
+from tests.unit.test_record_order import Table, dealt, records, seeds
 
 BLOCK = 300
 weights = st.lists(st.integers(1, 40), min_size=1, max_size=6).map(lowest_terms)
@@ -161,10 +160,10 @@ def test_any_number_of_ranks_reads_the_same_mixed_batches(
     order, table, entries = order_of(sources, Mix(terms, until), seed=seed)
     due = reference.global_batches(records([*order.runs(1)]), 12, "repeat")
     for ranks in (1, 3, 4):
-        plan = RecordPlan(HostRanks(entries, table, order, Deal(12, ranks, 0, ranks, "repeat")))
+        plan = RecordPlan(entries, table, order, Deal(12, ranks, 0, ranks, "repeat"))
         assert plan.steps(1) == len(due)
         found: dict[int, list[Record]] = {rank: [] for rank in range(ranks)}
-        for rank, run in plan.deal.deal(Walk(order, 1)):
+        for rank, run in dealt(order, plan.deal, 1):
             found[rank] += records([run])
         size = 12 // ranks
         assert [
@@ -211,7 +210,7 @@ def test_the_digest_covers_the_mix() -> None:
     def digest(mix: Mix, *, cut: int = 1, seed: int | None = 1) -> str:
         objects = [[10] * 90, [10] * 60, [10] * 60]
         order, table, _ = order_of([objects[:cut], objects[cut:]], mix, seed=seed)
-        return HostRanks(Table(objects).entries(), table, order, Deal(4, 2, 0, 2)).order_digest
+        return RecordPlan(Table(objects).entries(), table, order, Deal(4, 2, 0, 2)).order_digest
 
     found = [digest(Mix((1, 2))), digest(Mix((1, 2)), seed=None), digest(Mix((1, 2)), cut=2)]
     found += [digest(Mix((2, 1))), digest(Mix((1, 2), "all")), digest(Mix((1, 2), "first", "record"))]
@@ -275,8 +274,8 @@ def test_a_resume_at_any_number_of_ranks_begins_at_its_step() -> None:
     for by in ("block", "record"):
         order, table, entries = order_of(sources, Mix((2, 1), "all", by), seed=3)
         for ranks in (1, 2, 4):
-            host_ranks = HostRanks(entries, table, order, Deal(8, ranks, 0, ranks), positions_every=50)
-            for plan in RecordPlan(host_ranks).ranks(ranks):
+            whole = RecordPlan(entries, table, order, Deal(8, ranks, 0, ranks), every=50)
+            for plan in whole.ranks(ranks):
                 stream = bytes_of(plan.segments(2))
                 for step in (0, 1, 60, (plan.steps(2) or 0) - 1):
                     offset = offset_of(plan, 2, step)

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from streamer.errors import ConfigError
 from streamer.plan.dealing import deal_stream
-from streamer.plan.host_ranks import HostRanks
+from streamer.plan.folds import offset_of
 from streamer.plan.mix import Mix, MixBy, MixChange, Until, lowest_terms
 from streamer.plan.record_order import Deal
-from streamer.plan.record_places import offset_of
 from streamer.plan.record_plan import RecordPlan
 from streamer.plan.record_table import only_object
 from streamer.step_state import order_difference
@@ -129,8 +128,8 @@ def test_streams_have_the_order_of_the_schedule(
     due = [record for _, record in due_order(SOURCES, mix, seed=seed, epoch=epoch)]
     order, table, entries = order_of(SOURCES, mix, seed=seed, batch=BATCH)
     for ranks in (1, 2, 4):
-        host_ranks = HostRanks(entries, table, order, Deal(BATCH, ranks, 0, ranks, "drop"), positions_every=9)
-        plans = RecordPlan(host_ranks).ranks(ranks)
+        host = RecordPlan(entries, table, order, Deal(BATCH, ranks, 0, ranks, "drop"), every=9)
+        plans = host.ranks(ranks)
         for rank, plan in enumerate(plans):
             width = BATCH // ranks
             firsts = [number * BATCH + rank * width for number in range(steps)]
@@ -147,8 +146,8 @@ def test_streams_have_the_order_of_the_schedule(
                 near, segments = plan.segments_near(epoch, offset)
                 assert bytes_of(segments)[offset - near :] == whole[offset:]
         by_rank = [0] * ranks
-        for piece in deal_stream(RecordPlan(host_ranks), epoch, [0] * ranks).pieces:
-            by_rank[piece.rank] += piece.size
+        for turn in deal_stream(host, epoch, [0] * ranks).turns:
+            by_rank[turn.rank] += turn.size
         assert by_rank == [plan.total_bytes(epoch) for plan in plans]
 
 
@@ -157,7 +156,7 @@ def test_the_schedule_is_a_part_of_the_digest() -> None:
     described = []
     for then in ((), (change,), (change, later)):
         order, table, entries = order_of(SOURCES, Mix((1, 1), "all", then=then), seed=1, batch=BATCH)
-        described.append(HostRanks(entries, table, order, Deal(BATCH, 2, 0, 2)).described_order)
+        described.append(RecordPlan(entries, table, order, Deal(BATCH, 2, 0, 2)).record_order)
     assert len({order["digest"] for order in described}) == 3
     assert [order["mix"].get("then") for order in described] == [
         None,

@@ -19,14 +19,15 @@ from streamer.errors import ConfigError, SinkError
 from streamer.formats.record_format import RecordFormat
 from streamer.formats.record_index import IndexedObject, block, header
 from streamer.plan import Entries, ObjectRef
-from streamer.plan.host_ranks import HostRanks
 from streamer.plan.order_columns import sum_columns
 from streamer.plan.order_sums import OrderSums, sum_order
-from streamer.plan.record_order import Deal, RecordOrder, Walk
+from streamer.plan.pieces import Checkpoint
+from streamer.plan.record_order import Deal, RecordOrder
+from streamer.plan.record_plan import RecordPlan
 from streamer.plan.record_selection import RecordSelection, select_records
 from streamer.plan.record_table import EndMarks, IndexedRecords
 from tests.kit.index import index_of
-from tests.unit.test_record_order import objects, remainders
+from tests.unit.test_record_order import dealt, objects, remainders
 from tests.unit.test_record_selection import limits, splits
 
 FORMAT = RecordFormat.parse("TFRecord")
@@ -55,8 +56,8 @@ def table_of(sizes: Sequence[Sequence[int]]) -> IndexedRecords:
 
 
 def loop(order: RecordOrder, epoch: int, table: IndexedRecords, entries: Entries, deal: Deal) -> OrderSums:
-    """The sums of the loop, with every position that it can have."""
-    return sum_order(order, epoch, entries=entries, table=table, deal=deal, positions_every=1)
+    """The sums of the loop, with every checkpoint that it can have."""
+    return sum_order(order, epoch, entries=entries, table=table, deal=deal, every=1)
 
 
 @st.composite
@@ -81,7 +82,7 @@ def test_columns_have_the_sums_of_the_loop(
     selection: RecordSelection | None,
     limits: tuple[int, int, int],
 ) -> None:
-    """Positions too: each begins a step, with its sums, and a walk from there has the records of the step."""
+    """Checkpoints too: each begins a step, with its sums, and a walk from there has the step's records."""
     seed, block = shuffle
     entries, table = entries_of(sizes), table_of(sizes)
     select = None
@@ -94,7 +95,7 @@ def test_columns_have_the_sums_of_the_loop(
     every, most_slices, most_runs = limits
     for epoch in (0, 3):
         found = sum_columns(
-            order, epoch, table=table, deal=deal, positions_every=every,
+            order, epoch, table=table, deal=deal, every=every,
             many=0, most_slices=most_slices, most_runs=most_runs,
         )  # fmt: skip
         if not deal.steps(order.records):
@@ -103,13 +104,13 @@ def test_columns_have_the_sums_of_the_loop(
         assert found is not None
         due = loop(order, epoch, table, entries, deal)
         assert found.totals == due.totals
-        before = {each.step: each.sums for each in due.positions}
-        assert [each.step for each in found.positions] == sorted({each.step for each in found.positions})
-        for step, walk, sums in found.positions:
-            if step in before:
-                assert sums == before[step]
-            from_there, whole = Walk(order, epoch, walk), Walk(order, epoch)
-            assert list(islice(deal.deal(from_there, step), 9)) == list(islice(deal.deal(whole, step), 9))
+        before = {each.step: each.sums for each in due.checkpoints}
+        assert [each.step for each in found.checkpoints] == sorted({each.step for each in found.checkpoints})
+        for at in found.checkpoints:
+            if at.step in before:
+                assert at.sums == before[at.step]
+            from_there, whole = dealt(order, deal, epoch, at), dealt(order, deal, epoch, Checkpoint(at.step))
+            assert list(islice(from_there, 9)) == list(islice(whole, 9))
 
 
 @given(st.data())
@@ -121,14 +122,14 @@ def test_a_piece_without_bytes_is_left_to_the_loop_which_names_it(data: st.DataO
     entries, table = entries_of(sizes), table_of(sizes)
     order = RecordOrder(table.counts, entries.sizes, seed=data.draw(st.integers(0, 9)), block=1)
     deal = Deal(1, 1, 0, 1)
-    assert sum_columns(order, 0, table=table, deal=deal, positions_every=5, many=0) is None
+    assert sum_columns(order, 0, table=table, deal=deal, every=5, many=0) is None
 
 
 def test_orders_without_columns_are_left_to_the_loop() -> None:
     sizes = [[5] * 40, [7] * 20]
     entries, table = entries_of(sizes), table_of(sizes)
     shuffled = RecordOrder(table.counts, entries.sizes, seed=1, block=20)
-    summed = partial(sum_columns, epoch=0, table=table, deal=Deal(4, 2, 0, 2), positions_every=5)
+    summed = partial(sum_columns, epoch=0, table=table, deal=Deal(4, 2, 0, 2), every=5)
     assert summed(shuffled, many=0) is not None
     assert summed(shuffled) is None  # too few to be worth the import
     assert summed(RecordOrder(table.counts, entries.sizes), many=0) is None
@@ -148,7 +149,7 @@ def test_an_index_that_is_overwritten_is_an_error_by_name(tmp_path: Path) -> Non
     order, deal = RecordOrder(table.counts, entries.sizes, seed=1, block=60), Deal(8, 2, 0, 2)
 
     def summed() -> OrderSums | None:
-        return sum_columns(order, 0, table=table, deal=deal, positions_every=100, many=0)
+        return sum_columns(order, 0, table=table, deal=deal, every=100, many=0)
 
     found = summed()
     assert found is not None
@@ -171,14 +172,14 @@ def test_sums_of_a_large_order_leave_the_environment_as_it_was() -> None:
     assert done.stdout == "1\n"
 
 
-def test_host_ranks_have_the_same_sums_by_columns() -> None:
-    """An order with enough slices that columns sum it up."""
+def test_a_plan_has_the_same_sums_by_columns() -> None:
+    """An order of so many slices that columns sum it up."""
     sizes = [[1 + number % 3 for number in range(140_000)], [2] * 140_000]
     entries, table = entries_of(sizes), table_of(sizes)
     order, deal = RecordOrder(table.counts, entries.sizes, seed=5, block=100), Deal(2, 2, 0, 2)
-    ranks = HostRanks(entries, table, order, deal)
-    assert sum_columns(order, 0, table=table, deal=deal, positions_every=1 << 13) is not None
-    found, due = ranks.sums(0), loop(order, 0, table, entries, deal)
+    plan = RecordPlan(entries, table, order, deal)
+    assert sum_columns(order, 0, table=table, deal=deal, every=1 << 13) is not None
+    found, due = plan.sums(0), loop(order, 0, table, entries, deal)
     assert found.totals == due.totals
     assert found.totals[2] == sum(map(sum, sizes))
-    assert len(found.positions) > 10
+    assert len(found.checkpoints) > 10

@@ -22,7 +22,7 @@ from streamer.plan import (
     listed,
     parse_s3_uri,
 )
-from streamer.plan.part_count import number_of_parts
+from streamer.plan.folds import number_of_parts
 
 objects = st.lists(
     st.builds(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from streamer.errors import ConfigError, CorruptObject
 from streamer.plan import Entries, ObjectRef, Part, Position, S3Uri, Segment, cut
-from streamer.plan.host_ranks import HostRanks
+from streamer.plan.folds import count_parts
 from streamer.plan.mix import Mix, MixBy, Until
-from streamer.plan.mixed_order import MixedOrder
-from streamer.plan.part_count import count_parts
-from streamer.plan.record_order import Deal, RecordOrder, Remainder, Run, Walk, joined
+from streamer.plan.mixed_order import MixedOrder, Order
+from streamer.plan.pieces import START, Checkpoint, Walk, joined
+from streamer.plan.record_order import Deal, RecordOrder, Remainder, Run
 from streamer.plan.record_plan import RecordPlan
 from streamer.plan.record_selection import RecordLimit, RecordSelection, select_records, taken_blocks
 from streamer.plan.record_table import EndMarks, FixedRecords
@@ -61,6 +61,30 @@ class Table:
         return entries
 
 
+class Counts:
+    """Records of a byte each."""
+
+    record_format = "TFRecord"
+    end_marks = UNMARKED
+
+    def __init__(self, counts: Sequence[int] = ()) -> None:
+        self.counts = counts
+
+    def border(self, entry: int, record: int) -> int:  # noqa: ARG002 - all objects are alike
+        return record
+
+    def borders(self, entry: int, first: int, end: int) -> range:  # noqa: ARG002 - likewise
+        return range(first, end + 1)
+
+
+def dealt(order: Order, deal: Deal, epoch: int, at: Checkpoint = START) -> Iterator[tuple[int, Run]]:
+    """The runs of the deal's ranks, each with its rank."""
+    for rank, entry, first, end, _, _ in Walk(
+        order, epoch, entries=Entries(), table=Counts(), deal=deal, at=at
+    ):
+        yield deal.first + rank, Run(entry, first, end)
+
+
 def records(runs: list[Run]) -> list[Record]:
     return [(run.entry, number) for run in runs for number in range(run.first, run.end)]
 
@@ -75,7 +99,7 @@ def plan_of(
 ) -> RecordPlan:
     table = Table(sizes, end_marks)
     order = RecordOrder(table.counts, table.sizes, seed=seed, block=block)
-    return RecordPlan(HostRanks(table.entries(), table, order, deal))
+    return RecordPlan(table.entries(), table, order, deal)
 
 
 @given(objects, seeds, st.integers(0, 3), st.integers(1, 5000))
@@ -108,10 +132,10 @@ def test_any_number_of_ranks_gives_the_same_global_batches(
         found: dict[int, list[Record]] = {rank: [] for rank in range(ranks)}
         for share in shares:
             assert share.steps(order.records) == len(batches)
-            for rank, run in share.deal(Walk(order, epoch)):
+            for rank, run in dealt(order, share, epoch):
                 found[rank] += records([run])
-            dealt = sum(len(found[rank]) for rank in range(share.first, share.end))
-            assert share.records(order.records) == dealt
+            got = sum(len(found[rank]) for rank in range(share.first, share.end))
+            assert share.records(order.records) == got
         size = 12 // ranks
         assert [
             [record for rank in range(ranks) for record in found[rank][step * size : step * size + size]]
@@ -158,9 +182,9 @@ def test_the_plans_of_ranks_stream_the_bytes_of_their_records(
         assert plan.streams == bool(due)
         parts = list(cut(plan.segments(epoch), part_size=lambda: 64, epoch=epoch))
         assert sum(part.size for part in parts) == total
-        assert counted.by_rank[rank] == len(parts), "counted by one walk for all ranks"
+        assert counted[rank] == len(parts), "counted by one walk for all ranks"
     in_one = cut(whole.segments(epoch), part_size=lambda: 64, epoch=epoch)
-    assert counted.together == sum(1 for _ in in_one)
+    assert counted[-1] == sum(1 for _ in in_one)
     together = list(whole.segments(epoch))
     assert whole.total_bytes(epoch) == sum(map(len, together))
     assert ranks == 1 or all(isinstance(each, Segment) for each in together), "end marks are of one rank"
@@ -172,7 +196,7 @@ def test_offsets_that_do_not_rise_are_an_error_by_name() -> None:
     table = Table(sizes)
     table.borders_of[1][4] = 60
     order = RecordOrder(table.counts, table.sizes)
-    plan = RecordPlan(HostRanks(table.entries(), table, order, Deal(4, 2, 0, 2)))
+    plan = RecordPlan(table.entries(), table, order, Deal(4, 2, 0, 2))
     for look in (lambda: plan.total_bytes(0), lambda: list(plan.ranks(2)[0].segments(0))):
         with pytest.raises(CorruptObject, match="offsets that no records have; .*s3://b/k01"):
             look()
@@ -184,15 +208,15 @@ def test_a_run_of_very_many_records_is_summed_up_in_portions(deal: Deal) -> None
     for number, records in enumerate((200_003, 70_000, 131_073)):
         entries.add(ObjectRef("b", f"k{number}", 3 * records, "e"))
     table = FixedRecords(entries, 3)
-    ranks = HostRanks(entries, table, RecordOrder(table.counts, entries.sizes), deal, positions_every=400)
-    plan = RecordPlan(ranks)
+    order = RecordOrder(table.counts, entries.sizes)
+    plan = RecordPlan(entries, table, order, deal, every=400)
     assert plan.total_bytes(0) == 3 * deal.records(401_076) > 0
     each = 3 * deal.steps(401_076) * deal.slice
-    assert list(ranks.sums(0).totals) == [each, each, 2 * each]
-    for step, walk, sums in ranks.sums(0).positions:
-        assert list(sums) == [3 * step * deal.slice] * 2 + [6 * step * deal.slice]
-        again = deal.deal(Walk(ranks.order, 0, walk), step)
-        assert next(again) == next(deal.deal(Walk(ranks.order, 0), step))
+    assert list(plan.sums(0).totals) == [each, each, 2 * each]
+    assert (len(plan.sums(0).checkpoints) > 1) == (plan.steps(0) > 1)
+    for at in plan.sums(0).checkpoints:
+        assert list(at.sums) == [3 * at.step * deal.slice] * 2 + [6 * at.step * deal.slice]
+        assert next(dealt(order, deal, 0, at)) == next(dealt(order, deal, 0, Checkpoint(at.step)))
 
 
 @given(objects, seeds, st.sampled_from([1, 2, 3, 4, 6, 12]), st.integers(1, 40), remainders)
@@ -205,7 +229,7 @@ def test_without_the_padding_the_ranks_have_every_record_once(
     whole = plan_of(sizes, Deal(ranks * width, ranks, 0, ranks, remainder), seed=seed)
     found, padding = list[Record](), 0
     for plan in whole.ranks(ranks):
-        own = records([run for _, run in plan.deal.deal(Walk(plan.host_ranks.order, 0))])
+        own = records([run for _, run in dealt(plan.global_order, plan.deal, 0)])
         assert plan.steps(0) == whole.steps(0)
         assert 0 <= plan.padding(0) <= min(width, len(own))
         found += own[: len(own) - plan.padding(0)]
@@ -241,8 +265,10 @@ def test_one_rank_without_a_seed_streams_whole_objects() -> None:
 
 
 def test_runs_of_one_object_are_joined_if_they_follow_each_other() -> None:
-    runs = [Run(0, 0, 2), Run(0, 2, 3), Run(0, 4, 5), Run(1, 5, 6)]
-    assert list(joined(runs)) == [Run(0, 0, 3), Run(0, 4, 5), Run(1, 5, 6)]
+    pieces = [
+        (0, *each) for each in ((0, 0, 2, 0, 9), (0, 2, 3, 9, 12), (0, 4, 5, 13, 14), (1, 5, 6, 14, 15))
+    ]
+    assert list(joined(pieces)) == [(0, 0, 0, 3, 0, 12), *pieces[2:]]
 
 
 def test_ranks_that_do_not_divide_a_global_batch_are_refused() -> None:
@@ -269,8 +295,8 @@ def test_a_batch_that_repeats_the_order_very_often_is_refused(
     order = RecordOrder(table.counts, entries.sizes)
     for size in (most + 1, 1 << 26):
         with pytest.raises(ConfigError, match=f"would fill a global batch of {size} with {size - records} "):
-            HostRanks(entries, table, order, Deal(size, 1, 0, 1, remainder))
-    plan = RecordPlan(HostRanks(entries, table, order, Deal(most, 1, 0, 1, remainder)))
+            RecordPlan(entries, table, order, Deal(size, 1, 0, 1, remainder))
+    plan = RecordPlan(entries, table, order, Deal(most, 1, 0, 1, remainder))
     assert (plan.steps(0), plan.total_bytes(0)) == (1, 4 * most)
 
 
@@ -295,14 +321,14 @@ def test_the_digest_covers_the_order_and_the_rank() -> None:
         plan_of([[5, 6, 7], [8] * 8 + [4, 4]], Deal(4, 2, 0, 2), seed=1),
         plan_of([[5, 6, 7], [8] * 9, [1]], Deal(4, 2, 0, 2), seed=1),
     ]
-    orders = [plan.host_ranks.order_digest for plan in (shuffled, *others)]
+    orders = [plan.order_digest for plan in (shuffled, *others)]
     assert len(set(orders)) == len(orders)
     same = [
         plan_of(sizes, Deal(4, 1, 0, 1), seed=1),
         plan_of(sizes, Deal(4, 4, 2, 4), seed=1),
         plan_of(sizes, Deal(4, 2, 0, 2), seed=1, end_marks=EndMarks(epoch=b"end")),
     ]
-    assert {plan.host_ranks.order_digest for plan in same} == {orders[0]}
+    assert {plan.order_digest for plan in same} == {orders[0]}
     plans = [shuffled, *others, *same, *shuffled.ranks(2)]
     assert len({plan.digest for plan in plans}) == len(plans)
     assert shuffled.covers(plan_of(sizes, Deal(4, 2, 0, 2), seed=1).digest, Position(3, 7))
@@ -311,14 +337,14 @@ def test_the_digest_covers_the_order_and_the_rank() -> None:
 
 @given(objects.filter(any), seeds, st.integers(1, 3), st.integers(0, 20_000), remainders)
 def test_a_resume_begins_near_its_offset(
-    sizes: list[list[int]], seed: int | None, positions_every: int, offset: int, remainder: Remainder
+    sizes: list[list[int]], seed: int | None, every: int, offset: int, remainder: Remainder
 ) -> None:
     """The bytes from the offset on are those of the whole walk, and few are walked over."""
     table = Table(sizes)
     order = RecordOrder(table.counts, table.sizes, seed=seed, block=200)
     deal = Deal(2, 2, 0, 2, "repeat" if order.records < 2 else remainder)
-    host_ranks = HostRanks(table.entries(), table, order, deal, positions_every=positions_every)
-    for plan in (RecordPlan(host_ranks), *RecordPlan(host_ranks).ranks(2)):
+    host = RecordPlan(table.entries(), table, order, deal, every=every)
+    for plan in (host, *host.ranks(2)):
         near, segments = plan.segments_near(1, offset)
         assert near <= offset
         rest = [
@@ -333,7 +359,7 @@ def test_a_resume_of_archives_begins_near_its_offset(
     sizes: list[list[int]],
     seed: int | None,
     ranks: int,
-    positions_every: int,
+    every: int,
     form: tuple[Remainder, EndMarks],
 ) -> None:
     """With end marks, also where a run goes on in the step at which a resume begins."""
@@ -341,8 +367,8 @@ def test_a_resume_of_archives_begins_near_its_offset(
     table = Table(sizes, end_marks)
     order = RecordOrder(table.counts, table.sizes, seed=seed, block=20)
     deal = Deal(2 * ranks, ranks, 0, ranks, "repeat" if order.records < 2 * ranks else remainder)
-    host_ranks = HostRanks(table.entries(), table, order, deal, positions_every=positions_every)
-    for plan in RecordPlan(host_ranks).ranks(ranks):
+    host = RecordPlan(table.entries(), table, order, deal, every=every)
+    for plan in host.ranks(ranks):
         whole = contents(plan.segments(1))
         for offset in range(0, len(whole), 7):
             near, segments = plan.segments_near(1, offset)
@@ -364,8 +390,8 @@ def contents(segments: Iterable[Segment | bytes]) -> list[tuple[str, int]]:
 def test_a_resume_in_one_large_object_walks_over_few_slices(seed: int | None, end_marks: EndMarks) -> None:
     table = Table([[1] * 3000], end_marks)
     order = RecordOrder(table.counts, table.sizes, seed=seed, block=10)
-    host_ranks = HostRanks(table.entries(), table, order, Deal(6, 2, 0, 2), positions_every=20)
-    for plan in RecordPlan(host_ranks).ranks(2):
+    host = RecordPlan(table.entries(), table, order, Deal(6, 2, 0, 2), every=20)
+    for plan in host.ranks(2):
         total = plan.total_bytes(0)
         near, _ = plan.segments_near(0, total)
         assert near > total * 0.9
@@ -419,7 +445,7 @@ def test_the_example_of_the_documentation() -> None:
     for rank, ranks in ((0, 1), (0, 2), (1, 2)):
         found = [
             shown(Run(entry, number, number + 1))
-            for _, (entry, first, end) in Deal(4, ranks, rank, rank + 1).deal(Walk(order, 0))
+            for _, (entry, first, end) in dealt(order, Deal(4, ranks, rank, rank + 1), 0)
             for number in range(first, end)
         ]
         size = 4 // ranks
@@ -429,8 +455,8 @@ def test_the_example_of_the_documentation() -> None:
     entries = Entries()
     for name, size in zip("abc", sizes, strict=True):
         entries.add(ObjectRef("bucket", name, size, f"e{name}"))
-    plan = RecordPlan(HostRanks(entries, Counts(counts), order, Deal(4, 2, 1, 2)))
-    digests = [f"order        {plan.host_ranks.order_digest}", f"rank 1 of 2  {plan.digest}"]
+    plan = RecordPlan(entries, Counts(counts), order, Deal(4, 2, 1, 2))
+    digests = [f"order        {plan.order_digest}", f"rank 1 of 2  {plan.digest}"]
 
     split = Split(3, (range(2),))
     taken = [
@@ -444,8 +470,8 @@ def test_the_example_of_the_documentation() -> None:
         cut, order = (RecordOrder(counts, sizes, seed=seed, block=25, select=select) for seed in (None, 7))
         selections.append(f"{name}, blocks    {' | '.join(map(shown, cut.runs(0)))}")
         selections.append(f"{name}, epoch 0   {' '.join(map(shown, order.runs(0)))}")
-        host_ranks = HostRanks(entries, Counts(counts), order, Deal(4, 2, 1, 2))
-        digests.append(f"{name} order  {host_ranks.order_digest}")
+        plan = RecordPlan(entries, Counts(counts), order, Deal(4, 2, 1, 2))
+        digests.append(f"{name} order  {plan.order_digest}")
 
     keyed = Entries()
     for key, size in zip(("1/a", "1/b", "2/c"), sizes, strict=True):
@@ -459,27 +485,11 @@ def test_the_example_of_the_documentation() -> None:
         mixed = MixedOrder(keyed, counts, uris, Mix((1, 1), until, by), seed=7, block=25)
         mixes.append(f"{f'by {by}, {until}':<16}  {' '.join(map(shown, mixed.runs(0)))}")
         if (by, until) == ways[0]:
-            host_ranks = HostRanks(entries, Counts(counts), mixed, Deal(4, 2, 1, 2))
-            digests.append(f"mixed order  {host_ranks.order_digest}")
+            plan = RecordPlan(entries, Counts(counts), mixed, Deal(4, 2, 1, 2))
+            digests.append(f"mixed order  {plan.order_digest}")
     page = PAGE.read_text()
     for block in (lines, selections, mixes, digests):
         assert "```text\n" + "\n".join(block) + "\n```\n" in page
-
-
-class Counts:
-    """Records of unknown sizes."""
-
-    record_format = "TFRecord"
-    end_marks = UNMARKED
-
-    def __init__(self, counts: list[int]) -> None:
-        self.counts = counts
-
-    def border(self, entry: int, record: int) -> int:
-        raise NotImplementedError
-
-    def borders(self, entry: int, first: int, end: int) -> list[int]:
-        raise NotImplementedError
 
 
 def shown(run: Run) -> str:
@@ -500,8 +510,13 @@ def test_the_workers_of_a_loader_are_ranks_whose_batches_come_in_turn(
     order = RecordOrder(table.counts, table.sizes, seed=seed, block=500)
 
     def slices(ranks: int, rank: int) -> list[list[Run]]:
-        deal, walk = Deal(size * ranks, ranks, rank, rank + 1), Walk(order, epoch)
-        return [[run for _, run in deal.step(walk, step)] for step in range(deal.steps(order.records))]
+        runs = [run for _, run in dealt(order, Deal(size * ranks, ranks, rank, rank + 1), epoch)]
+        found: list[list[Run]] = []
+        for run in runs:
+            if not found or sum(each.end - each.first for each in found[-1]) == size:
+                found.append([])
+            found[-1].append(run)
+        return found
 
     for process in range(processes):
         of_workers = [slices(processes * workers, process + worker * processes) for worker in range(workers)]

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 
 from streamer.errors import ConfigError
 from streamer.plan import ObjectRef, Plan
-from streamer.plan.host_ranks import HostRanks
-from streamer.plan.record_order import Deal, RecordOrder, Walk, records_per_block
+from streamer.plan.record_order import Deal, RecordOrder, records_per_block
+from streamer.plan.record_plan import RecordPlan
 from streamer.plan.record_selection import RecordLimit, RecordSelection, select_records
 from streamer.plan.selection import Draw
 from streamer.plan.split import Split
 from tests.unit import reference
 from tests.unit.reference import Record
-from tests.unit.test_record_order import Table, objects, records, seeds
+from tests.unit.test_record_order import Table, dealt, objects, records, seeds
 
 BLOCK = 300
 splits = st.integers(2, 6).flatmap(
@@ -112,7 +112,7 @@ def test_a_limit_is_exact_in_every_epoch(
     order = order_of(sizes, RecordSelection(limit=RecordLimit(most)), seed=seed)
     every = [(entry, number) for entry, each in enumerate(sizes) for number in range(len(each))]
     assert sorted(records([*order.runs(epoch)])) == every[:most]
-    walked = [run for _, run in Walk(order, epoch).cut(0, order.records, range(1))]
+    walked = [run for _, run in dealt(order, Deal(1, 1, 0, 1), epoch)]
     assert len(records(walked)) == min(most, len(every))
 
 
@@ -141,7 +141,7 @@ def test_the_digest_covers_what_is_selected() -> None:
         order = RecordOrder(table.counts, table.sizes, seed=1, block=block)
         if selection is not None:
             order = order_of(sizes, selection, seed=1, block=block)
-        return HostRanks(table.entries(), table, order, Deal(4, 2, 0, 2)).order_digest
+        return RecordPlan(table.entries(), table, order, Deal(4, 2, 0, 2)).order_digest
 
     def split(take: Sequence[range], of: int = 4, seed: int = 0) -> RecordSelection:
         return RecordSelection(Split(of, tuple(take), seed))

@@ -17,9 +17,9 @@ from sidecar.job.state_source import read_states
 from streamer.errors import ConfigError, SourceChanged
 from streamer.helpers.keeper_client import Held
 from streamer.plan import ObjectRef, Plan, Position, ResumePoint, Segment, cut
+from streamer.plan.folds import offset_of
 from streamer.plan.parts import Part, rest
 from streamer.plan.record_order import Deal
-from streamer.plan.record_places import offset_of
 from streamer.plan.record_plan import RecordPlan
 from streamer.readers.core.position import ReaderPosition
 from streamer.relay.channel_spec import StartPosition

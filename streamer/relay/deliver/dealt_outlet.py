@@ -1,4 +1,4 @@
-"""The outlet of a shared stream: moves each piece of it into the FIFOs of one rank, in turn.
+"""The outlet of a shared stream: moves its bytes into the FIFOs of one rank after the other.
 
     stage ── splice of an exact length ──▶ FIFO              a rank with one FIFO
     stage ──▶ pipe ── tee ──▶ FIFO, FIFO, … ── drop          a rank with copies (tee(2) copies no page)
@@ -22,7 +22,7 @@ from streamer.sink.outlet import PipeOutlet
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from streamer.plan.dealing import DealtEpoch, Piece
+    from streamer.plan.dealing import DealtEpoch, Turn
     from streamer.relay.deliver.shared_fifo import SharedFifo, SharedGroup
     from streamer.sink.outlet import Drainable
 
@@ -39,11 +39,11 @@ class DealtOutlet:
         self._group = group
         self._ranks = group.ranks
         self._fifos = group.fifos
-        self._pieces: Iterator[Piece] = iter(())
+        self._turns: Iterator[Turn] = iter(())
         self._rank = self._left = 0
-        """Rank of the current piece, and its bytes that are still to come."""
+        """Rank whose turn it is, and its bytes that are still to come."""
         self._mark = False
-        """Whether the current piece is an end mark, which is not in the stream."""
+        """Whether the turn is of an end mark, which is not in the stream."""
         self._copied = 0
         """Bytes in the pipe: not every copy of the rank has them."""
         self._ahead: dict[SharedFifo, int] = {}
@@ -68,7 +68,7 @@ class DealtOutlet:
     def begin(self, dealt: DealtEpoch) -> None:
         """Begin the group's epoch."""
         self._empty(self._copied)  # the last copies may have left the epoch before with bytes in the pipe
-        self._pieces, self._left, self._mark, self._copied = dealt.pieces, 0, False, 0
+        self._turns, self._left, self._mark, self._copied = dealt.turns, 0, False, 0
         for before, fifos in zip(dealt.before, self._ranks, strict=True):
             for fifo in fifos:
                 if fifo.takes(self._group.epoch):
@@ -76,12 +76,12 @@ class DealtOutlet:
         self._move_marks()
 
     def end(self) -> None:
-        """End the epoch. Raises RuntimeError if a FIFO lacks bytes of it, or a piece is left."""
-        if self._left or self.holding or not self.reader_gone or next(self._pieces, None) is not None:
+        """End the epoch. Raises RuntimeError if a FIFO lacks bytes of it, or a turn is left."""
+        if self._left or self.holding or not self.reader_gone or next(self._turns, None) is not None:
             raise RuntimeError(f"the stream of epoch {self._group.epoch} has ended early: {self!r}")
 
     def _takers(self) -> list[SharedFifo]:
-        """Return the FIFOs of the current piece's rank that take bytes of the epoch."""
+        """Return the FIFOs of the rank whose turn it is that take bytes of the epoch."""
         epoch = self._group.epoch
         return [fifo for fifo in self._ranks[self._rank] if fifo.takes(epoch)]
 
@@ -89,7 +89,7 @@ class DealtOutlet:
     def reader_gone(self) -> bool:
         """Whether no FIFO takes bytes of the epoch any more."""
         epoch = self._group.epoch
-        if self._ranks[self._rank][0].takes(epoch):  # almost always, and looked at for each piece
+        if self._ranks[self._rank][0].takes(epoch):  # almost always, and looked at for each turn
             return False
         return not any(fifo.takes(epoch) for fifo in self._fifos)
 
@@ -99,26 +99,26 @@ class DealtOutlet:
         return self._copied > 0 or self._mark
 
     def push(self, source: Drainable) -> int:
-        """Move bytes of one piece, at most to its end, then the end marks after it; see `Outlet`.
+        """Move bytes of one turn, at most to its end, then the end marks after it; see `Outlet`.
 
         Raises Shortage, as a FIFO's outlet does.
         """
-        if not self._left and not self._next_piece():
-            raise RuntimeError(f"the stream of epoch {self._group.epoch} is longer than its pieces")
+        if not self._left and not self._next_turn():
+            raise RuntimeError(f"the stream of epoch {self._group.epoch} is longer than its turns")
         count = self._move(source)
         if not self._left:
             self._move_marks()
         return count
 
-    def _next_piece(self) -> bool:
-        """Begin the next piece; return False if there is none."""
-        piece = next(self._pieces, None)
-        self._rank, self._left, self._mark = piece or (self._rank, 0, False)
-        return piece is not None
+    def _next_turn(self) -> bool:
+        """Begin the next turn; return False if there is none."""
+        turn = next(self._turns, None)
+        self._rank, self._left, self._mark = turn or (self._rank, 0, False)
+        return turn is not None
 
     def _move_marks(self) -> None:
         """Move the end marks that are next, until a FIFO is full."""
-        while not self._copied and (self._mark if self._left else self._next_piece()):
+        while not self._copied and (self._mark if self._left else self._next_turn()):
             if self._mark:
                 try:
                     self._move(_END_MARK)
@@ -126,7 +126,7 @@ class DealtOutlet:
                     return
 
     def _move(self, source: Drainable) -> int:
-        """Move bytes of the current piece; return how many."""
+        """Move bytes of the current turn; return how many."""
         takers = self._takers()
         if not takers:
             count = self._drop(source, self._left)

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamer.plan import Segment
-from streamer.plan.host_ranks import HostRanks
+from streamer.plan.folds import offset_of, records_before
 from streamer.plan.record_order import Deal, RecordOrder, Remainder
-from streamer.plan.record_places import offset_of, records_before
 from streamer.plan.record_plan import RecordPlan
 from streamer.plan.record_table import EndMarks
 from streamer.readers.core.rank_steps import RankSteps
@@ -28,20 +27,20 @@ def test_a_step_begins_where_its_first_record_does(
     sizes: list[list[int]],
     seed: int | None,
     ranks: int,
-    positions_every: int,
+    every: int,
     form: tuple[Remainder, EndMarks],
 ) -> None:
     """At every step, with and without end marks; and every byte is after the records that precede it."""
     table = Table(sizes, form[1])
     order = RecordOrder(table.counts, table.sizes, seed=seed, block=20)
     deal = Deal(2 * ranks, ranks, 0, ranks, "repeat" if order.records < 2 * ranks else form[0])
-    host_ranks = HostRanks(table.entries(), table, order, deal, positions_every=positions_every)
+    host = RecordPlan(table.entries(), table, order, deal, every=every)
     batches = reference.global_batches(
         reference.record_order(table.counts, table.sizes, seed=seed, epoch=1, block=20),
         deal.global_batch,
         deal.remainder,
     )
-    for rank, plan in enumerate(RecordPlan(host_ranks).ranks(ranks)):
+    for rank, plan in enumerate(host.ranks(ranks)):
         due = [record for batch in batches for record in batch[2 * rank : 2 * rank + 2]]
         whole = contents(plan.segments(1))
         ends = list(accumulate(table.border(e, n + 1) - table.border(e, n) for e, n in due))
@@ -75,13 +74,11 @@ def resized(seed: int) -> None:
             plan
             for first in range(0, ranks, each)
             for plan in RecordPlan(
-                HostRanks(
-                    table.entries(),
-                    table,
-                    order,
-                    Deal(192, ranks, first, first + each, remainder),
-                    positions_every=draw.randint(1, 100),
-                )
+                table.entries(),
+                table,
+                order,
+                Deal(192, ranks, first, first + each, remainder),
+                every=draw.randint(1, 100),
             ).ranks(each)
         ]
         steps = plans[0].steps(epoch)
