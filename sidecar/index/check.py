@@ -21,8 +21,10 @@ from sidecar.index.objects import read_plan
 from sidecar.index.scans import ObjectScans
 from streamer.aio import in_thread
 from streamer.errors import CorruptObject, ErrorContext, SourceChanged
-from streamer.plan import Plan, Segment
-from streamer.plan.ranges import RangePlan
+from streamer.plan import Entries, Plan, Segment
+from streamer.plan.record_order import Deal, RecordOrder
+from streamer.plan.record_plan import RecordPlan
+from streamer.plan.record_table import EndMarks
 from streamer.units import counted
 
 if TYPE_CHECKING:
@@ -135,8 +137,35 @@ async def _look(
             at += 1
             evidence.clear()
 
-    plan = RangePlan([segment for _, segment in looks])
+    plan = await in_thread(_plan_of, [segment for _, segment in looks])
     await read_plan(plan, look, access)
+
+
+class _Looks:
+    """A `RecordTable` of the bytes that are looked at: the one record of an entry each."""
+
+    record_format, end_marks = "", EndMarks()
+
+    def __init__(self, looks: Sequence[Segment]) -> None:
+        self.counts = array("Q", [1]) * len(looks)
+        self._looks = looks
+
+    def border(self, entry: int, record: int) -> int:
+        look = self._looks[entry]
+        return look.end if record else look.start
+
+    def borders(self, entry: int, first: int, end: int) -> Sequence[int]:
+        return self.border(entry, first), self.border(entry, end)
+
+
+def _plan_of(looks: Sequence[Segment]) -> RecordPlan:
+    """Return the plan of these bytes, in this order; it has its length already."""
+    entries, table = Entries(), _Looks(looks)
+    for look in looks:
+        entries.add(look.object)
+    plan = RecordPlan(entries, table, RecordOrder(table.counts, entries.sizes), Deal(1, 1, 0, 1))
+    plan.total_bytes(0)
+    return plan
 
 
 async def check_all(
