@@ -25,20 +25,23 @@ from typing import TYPE_CHECKING
 from sidecar.index.check import Border, check_borders, check_rows, sample_borders
 from sidecar.index.object import open_channel_index
 from sidecar.index.objects import Access, ChannelObjects
-from sidecar.records.arrangement import record_order
 from streamer.aio import in_thread, task_group
 from streamer.errors import ConfigError, CorruptObject, PenstockError
 from streamer.formats.record_index import memory_of, object_name
-from streamer.plan.record_order import Deal
+from streamer.plan.mixed_order import MixedOrder
+from streamer.plan.record_order import BLOCK, Deal, RecordOrder
 from streamer.plan.record_plan import RecordPlan
-from streamer.plan.record_selection import memory_of_split
+from streamer.plan.record_selection import RecordSelection, memory_of_split, select_records
 from streamer.plan.record_table import FixedRecords, IndexedRecords, only_object
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sidecar.config.extras import RanksConfig
     from sidecar.config.request import ChannelConfig
     from streamer.formats.record_index import RecordIndex
     from streamer.plan import Entries, Plan, Shard
+    from streamer.plan.mixed_order import Order
     from streamer.plan.record_table import RecordTable
     from streamer.s3.pages.validation import PlanMemory
 
@@ -81,7 +84,7 @@ async def plan_by_record(
         memory.count_split(channel.channel_name, size)
 
     def arrange() -> RecordPlan:
-        order = record_order(channel, plan.entries, table.counts, deal.global_batch)
+        order = _order_of(channel, plan.entries, table.counts, deal.global_batch)
         return RecordPlan(plan.entries, table, order, deal)
 
     planned = await in_thread(arrange)
@@ -155,6 +158,26 @@ async def load_index(channel: ChannelConfig, place: str, memory: PlanMemory, acc
             f"remove {path} and run `{build} {index.format}`"
         )
     return index
+
+
+def _order_of(channel: ChannelConfig, entries: Entries, counts: Sequence[int], batch: int) -> Order:
+    """Return the order of a channel's records. `counts`: records of every entry; `batch`: of a global batch.
+
+    Takes seconds for millions of blocks. Raises ConfigError if a split or a prefix of a mix has no record.
+    """
+    shuffle, ranks = channel.shuffle_config, channel.penstock.by_record
+    seed = None if shuffle is None else shuffle.seed
+    block = BLOCK if ranks is None else ranks.block_bytes
+    selection = channel.penstock.record_selection
+    if channel.penstock.mix is not None:
+        mix = channel.penstock.mix.mix
+        return MixedOrder(
+            entries, counts, channel.sources, mix, seed=seed, block=block, split=selection.split, batch=batch
+        )
+    select = None
+    if selection != RecordSelection():
+        select = partial(select_records, entries, counts, selection)
+    return RecordOrder(counts, entries.sizes, seed=seed, block=block, select=select)
 
 
 def _names(entries: Entries, objects: ChannelObjects) -> array[int]:
