@@ -1,11 +1,11 @@
 """Sums up a shuffled order with NumPy, where it is installed, as `streamer.plan.order_sums` does. Pure.
 
-    steps ─▶ runs and slices of a window ─▶ numbers in the index ─ read in its order ─▶ offsets ─▶ sums
+    runs ─▶ a chunk of runs, and the slices that begin in it ─▶ numbers in the index ─▶ offsets ─▶ sums
 
 The bytes of a slice are the difference of two numbers of one column, the bytes of the order before each
-slice, whatever runs the slice has. A window has a limited number of steps, so memory is limited for any
-number of records. For each window the index is read once, a MiB at a time. The loop of `order_sums` sums up
-what has no such columns, names a piece without bytes, and does all of it without NumPy.
+slice, whatever runs the slice has. A chunk has a limited number of runs and slices, so memory is limited for
+any number of records. For each chunk the index is read once, a MiB at a time. `order_sums` sums up what has
+no such columns, names a piece without bytes, and does all of it without NumPy.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import threading
 from array import array
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from streamer.cancellation import Cancelled, cancelled
 from streamer.plan.order_sums import OrderSums
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from streamer.plan.mixed_order import Order
     from streamer.plan.record_order import Deal
-    from streamer.plan.record_table import OffsetColumns, RecordTable
+    from streamer.plan.record_table import RecordTable
 
     Numbers = NDArray[int64]
 
@@ -40,7 +40,7 @@ MANY = 1 << 18
 """Blocks and slices from which on NumPy is worth its import, of 0.1 s and 12 MB."""
 MOST_SLICES = 1 << 20
 MOST_RUNS = 1 << 18
-"""Slices and runs of a window: some 60 MB."""
+"""Slices and runs of a chunk: some 60 MB."""
 _THREADS = "OPENBLAS_NUM_THREADS"
 _loading = threading.Lock()
 """Held while the environment is changed: channels are summed up in several threads."""
@@ -81,7 +81,7 @@ def sum_columns(
 ) -> OrderSums | None:
     """Return what `sum_order` returns, or None if it has to.
 
-    `many`: blocks and slices of the epoch from which on it is done. `most_slices`, `most_runs`: of a window.
+    `many`: blocks and slices of the epoch from which on it is done. `most_slices`, `most_runs`: of a chunk.
     Raises the errors of the index's source, and Cancelled.
     """
     if not isinstance(order, RecordOrder) or not isinstance(table, IndexedRecords):
@@ -94,95 +94,64 @@ def sum_columns(
     np = load_numpy()
     if np is None:
         return None
-    sums = _ColumnSums(np, deal, order.records, every)
-    offsets = _Offsets(np, table.columns)
-    runs = _chunks(np, order, order.firsts, epoch)
-    for window in _windows(np, runs, deal, steps, most_slices=most_slices, most_runs=most_runs):
-        if not sums.add(window, offsets):
+    sums, offsets, stopped = _ColumnSums(np, deal, order.records, every), _Offsets(np, table), cancelled()
+    runs = _runs(np, order, order.firsts, epoch, most_runs=most_runs, most_records=most_slices * deal.slice)
+    for chunk in runs:
+        if stopped():
+            raise Cancelled
+        if not sums.add(chunk, offsets):
             return None
+        if sums.step == steps:
+            break
     end = len(table.end_marks.epoch)
-    totals = array("Q", [*(int(each) + end for each in sums.totals), sums.together])
+    totals = array("Q", [*(int(each) + end for each in sums.totals), int(sums.totals.sum())])
     return OrderSums(totals, sums.checkpoints)
 
 
-class _Window(NamedTuple):
-    """Some steps of the order."""
+def _runs(
+    np: Any, order: RecordOrder, of_objects: Sequence[int], epoch: int, *, most_runs: int, most_records: int
+) -> Iterator[Numbers]:
+    """Yield the runs of the order, over and over, in chunks of three rows: entries, first and end records.
 
-    step: int
-    steps: int
-    entries: Numbers
-    firsts: Numbers
-    ends: Numbers
-    """The runs of these steps, the first and the last one cut at their borders."""
-    number: int
-    """Of the first run, in the order."""
-    begin: int
-    """Position in the order of the first record of the first run, before it is cut."""
-
-
-def _windows(
-    np: Any, chunks: Iterator[Numbers], deal: Deal, steps: int, *, most_slices: int, most_runs: int
-) -> Iterator[_Window]:
-    """Yield windows of whole steps, up to so many steps. `chunks`: of runs. Raises Cancelled."""
-    batch, stopped = deal.global_batch, cancelled()
-    most = max(1, most_slices // deal.ranks)
-    held = np.zeros((3, 0), np.int64)
-    """Runs that are in no window yet, in rows: entries, first and end records."""
-    step = number = begin = cut = 0
-    while step < steps:
-        if stopped():
-            raise Cancelled
-        lengths = held[2] - held[1]
-        have = int(lengths.sum())
-        want = min(most, steps - step)
-        if have < want * batch and (held.shape[1] < most_runs or have < batch):
-            held = np.concatenate([held, next(chunks)], axis=1)
-            continue
-        count = min(want, have // batch)
-        ends = np.cumsum(lengths)
-        last = int(np.searchsorted(ends, count * batch))
-        """The run in which the window ends."""
-        over = int(ends[last]) - count * batch
-        window = held[:, : last + 1].copy()
-        window[2, last] -= over
-        entries, firsts, stops = window
-        yield _Window(step, count, entries, firsts, stops, number, begin - cut)
-        step += count
-        begin += count * batch
-        rest = last if over else last + 1
-        held = held[:, rest:].copy()
-        cut = int(lengths[last]) - over + (cut if last == 0 else 0) if over else 0
-        if over:
-            held[1, 0] += int(lengths[last]) - over
-        number += rest
-
-
-def _chunks(np: Any, order: RecordOrder, of_objects: Sequence[int], epoch: int) -> Iterator[Numbers]:
-    """Yield the runs of the order, over and over."""
+    `of_objects`: as `RecordOrder.firsts`. A chunk is as large as it can be, for it reads the whole index.
+    """
     firsts, each, bounds = (np.array(column, np.int64) for column in (of_objects, order.each, order.bounds))
     blocks = None if order.blocks is None else np.array(order.blocks, np.int64)
-    number = order.blocks_each
-    permutation = None if order.seed is None else Permutation(number, seed=order.seed, epoch=epoch)
+    permutation = None
+    if order.seed is not None:
+        permutation = Permutation(order.blocks_each, seed=order.seed, epoch=epoch)
+    held: list[Numbers] = []
+    largest, records = int(each.max()), 0
+    at_once = max(1, min(most_runs, most_records // largest))
     while True:
-        for first in range(0, number, 1 << 16):
-            numbers = np.arange(first, min(first + (1 << 16), number))
+        for first in range(0, order.blocks_each, at_once):
+            end = min(first + at_once, order.blocks_each)
+            numbers = np.arange(first, end)
             if permutation is not None:
                 numbers = permutation.over_array(np, numbers)
             if blocks is not None:
                 numbers = blocks[numbers]
             entries = np.searchsorted(firsts, numbers, "right") - 1
             starts = (numbers - firsts[entries]) * each[entries]
-            yield np.stack([entries, starts, np.minimum(starts + each[entries], bounds[entries])])
+            stops = np.minimum(starts + each[entries], bounds[entries])
+            held.append(np.stack([entries, starts, stops]))
+            records += int((stops - starts).sum())
+            more, runs = records + at_once * largest, at_once * (len(held) + 1)
+            if more > most_records or runs > most_runs or end == order.blocks_each:
+                yield np.concatenate(held, axis=1)
+                held, records = [], 0
 
 
 class _Offsets:
     """Looks up many offsets at once."""
 
-    def __init__(self, np: Any, columns: OffsetColumns) -> None:
+    def __init__(self, np: Any, table: IndexedRecords) -> None:
         self._np = np
-        self._offsets = columns.offsets
-        self.firsts, self.counts, self.ends = (np.array(each, np.int64) for each in columns[1:])
-        self._pieces = np.array(columns.offsets.pieces, np.int64)
+        self._offsets = table.offsets
+        self.firsts, self.counts, self.ends = (
+            np.array(each, np.int64) for each in (table.firsts, table.counts, table.ends)
+        )
+        self._pieces = np.array(table.offsets.pieces, np.int64)
 
     def at(self, numbers: Numbers) -> Numbers:
         """Return the offsets with these numbers. Raises the errors of the index's source, and Cancelled."""
@@ -210,77 +179,92 @@ class _Offsets:
 
 
 class _ColumnSums:
-    """Sums of the windows so far."""
+    """Sums of the chunks so far."""
 
     def __init__(self, np: Any, deal: Deal, records: int, every: int) -> None:
         self._np = np
         self._deal = deal
         self._records = records
         self._every = self._due = every
+        self.step = 0
+        """Number of the first step that is not added yet."""
         self.totals: Numbers = np.zeros(deal.end - deal.first, np.int64)
-        """Bytes of each rank."""
+        """Bytes of each rank before this step."""
         self.checkpoints = [Checkpoint(sums=array("Q", bytes(8 * len(self.totals) + 8)))]
+        self._runs = self._position = self._bytes = 0
+        """Runs of the chunks so far, their records and their bytes."""
+        self._begins: Numbers = np.zeros(0, np.int64)
+        """Bytes of the order before each slice that has begun, of this step."""
+        self._starts: Numbers = np.zeros((2, 0), np.int64)
+        """Number of the run in which the step begins, and position of that run's first record."""
 
-    @property
-    def together(self) -> int:
-        """Bytes of all ranks."""
-        return int(self.totals.sum())
-
-    def add(self, window: _Window, offsets: _Offsets) -> bool:
-        """Add the next window; return False if a piece of it has no bytes."""
-        np, deal, size = self._np, self._deal, self._deal.slice
-        entries, firsts, ends = window.entries, window.firsts, window.ends
-        positions = np.concatenate([[0], np.cumsum(ends - firsts)])
-        """Records of the window before each run, and before its end."""
-        slices = -(-positions // size)
-        """Number of the first slice, in the window, that begins in the run or after it."""
-        runs = np.repeat(np.arange(len(entries)), np.diff(slices))
+    def add(self, chunk: Numbers, offsets: _Offsets) -> bool:
+        """Add the next chunk; return False if a piece of it has no bytes."""
+        np, size = self._np, self._deal.slice
+        ranks = self._deal.ranks
+        last = self._deal.steps(self._records) * ranks
+        """Number of the slice after the last one."""
+        positions = self._position + np.concatenate([[0], np.cumsum(chunk[2] - chunk[1])])
+        """Position in the order of each run, and of the end of the last one."""
+        count = int(np.searchsorted(positions[:-1], last * size))
+        (entries, firsts, ends), positions = chunk[:, :count], positions[: count + 1]
+        slices = np.minimum(-(-positions // size), last + 1)
+        """Number of the first slice that begins in the run or after it."""
+        runs = np.repeat(np.arange(count), np.diff(slices))
         """Of each slice the run in which it begins."""
+        cuts = np.arange(slices[0], slices[-1]) * size - positions[runs]
         numbers = offsets.firsts[entries] + firsts
         whole = ends == offsets.counts[entries]
-        after_last = numbers + (ends - firsts) - whole
-        cuts = np.arange(0, len(runs) * size, size)
-        cuts += (numbers - positions[:-1])[runs]
-        wanted = np.concatenate([numbers, after_last, cuts])
+        cuts += numbers[runs]
+        wanted = np.concatenate([numbers, numbers + (ends - firsts) - whole, cuts])
         del cuts
-        found = offsets.at(wanted)
+        starts, stops, begins = np.split(offsets.at(wanted), [count, 2 * count])
         del wanted
-        starts, stops, begins = np.split(found, [len(entries), 2 * len(entries)])
         stops = np.where(whole, offsets.ends[entries], stops)
-        before_runs = np.concatenate([[0], np.cumsum(stops - starts)])
-        """Bytes of the window before each run, and before its end."""
-        begins += (before_runs[:-1] - starts)[runs]
-        before = np.append(begins, before_runs[-1])
-        """The same of each slice."""
-        del found, begins, runs
-        lengths = np.diff(before)
+        cut = np.flatnonzero(np.diff(slices))
+        """The runs in which a slice begins."""
+        first_cuts, last_cuts = slices[cut] - slices[0], slices[cut + 1] - slices[0] - 1
         if not (
-            (lengths > 0).all()
-            and (stops > starts).all()
-            and (before[positions[:-1] // size + 1] > before_runs[:-1]).all()
-            and (before[slices[1:] - 1] < before_runs[1:]).all()
+            (stops > starts).all()
+            and (begins[last_cuts] < stops[cut]).all()
+            and ((begins[first_cuts] > starts[cut]) | (positions[cut] % size == 0)).all()
         ):
             return False
-        del before
-        steps = lengths.reshape(window.steps, deal.ranks)[:, deal.first : deal.end]
-        self._add_steps(window, np.cumsum(steps, axis=0), positions)
+        before = self._bytes + np.concatenate([[0], np.cumsum(stops - starts)])
+        """Bytes of the order before each run, and before the end of the last one."""
+        begins += (before[:-1] - starts)[runs]
+        begins = np.concatenate([self._begins, begins])
+        if positions[-1] == last * size:
+            begins = np.append(begins, before[-1])
+        firsts_of_steps = runs[np.arange(-slices[0] % ranks, len(runs), ranks)]
+        found = np.stack([self._runs + firsts_of_steps, positions[firsts_of_steps]])
+        starts_of_steps = np.concatenate([self._starts, found], axis=1)
+        del runs
+        steps = max(0, len(begins) - 1) // ranks
+        lengths = np.diff(begins[: steps * ranks + 1])
+        if not (lengths > 0).all():
+            return False
+        lengths = lengths.reshape(steps, ranks)[:, self._deal.first : self._deal.end]
+        self._add_steps(np.cumsum(lengths, axis=0), starts_of_steps)
+        self._begins, self._starts = begins[steps * ranks :].copy(), starts_of_steps[:, steps:].copy()
+        self._runs, self._position, self._bytes = self._runs + count, int(positions[-1]), int(before[-1])
         return True
 
-    def _add_steps(self, window: _Window, sums: Numbers, positions: Numbers) -> None:
-        """Add the sums of ranks up to each step's end. `positions`: of the runs."""
-        np, batch, ranks = self._np, self._deal.global_batch, len(self.totals)
-        steps = np.arange(window.steps)
-        runs = np.searchsorted(positions, steps * batch, "right") - 1
-        passed = window.number + runs + (window.step + steps) * ranks
+    def _add_steps(self, sums: Numbers, starts: Numbers) -> None:
+        """Add the next steps. `sums`: of ranks, up to each step's end. `starts`: of each, as `_starts`."""
+        np, steps = self._np, len(sums)
+        passed = starts[0, :steps] + (self.step + np.arange(steps)) * len(self.totals)
         """Runs and slices before each step."""
         at = 0
-        while (at := max(at, int(np.searchsorted(passed, self._due)))) < window.steps:
+        while (at := max(at, int(np.searchsorted(passed, self._due)))) < steps:
             self._due = int(passed[at]) + self._every
-            step, run = window.step + at, int(runs[at])
-            if step and step * batch < self._records:
-                begin = window.step * batch + int(positions[run]) if run else window.begin
+            step = self.step + at
+            if step and step * self._deal.global_batch < self._records:
                 before = self.totals + (sums[at - 1] if at else 0)
                 found = array("Q", [*map(int, before), int(before.sum())])
-                self.checkpoints.append(Checkpoint(step, window.number + run, begin, found))
+                run, record = map(int, starts[:, at])
+                self.checkpoints.append(Checkpoint(step, run, record, found))
             at += 1
-        self.totals = self.totals + sums[-1]
+        if steps:
+            self.totals = self.totals + sums[-1]
+            self.step += steps

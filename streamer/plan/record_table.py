@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from streamer.formats.record_index import RecordIndex
-    from streamer.formats.stored_offsets import StoredOffsets
     from streamer.plan.entries import Entries
 
 
@@ -83,17 +82,6 @@ class FixedRecords:
         return range(first * self._size, (end + 1) * self._size, self._size)
 
 
-class OffsetColumns(NamedTuple):
-    """What an index has of the objects of a plan."""
-
-    offsets: StoredOffsets
-    """The offsets of all rows of the index."""
-    firsts: array[int]
-    """Number in `offsets` of the first record of each object."""
-    counts: array[int]
-    ends: array[int]
-
-
 class IndexedRecords:
     """A `RecordTable` of records whose offsets an index has."""
 
@@ -112,34 +100,32 @@ class IndexedRecords:
         self.end_marks = EndMarks()
         if index.format.kind == "tar":
             self.end_marks = EndMarks(epoch=END_MARK) if join else EndMarks(run=END_MARK)
-        self.counts, self._first, self._ends = array("Q"), array("Q"), array("Q")
-        self._offsets = index.offsets
+        self.offsets = index.offsets
+        """The offsets of all rows of the index."""
+        self.firsts = array("Q")
+        """Number in `offsets` of the first record of each object."""
+        self.counts, self.ends = array("Q"), array("Q")
         for entry, name in enumerate(names):
             first, records, end = index.extent(name)
             if records and end > entries.sizes[entry]:
                 raise misplaced(entries, entry)
             self.counts.append(records)
-            self._first.append(first)
-            self._ends.append(end)
-
-    @property
-    def columns(self) -> OffsetColumns:
-        """The columns of the index, for many records at once."""
-        return OffsetColumns(self._offsets, self._first, self.counts, self._ends)
+            self.firsts.append(first)
+            self.ends.append(end)
 
     def border(self, entry: int, record: int) -> int:
         if record == self.counts[entry]:
-            return self._ends[entry]
-        return self._offsets[self._first[entry] + record]
+            return self.ends[entry]
+        return self.offsets[self.firsts[entry] + record]
 
     def borders(self, entry: int, first: int, end: int) -> Sequence[int]:
         if end - first == 1:  # a page in memory may have both
             return self.border(entry, first), self.border(entry, end)
-        base = self._first[entry]
+        base = self.firsts[entry]
         if end < self.counts[entry]:
-            return self._offsets[base + first : base + end + 1]
-        borders = self._offsets[base + first : base + end]
-        borders.append(self._ends[entry])
+            return self.offsets[base + first : base + end + 1]
+        borders = self.offsets[base + first : base + end]
+        borders.append(self.ends[entry])
         return borders
 
 
