@@ -178,7 +178,7 @@ async def speed(job: Job, clients: Clients, samples: list[ObjectRef]) -> Finding
     counters, plan = ChannelCounters(), Plan.of(samples)
     why = why_read(plan, check=job.checks)
     try:
-        async with open_transport(clients, transport_spec(job, plan.buckets(), [why])) as transport:
+        async with open_transport(clients, transport_spec(job, plan.entries.buckets, [why])) as transport:
             name, started = transport.name, time.monotonic()
             with _drained_pipe() as write_end, contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PROBE):

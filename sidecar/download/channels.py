@@ -55,7 +55,7 @@ async def download_channels(state: JobState, plans: Mapping[str, Plan], clients:
         plan = plans[name]
         download = Download(name, plan, place)
         state.downloading, state.downloads[name] = download.text, download.statistics
-        fetched = await download.run(clients, transport_spec(job, plan.buckets(), [None]))
+        fetched = await download.run(clients, transport_spec(job, plan.entries.buckets, [None]))
         state.downloading = None
         log.info(
             "downloaded" if fetched else "downloaded before",

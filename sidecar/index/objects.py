@@ -119,7 +119,7 @@ async def read_plan(plan: Plan, on_bytes: Callable[[Segment, memoryview], None],
     """
     if not plan.total_bytes(0):
         return
-    spec = transport_spec(access.job, plan.buckets(), [WHY_READ])
+    spec = transport_spec(access.job, plan.entries.buckets, [WHY_READ])
     if spec.wish == "splice":
         spec = replace(spec, wish="auto")
     async with open_transport(access.clients, spec) as transport:

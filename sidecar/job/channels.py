@@ -106,7 +106,7 @@ async def job_transport(
     Raises ConfigError if the job file names a transport that this job cannot use.
     """
     job = state.job
-    buckets = set().union(*(fifo.plan.buckets() for fifo in streams))
+    buckets = set().union(*(fifo.plan.entries.buckets for fifo in streams))
     entering = open_transport(
         clients,
         transport_spec(

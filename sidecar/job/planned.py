@@ -85,8 +85,8 @@ def figures_by_record(plan: Plan) -> dict[str, Any]:
         return {}
     return {
         "records": plan.records(0),
-        "steps": plan.steps(0),
-        "padding": plan.padding(0),
+        "steps": plan.steps,
+        "padding": plan.padding,
         "all_ranks": plan.deal.ranks,
         "order": plan.order_digest[:16],
     }

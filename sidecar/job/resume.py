@@ -144,8 +144,7 @@ def saved_by_fifo(
 
 def _at_step(plan: Plan, state: StepState, *, anyway: bool) -> Saved:
     """Return the position of a step in one FIFO. Raises ConfigError."""
-    order, steps = (plan.record_order, plan.steps(state.epoch)) if isinstance(plan, RecordPlan) else (None, 0)
-    why = why_not_begin(state, order, steps, anyway=anyway)
+    why = why_not_begin(state, plan.record_order, plan.steps or 0, anyway=anyway)
     if why is not None or not isinstance(plan, RecordPlan):
         raise ConfigError(f"--resume: {why}")
     return Saved(state.epoch, offset_of(plan, state.epoch, state.begin), plan.digest)

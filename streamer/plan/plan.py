@@ -72,6 +72,11 @@ class _EpochTotals(NamedTuple):
 class Plan:
     """Decides which bytes one channel streams on one host."""
 
+    steps: int | None = None
+    """Global batches of an epoch; None if ranks do not share the plan by record."""
+    padding = 0
+    """Records at the end of an epoch that are padding."""
+
     def __init__(
         self,
         entries: Entries,
@@ -255,25 +260,12 @@ class Plan:
         """Whether each object or attribute becomes one record (RecordWrapperType)."""
         return self.entries.wrap
 
-    @property
-    def counts_records(self) -> bool:
-        """Whether the number of records of an epoch is known."""
-        return self.framed
-
     def records(self, epoch: int) -> int | None:
-        """Return the number of records of the epoch if the plan `counts_records`, else None."""
+        """Return the number of records of the epoch; None if that is unknown."""
         if not self.framed:
             return None
         entries = self._epoch_totals(epoch).entries
         return entries and entries * len(self.entries.items(0))
-
-    def steps(self, epoch: int) -> int | None:  # noqa: ARG002 - see `RecordPlan`
-        """Return the number of global batches of the epoch; None if ranks do not share it by record."""
-        return None
-
-    def padding(self, epoch: int) -> int:  # noqa: ARG002 - see `RecordPlan`
-        """Return how many records of the epoch are padding, at its end."""
-        return 0
 
     @property
     def record_order(self) -> Mapping[str, Any] | None:
@@ -286,10 +278,6 @@ class Plan:
             for item in self.entries.items(index):
                 if isinstance(item, ObjectRef):
                     yield item
-
-    def buckets(self) -> set[str]:
-        """Return the names of all buckets with an object of this plan."""
-        return self.entries.buckets
 
     def segments(self, epoch: int, first: int = 0, end: int | None = None) -> Iterator[Segment | bytes]:
         """Yield the epoch's segments, in stream order; none is empty. `first`, `end`: as for `order`."""

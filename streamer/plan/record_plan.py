@@ -87,7 +87,9 @@ class RecordPlan(Plan):
                 f"the channel has {counted(order.records, 'record')}, fewer than one global batch of "
                 f"{deal.global_batch}; lower Batch or GlobalBatch, or set Remainder: repeat"
             )
-        filled = deal.steps(order.records) * deal.global_batch - order.records
+        self.steps: int = deal.steps(order.records)
+        self.padding = deal.padding(order.records)
+        filled = self.steps * deal.global_batch - order.records
         if filled > (most := max(order.records, MOST_FILLED)):
             raise ConfigError(
                 f"the channel has {counted(order.records, 'record')}, and Remainder: {deal.remainder} would "
@@ -125,7 +127,7 @@ class RecordPlan(Plan):
     @property
     def streams(self) -> bool:
         """Whether there is a record to stream."""
-        return self.steps(0) > 0
+        return self.steps > 0
 
     def sums(self, epoch: int) -> OrderSums:
         """Return the bytes that the ranks of this host have in the epoch, and before some steps of it."""
@@ -171,22 +173,9 @@ class RecordPlan(Plan):
         """Return the number of objects of the order, those of other ranks too."""
         return len(self.entries)
 
-    @property
-    def counts_records(self) -> bool:
-        """Whether `records` and `steps` return numbers."""
-        return True
-
     def records(self, epoch: int) -> int:  # noqa: ARG002 - every epoch has as many
         """Return the number of records of these ranks in the epoch, repeated ones included."""
         return self.deal.records(self.global_order.records)
-
-    def steps(self, epoch: int) -> int:  # noqa: ARG002 - likewise
-        """Return the number of global batches of the epoch."""
-        return self.deal.steps(self.global_order.records)
-
-    def padding(self, epoch: int) -> int:  # noqa: ARG002 - likewise
-        """Return how many records of each epoch of these ranks are padding."""
-        return self.deal.padding(self.global_order.records)
 
     def pieces(self, epoch: int, at: Checkpoint = START) -> Iterator[Piece]:
         """Yield the pieces of the epoch from a checkpoint on, each with its rank among those of this plan."""

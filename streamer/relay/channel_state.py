@@ -103,7 +103,7 @@ def snapshot(
         bytes_delivered=delivery.delivered if delivery else 0,
         objects=plan.objects(state.epoch),
         listing=plan.open,
-        records=counters.records if plan.counts_records else None,
+        records=counters.records if plan.framed or plan.steps is not None else None,
         seconds=counters.timer.seconds(),
         starved=counters.timer.starved(),
         reader_connected=outlet is not None and not outlet.reader_gone,

@@ -233,7 +233,7 @@ async def test_an_old_version_and_another_bucket_are_read(
 
     async with run(stub, tmp_path, make_plan=make) as running:
         assert await off_loop(read_all, running.fifo(0)) == b"as it was" + b"elsewhere" + b"new"
-        assert running.plan.buckets() == {"b", "other"}
+        assert running.plan.entries.buckets == {"b", "other"}
 
 
 async def test_a_host_without_entries_gives_empty_epochs(

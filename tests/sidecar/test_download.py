@@ -53,7 +53,7 @@ async def fetch(
             before()
         spec = TransportSpec(
             wish=transport,
-            buckets=plan.buckets(),
+            buckets=plan.entries.buckets,
             channels=[None],
             budget=16 * MIB,
             part_size=1 * MIB,

@@ -81,7 +81,7 @@ def resized(seed: int) -> None:
                 every=draw.randint(1, 100),
             ).ranks(each)
         ]
-        steps = plans[0].steps(epoch)
+        steps = plans[0].steps
         size = 192 // ranks
         end = draw.randint(step, steps) if kills < 6 else steps
         shares = [share(plan, table, epoch, step) for plan in plans]

@@ -161,7 +161,7 @@ def test_any_number_of_ranks_reads_the_same_mixed_batches(
     due = reference.global_batches(records([*order.runs(1)]), 12, "repeat")
     for ranks in (1, 3, 4):
         plan = RecordPlan(entries, table, order, Deal(12, ranks, 0, ranks, "repeat"))
-        assert plan.steps(1) == len(due)
+        assert plan.steps == len(due)
         found: dict[int, list[Record]] = {rank: [] for rank in range(ranks)}
         for rank, run in dealt(order, plan.deal, 1):
             found[rank] += records([run])
@@ -277,7 +277,7 @@ def test_a_resume_at_any_number_of_ranks_begins_at_its_step() -> None:
             whole = RecordPlan(entries, table, order, Deal(8, ranks, 0, ranks), every=50)
             for plan in whole.ranks(ranks):
                 stream = bytes_of(plan.segments(2))
-                for step in (0, 1, 60, (plan.steps(2) or 0) - 1):
+                for step in (0, 1, 60, plan.steps - 1):
                     offset = offset_of(plan, 2, step)
                     assert records_before(plan, 2, offset) == step * 8 // ranks
                     start, rest = plan.segments_near(2, offset)

@@ -178,7 +178,7 @@ def test_the_plans_of_ranks_stream_the_bytes_of_their_records(
         assert found == merged(found), "ranges that follow each other are one segment"
         total = sum(map(len, segments))
         assert plan.total_bytes(epoch) == plan.known_bytes(epoch) == total
-        assert (plan.records(epoch), plan.steps(epoch)) == (len(due), len(batches))
+        assert (plan.records(epoch), plan.steps) == (len(due), len(batches))
         assert plan.streams == bool(due)
         parts = list(cut(plan.segments(epoch), part_size=lambda: 64, epoch=epoch))
         assert sum(part.size for part in parts) == total
@@ -213,7 +213,7 @@ def test_a_run_of_very_many_records_is_summed_up_in_portions(deal: Deal) -> None
     assert plan.total_bytes(0) == 3 * deal.records(401_076) > 0
     each = 3 * deal.steps(401_076) * deal.slice
     assert list(plan.sums(0).totals) == [each, each, 2 * each]
-    assert (len(plan.sums(0).checkpoints) > 1) == (plan.steps(0) > 1)
+    assert (len(plan.sums(0).checkpoints) > 1) == (plan.steps > 1)
     for at in plan.sums(0).checkpoints:
         assert list(at.sums) == [3 * at.step * deal.slice] * 2 + [6 * at.step * deal.slice]
         assert next(dealt(order, deal, 0, at)) == next(dealt(order, deal, 0, Checkpoint(at.step)))
@@ -230,14 +230,14 @@ def test_without_the_padding_the_ranks_have_every_record_once(
     found, padding = list[Record](), 0
     for plan in whole.ranks(ranks):
         own = records([run for _, run in dealt(plan.global_order, plan.deal, 0)])
-        assert plan.steps(0) == whole.steps(0)
-        assert 0 <= plan.padding(0) <= min(width, len(own))
-        found += own[: len(own) - plan.padding(0)]
-        padding += plan.padding(0)
+        assert plan.steps == whole.steps
+        assert 0 <= plan.padding <= min(width, len(own))
+        found += own[: len(own) - plan.padding]
+        padding += plan.padding
     every = [(entry, number) for entry, each in enumerate(sizes) for number in range(len(each))]
     if remainder == "pad":
         assert sorted(found) == every
-    assert whole.padding(0) == padding == (whole.records(0) - len(every) if remainder == "pad" else 0)
+    assert whole.padding == padding == (whole.records(0) - len(every) if remainder == "pad" else 0)
 
 
 def ranges(segments: Iterable[Segment | bytes]) -> list[tuple[int, int, int]]:
@@ -279,7 +279,7 @@ def test_ranks_that_do_not_divide_a_global_batch_are_refused() -> None:
 def test_too_few_records_for_one_step_are_refused() -> None:
     with pytest.raises(ConfigError, match="has 3 records, fewer than one global batch of 4"):
         plan_of([[1, 1, 1]], Deal(4, 2, 0, 2))
-    assert plan_of([[1, 1, 1]], Deal(4, 2, 0, 2, "repeat")).steps(0) == 1
+    assert plan_of([[1, 1, 1]], Deal(4, 2, 0, 2, "repeat")).steps == 1
     assert not plan_of([[], []], Deal(4, 2, 0, 2)).streams
 
 
@@ -297,7 +297,7 @@ def test_a_batch_that_repeats_the_order_very_often_is_refused(
         with pytest.raises(ConfigError, match=f"would fill a global batch of {size} with {size - records} "):
             RecordPlan(entries, table, order, Deal(size, 1, 0, 1, remainder))
     plan = RecordPlan(entries, table, order, Deal(most, 1, 0, 1, remainder))
-    assert (plan.steps(0), plan.total_bytes(0)) == (1, 4 * most)
+    assert (plan.steps, plan.total_bytes(0)) == (1, 4 * most)
 
 
 def test_records_of_one_size_need_whole_records() -> None:
