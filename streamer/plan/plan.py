@@ -16,7 +16,7 @@ Two plans with the same digest stream the same bytes in every epoch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streamer.formats.recordio import header, padding
@@ -80,22 +80,27 @@ class Plan:
     def __init__(
         self,
         entries: Entries,
+        arrangement: Arrangement | None = None,
         *,
-        seed: int | None = None,
-        shard: Shard | None = None,
-        join: str | None = None,
         digests: Digests | None = None,
         growth: Growth | None = None,
     ) -> None:
-        """`digests`: digests of several plans, this one included.
+        """`entries`: made with the arrangement's `wrap` and `inflate`; None: in plan order.
 
-        `growth`: extends `entries`, in the order of the plan. Without it they must not change any more.
+        `digests`: digests of several plans, this one included. With `growth`, which extends `entries` in the
+        order of the plan, it is open; the arrangement must allow that (`may_grow`). Without it the entries
+        must not change any more.
         """
+        arrangement = arrangement or Arrangement(wrap=entries.wrap, inflate=entries.inflate)
+        if growth is not None and not arrangement.may_grow:
+            raise ValueError("the order of this arrangement needs all entries")
+        if (entries.wrap, entries.inflate) != (arrangement.wrap, arrangement.inflate):
+            raise ValueError("the entries were made for another arrangement")
+        self._arrangement = arrangement
         self.entries = entries
         self.growth = growth
-        self.seed = seed
-        self.shard = shard or Shard()
-        self.join = join
+        self.seed, self.shard = arrangement.seed, arrangement.shard
+        self.join = arrangement.join
         """How delivery joins the objects; None: they are not joined."""
         self.base: S3Uri | None = None
         """Prefix that the channel's definition gives for all objects; None: it gives none."""
@@ -103,7 +108,7 @@ class Plan:
         """Objects of a listing that are probably no data; None: nothing looked for them."""
         self._totals = EpochCache[_EpochTotals]()
         if digests is None:
-            digests = Digests(entries, seed=seed, shards=[self.shard], join=join)
+            digests = Digests(entries, seed=self.seed, shards=[self.shard], join=self.join)
             if growth is not None:
                 growth.extend_digests(digests)
         self._digests = digests
@@ -115,20 +120,7 @@ class Plan:
         entries = arrangement.entries()
         for ref in objects:
             entries.add(ref)
-        return cls.arranged(entries, arrangement)
-
-    @classmethod
-    def arranged(cls, entries: Entries, arrangement: Arrangement, *, growth: Growth | None = None) -> Plan:
-        """Plan `entries`, which were made with the arrangement's `wrap` and `inflate`.
-
-        With `growth` the plan is open, which the arrangement must allow (`may_grow`).
-        """
-        if growth is not None and not arrangement.may_grow:
-            raise ValueError("the order of this arrangement needs all entries")
-        if (entries.wrap, entries.inflate) != (arrangement.wrap, arrangement.inflate):
-            raise ValueError("the entries were made for another arrangement")
-        seed, shard, join = arrangement.seed, arrangement.shard, arrangement.join
-        return cls(entries, seed=seed, shard=shard, join=join, growth=growth)
+        return cls(entries, arrangement)
 
     def __repr__(self) -> str:
         return f"<Plan {self.entries}, seed {self.seed}, {self.shard}>"
@@ -146,14 +138,7 @@ class Plan:
         if self.growth is not None:
             self.growth.extend_digests(digests)
         return tuple(
-            Plan(
-                self.entries,
-                seed=self.seed,
-                shard=shard,
-                join=self.join,
-                digests=digests,
-                growth=self.growth,
-            )
+            Plan(self.entries, replace(self._arrangement, shard=shard), digests=digests, growth=self.growth)
             for shard in shards
         )
 

@@ -292,7 +292,7 @@ class SeedRun:
 
         add(0, 1)
         self._listings.append(self._loop.create_task(listing()))
-        return Plan.arranged(entries, arrangement, growth=growth)
+        return Plan(entries, arrangement, growth=growth)
 
     def _epoch_ended(self, trailer: Trailer) -> None:
         self._states[trailer.channel].append(trailer)

@@ -7,6 +7,7 @@ import json
 import tracemalloc
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -90,7 +91,7 @@ def planned(channel: Stored, arrangement: Arrangement, *, piece: int = 17) -> Pl
 
     if kind == "S3Prefix":
         found = [ref(name) for name in store if name.startswith(uri)]
-        return Plan.arranged(listed(found, wrap=arrangement.wrap), arrangement)
+        return Plan(listed(found, wrap=arrangement.wrap), arrangement)
     text = store[uri]
     each = sum(name.endswith("-ref") for name in attributes) if attributes else 1
     entries = Entries(wrap=arrangement.wrap, objects_each=each)
@@ -99,7 +100,7 @@ def planned(channel: Stored, arrangement: Arrangement, *, piece: int = 17) -> Pl
         for items in scanner.feed(text[start : start + piece], last=start + piece > len(text)):
             for row in [items] if attributes else [[item] for item in items]:
                 entries.add(*(ref(item) if isinstance(item, str) else item for item in row))
-    return Plan.arranged(entries, arrangement)
+    return Plan(entries, arrangement)
 
 
 def bytes_of(store: dict[str, bytes], object_: ObjectRef, start: int, end: int) -> bytes:
@@ -195,9 +196,8 @@ def test_rank_fifos_stream_what_the_reference_says(
     everywhere = [
         index
         for host in range(shard.count)
-        for plan in Plan(whole.entries, seed=whole.seed, shard=Shard(host, shard.count, shard.by)).ranks(
-            count
-        )
+        for of_host in [replace(arrangement, shard=Shard(host, shard.count, shard.by))]
+        for plan in Plan(whole.entries, of_host).ranks(count)
         for index in plan.order(epoch)
     ]
     assert sorted(everywhere) == list(range(len(whole.entries)))
@@ -219,10 +219,10 @@ def test_digests_made_together_are_those_made_alone(
     entries = Entries(wrap=wrap)
     for size in (0, 3):
         entries.add(ObjectRef("b", f"{size}", size, "e"))
-    ranks = Plan(entries, seed=seed, shard=shard).ranks(count)
+    ranks = Plan(entries, Arrangement(wrap, seed, shard)).ranks(count)
     assert len({plan.digest for plan in ranks}) == count
     for plan in reversed(ranks):
-        assert plan.digest == Plan(entries, seed=seed, shard=plan.shard).digest
+        assert plan.digest == Plan(entries, Arrangement(wrap, seed, plan.shard)).digest
 
 
 @pytest.mark.parametrize(("index", "count"), [(-1, 2), (2, 2), (0, 0)])
@@ -422,7 +422,7 @@ def test_records_are_known_where_the_plan_makes_them(count: int) -> None:
     entries = Arrangement(wrap=True).entries()
     for index in range(4):
         entries.add(ObjectRef("b", f"{index}", index, "e"), b"label", b"note")
-    plans = [Plan(entries, seed=3, shard=Shard(index, count)) for index in range(count)]
+    plans = [Plan(entries, Arrangement(True, 3, Shard(index, count))) for index in range(count)]
     for epoch in range(2):
         found = [plan.records(epoch) for plan in plans]
         assert sum(count for count in found if count is not None) == 12

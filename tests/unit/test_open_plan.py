@@ -48,7 +48,7 @@ def grow(growth: Growth, arrangement: Arrangement, found: list[ObjectRef]) -> No
 def opened(arrangement: Arrangement) -> tuple[Plan, Growth]:
     entries = arrangement.entries()
     growth = Growth(entries)
-    return Plan.arranged(entries, arrangement, growth=growth), growth
+    return Plan(entries, arrangement, growth=growth), growth
 
 
 @given(sizes, st.lists(st.integers(0, 12)), arrangements, st.integers(1, 3), st.integers(1, 40))

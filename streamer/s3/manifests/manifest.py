@@ -115,7 +115,7 @@ class Manifest:
         async with aclosing(self.runs()) as runs:
             async for run in runs:
                 entries.extend(run)
-        plan = Plan.arranged(entries, self._arrangement)
+        plan = Plan(entries, self._arrangement)
         plan.base = self.base
         return plan
 

@@ -54,7 +54,7 @@ class OpenPlan:
         """Raises ValueError if the arrangement needs all entries."""
         entries = arrangement.entries(objects_each=sources.objects_each)
         self.growth = Growth(entries)
-        self.plan = Plan.arranged(entries, arrangement, growth=self.growth)
+        self.plan = Plan(entries, arrangement, growth=self.growth)
         self._sources = sources
         self._begun, self._ended = asyncio.Event(), asyncio.Event()
 

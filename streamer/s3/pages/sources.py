@@ -100,7 +100,7 @@ class Sources:
         async with aclosing(self._selected(list_below)) as runs:
             async for run in runs:
                 selected = _joined(selected, run)
-        plan = Plan.arranged(selected, self._arrangement)
+        plan = Plan(selected, self._arrangement)
         plan.base, plan.strays = self.base, self.strays
         return plan
 
