@@ -70,15 +70,13 @@ class MixedSource:
 
 
 class _CursorState(NamedTuple):
-    """Where a source's cursor is."""
+    """Position of a source's cursor."""
 
-    taken: int
+    taken: int = 0
     """Records taken in this epoch."""
-    turn: int
-    """Passes ended in this epoch."""
-    run: int
+    run: int = 0
     """Runs ended in this pass."""
-    record: int
+    record: int = 0
     """Records taken of the present run."""
 
 
@@ -88,48 +86,37 @@ class _Cursor:
     def __init__(self, source: MixedSource, epoch: int, state: _CursorState) -> None:
         self._source = source
         self._epoch = epoch
-        self.taken, self._turn, self._run, self._record = state
-        self._limit = self.taken
+        self.taken, self._number, self._record = state
+        self.limit = self.taken
         """Records that may be taken in this epoch."""
-        self._runs = source.runs(epoch, self._turn, self._run)
-        self._next()
-
-    def allow(self, limit: int) -> None:
-        """Allow so many records in this epoch."""
-        self._limit = limit
-        if self._start == self._end:
-            self._next()
-
-    def _next(self) -> None:
-        """Go to the next run."""
-        run = next(self._runs, None)
-        if run is None and self.taken < self._limit:
-            self._turn, self._run = self._turn + 1, 0
-            self._runs = self._source.runs(self._epoch, self._turn)
-            run = next(self._runs)
-        self._entry, self._start, self._end = run or Run(0, 0, 0)
+        self._runs = source.runs(epoch, self.taken // source.order.records, self._number)
+        self._run = next(self._runs)
 
     @property
     def state(self) -> _CursorState:
-        return _CursorState(self.taken, self._turn, self._run, self._record)
+        return _CursorState(self.taken, self._number, self._record)
 
     @property
     def left(self) -> int:
         """Records left of the present run, of those that may be taken."""
-        return min(self._end - self._start - self._record, self._limit - self.taken)
+        _, first, end = self._run
+        return min(end - first - self._record, self.limit - self.taken)
 
     def take(self, most: int) -> Run:
         """Return the next records, at most so many; none is left at the end alone."""
-        first = self._start + self._record
+        entry, start, last = self._run
+        first = start + self._record
         end = first + min(most, self.left)
-        taken = Run(self._source.first + self._entry, first, end)
         self.taken += end - first
-        self._record = end - self._start
-        if end == self._end:
-            self._run += 1
+        self._record = end - start
+        if end == last:
+            self._number += 1
             self._record = 0
-            self._next()
-        return taken
+            passed, rest = divmod(self.taken, self._source.order.records)
+            if not rest:  # another pass begins
+                self._number, self._runs = 0, self._source.runs(self._epoch, passed)
+            self._run = next(self._runs)
+        return Run(self._source.first + entry, first, end)
 
 
 class _WalkState(NamedTuple):
@@ -257,7 +244,7 @@ class MixedOrder:
         states = self._states.get(self.key(epoch)) or []
         after = bisect_right(states, first, key=lambda state: state.runs)
         every = len(self.sources)
-        start = _WalkState(0, (_CursorState(0, 0, 0, 0),) * every, 0, (0,) * every)
+        start = _WalkState(0, (_CursorState(),) * every, 0, (0,) * every)
         if after:
             start = states[after - 1]
         return islice(self._walk(epoch, start), first - start.runs, None)
@@ -273,7 +260,7 @@ class MixedOrder:
             end = phases[phase + 1][0] if phase + 1 < len(phases) else self.records
             picks = self._picks[weights]
             for number, (cursor, before) in enumerate(zip(cursors, begun, strict=True)):
-                cursor.allow(before + picks.before(number, self.records - first))
+                cursor.limit = before + picks.before(number, self.records - first)
             for source, records in decide(cursors, begun, picks):
                 if passed >= keep_at:
                     states = tuple(cursor.state for cursor in cursors)
