@@ -174,10 +174,10 @@ def _order_of(channel: ChannelConfig, entries: Entries, counts: Sequence[int], b
         return MixedOrder(
             entries, counts, channel.sources, mix, seed=seed, block=block, split=selection.split, batch=batch
         )
-    select = None
+    selected = None
     if selection != RecordSelection():
-        select = partial(select_records, entries, counts, selection)
-    return RecordOrder(counts, entries.sizes, seed=seed, block=block, select=select)
+        selected = select_records(entries, counts, entries.sizes, selection, block=block)
+    return RecordOrder(counts, entries.sizes, seed=seed, block=block, selected=selected)
 
 
 def _names(entries: Entries, objects: ChannelObjects) -> array[int]:

@@ -175,11 +175,11 @@ class MixedOrder:
         first = 0
         for uri in uris:
             end = first + bisect_left(range(first, len(entries)), 1, key=partial(_outside, entries, uri))
-            part, select = counts[first:end], None
+            part, sizes, selected = counts[first:end], entries.sizes[first:end], None
             if split is not None:
-                select = partial(select_records, entries, part, RecordSelection(split), first=first)
-            sizes = entries.sizes[first:end]
-            order = RecordOrder(part, sizes, seed=seed, block=block, select=select, in_blocks=True)
+                selection = RecordSelection(split)
+                selected = select_records(entries, part, sizes, selection, block=block, first=first)
+            order = RecordOrder(part, sizes, seed=seed, block=block, selected=selected, in_blocks=True)
             if not order.records:
                 raise ConfigError(
                     f"Mix has no record to take from {uri}; remove this prefix and its weight, or select "

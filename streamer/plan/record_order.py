@@ -26,7 +26,7 @@ from streamer.plan.shuffle import Permutation
 from streamer.units import MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+    from collections.abc import Hashable, Iterable, Iterator, Sequence
 
     from streamer.plan.split import Split
 
@@ -54,11 +54,21 @@ def records_per_block(records: int, size: int, block: int) -> int:
     return max(1, block * records // size) if size else 1
 
 
+def records_of_blocks(counts: Sequence[int], sizes: Sequence[int], block: int) -> array[int]:
+    """Return the records of each block of every object. Raises ValueError for a block of less than a byte."""
+    if block < 1:
+        raise ValueError(f"a block has at least one byte, not {block}")
+    both = zip(counts, sizes, strict=True)
+    return array("Q", [records_per_block(records, size, block) for records, size in both])
+
+
 class SelectedRecords(NamedTuple):
     """The records of a channel that a split or a limit has selected."""
 
     counts: Sequence[int]
     """Records of each object."""
+    each: array[int]
+    """Records of each block, by object."""
     bounds: Sequence[int]
     """Number in each object of the first record from which on none is selected."""
     blocks: array[int] | None
@@ -90,33 +100,28 @@ class RecordOrder:
         *,
         seed: int | None = None,
         block: int = BLOCK,
-        select: Callable[[Sequence[int]], SelectedRecords] | None = None,
+        selected: SelectedRecords | None = None,
         in_blocks: bool = False,
     ) -> None:
         """`counts`, `sizes`: records and bytes of every object, in plan order. `seed`: None keeps that order.
 
-        Both sequences must not change. `select` returns the selected records, and gets the records of each
-        block by object; None: all are selected. `in_blocks`: runs are blocks without a seed, too. Raises
-        ValueError for a block of less than a byte.
+        Both sequences must not change. `selected`: None: all records. `in_blocks`: runs are blocks without a
+        seed, too. Raises ValueError for a block of less than a byte.
         """
-        if block < 1:
-            raise ValueError(f"a block has at least one byte, not {block}")
         self.seed = seed
         self.block = block
         self._counts = self.bounds = counts
-        self._selected: SelectedRecords | None = None
+        self._selected = selected
         self.firsts: Sequence[int] | None = None
         """Number of the first block of each object, and of the end; None: runs are whole objects."""
         self.each = array("Q")
         """Records of each block, by object."""
         self.blocks: Sequence[int] | None = None
         """Numbers of the blocks of the order; None: all."""
-        if seed is not None or select is not None or in_blocks:
-            both = zip(counts, sizes, strict=True)
-            self.each.extend(records_per_block(records, size, block) for records, size in both)
-        if select is not None:
-            self._selected = select(self.each)
-            self.bounds, self.blocks = self._selected.bounds, self._selected.blocks
+        if selected is not None:
+            self.each, self.bounds, self.blocks = selected.each, selected.bounds, selected.blocks
+        elif seed is not None or in_blocks:
+            self.each = records_of_blocks(counts, sizes, block)
         if seed is not None or self.blocks is not None or in_blocks:
             cut = zip(self.bounds if self.blocks is None else counts, self.each, strict=True)
             self.firsts = array("Q", accumulate((-(-records // size) for records, size in cut), initial=0))

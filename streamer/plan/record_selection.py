@@ -24,7 +24,7 @@ from sys import byteorder
 from typing import TYPE_CHECKING
 
 from streamer.errors import ConfigError
-from streamer.plan.record_order import BLOCK, SelectedRecords, records_per_block
+from streamer.plan.record_order import BLOCK, SelectedRecords, records_of_blocks, records_per_block
 from streamer.plan.record_table import only_object
 from streamer.plan.selection import Draw
 from streamer.units import counted
@@ -62,17 +62,18 @@ class RecordSelection:
 def select_records(
     entries: Entries,
     counts: Sequence[int],
+    sizes: Sequence[int],
     selection: RecordSelection,
-    each: Sequence[int],
     *,
+    block: int = BLOCK,
     first: int = 0,
 ) -> SelectedRecords:
-    """Return what `selection` takes of objects with so many records, and so many in each block.
+    """Return what `selection` takes of objects with so many records and bytes, in blocks of `block` bytes.
 
     `first`: number of the first of these objects in `entries`; a limit with a seed needs all of them.
     Takes about a microsecond for each block of a split. Raises ConfigError if no record is selected.
     """
-    split, limit = selection.split, selection.limit
+    split, limit, each = selection.split, selection.limit, records_of_blocks(counts, sizes, block)
     left = sum(counts) if limit is None else limit.records
     bounds = array("Q", bytes(8 * len(counts)))
     chosen: list[array[int]] = [array("Q")] * (0 if split is None else len(counts))
@@ -98,7 +99,7 @@ def select_records(
         chosen[entry] = blocks
         left -= records
     if split is None:
-        return SelectedRecords(counts, bounds, None, None)
+        return SelectedRecords(counts, each, bounds, None, None)
     numbers, base = array("Q"), 0
     for entry, blocks in enumerate(chosen):
         numbers.extend([base + number for number in blocks])
@@ -108,7 +109,7 @@ def select_records(
             f"Split leaves out every record: {counted(base, 'block is', 'blocks are')} in other folds of the "
             f"{split.of}; take more folds, or fewer and larger ones by a smaller Of"
         )
-    return SelectedRecords(counts, bounds, numbers, split)
+    return SelectedRecords(counts, each, bounds, numbers, split)
 
 
 def memory_of_split(counts: Iterable[int], sizes: Iterable[int], split: Split) -> int:

@@ -85,13 +85,13 @@ def test_columns_have_the_sums_of_the_loop(
     """Checkpoints too: each begins a step, with its sums, and a walk from there has the step's records."""
     seed, block = shuffle
     entries, table = entries_of(sizes), table_of(sizes)
-    select = None
-    if selection not in (None, RecordSelection()):
-        select = partial(select_records, entries, table.counts, selection)
-    try:
-        order = RecordOrder(table.counts, entries.sizes, seed=seed, block=block, select=select)
-    except ConfigError:  # no record is selected
-        reject()
+    selected = None
+    if selection is not None and selection != RecordSelection():
+        try:
+            selected = select_records(entries, table.counts, entries.sizes, selection, block=block)
+        except ConfigError:  # no record is selected
+            reject()
+    order = RecordOrder(table.counts, entries.sizes, seed=seed, block=block, selected=selected)
     every, most_slices, most_runs = limits
     for epoch in (0, 3):
         found = sum_columns(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
@@ -466,8 +465,10 @@ def test_the_example_of_the_documentation() -> None:
     ]  # fmt: skip
     selections = ["folds            " + " | ".join(" ".join(map(str, folds)) for folds in taken)]
     for name, limit in (("split", None), ("limit", RecordLimit(7))):
-        select = partial(select_records, entries, counts, RecordSelection(split, limit))
-        cut, order = (RecordOrder(counts, sizes, seed=seed, block=25, select=select) for seed in (None, 7))
+        selected = select_records(entries, counts, sizes, RecordSelection(split, limit), block=25)
+        cut, order = (
+            RecordOrder(counts, sizes, seed=seed, block=25, selected=selected) for seed in (None, 7)
+        )
         selections.append(f"{name}, blocks    {' | '.join(map(shown, cut.runs(0)))}")
         selections.append(f"{name}, epoch 0   {' '.join(map(shown, order.runs(0)))}")
         plan = RecordPlan(entries, Counts(counts), order, Deal(4, 2, 1, 2))

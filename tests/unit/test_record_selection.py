@@ -7,7 +7,6 @@ import tracemalloc
 from array import array
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
 
 import pytest
 from hypothesis import given
@@ -39,8 +38,8 @@ def order_of(
     sizes: list[list[int]], selection: RecordSelection, *, seed: int | None = None, block: int = BLOCK
 ) -> RecordOrder:
     table = Table(sizes)
-    select = partial(select_records, table.entries(), table.counts, selection)
-    return RecordOrder(table.counts, table.sizes, seed=seed, block=block, select=select)
+    found = select_records(table.entries(), table.counts, table.sizes, selection, block=block)
+    return RecordOrder(table.counts, table.sizes, seed=seed, block=block, selected=found)
 
 
 def selected(sizes: list[list[int]], selection: RecordSelection) -> list[Record]:
@@ -123,7 +122,7 @@ def test_a_sample_of_many_objects_takes_little_memory() -> None:
     counts = array("Q", [1]) * number
     tracemalloc.start()
     try:
-        found = select_records(entries, counts, RecordSelection(limit=RecordLimit(number // 2, 7)), counts)
+        found = select_records(entries, counts, counts, RecordSelection(limit=RecordLimit(number // 2, 7)))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -158,9 +157,7 @@ def test_the_digest_covers_what_is_selected() -> None:
 
 def test_a_split_leaves_large_runs() -> None:
     """An order of one fold of ten has no more runs than it has blocks."""
-    table = Table([[1000] * 2000] * 4)
-    select = partial(select_records, table.entries(), table.counts, RecordSelection(Split(10, (range(1),))))
-    order = RecordOrder(table.counts, table.sizes, block=50_000, select=select)
+    order = order_of([[1000] * 2000] * 4, RecordSelection(Split(10, (range(1),))), block=50_000)
     runs = [*order.runs(0)]
     assert {run.end - run.first for run in runs} == {50}
     assert 5 < len(runs) < 30
