@@ -1,10 +1,10 @@
-"""Sums up a shuffled order with NumPy, where it is installed, as `streamer.plan.order_sums` does. Pure.
+"""Sums up a shuffled order with NumPy, where it is installed, as `streamer.plan.pieces` does. Pure.
 
     runs ─▶ a chunk of runs, and the slices that begin in it ─▶ numbers in the index ─▶ offsets ─▶ sums
 
 The bytes of a slice are the difference of two numbers of one column, the bytes of the order before each
 slice, whatever runs the slice has. A chunk has a limited number of runs and slices, so memory is limited for
-any number of records. For each chunk the index is read once, a MiB at a time. `order_sums` sums up what has
+any number of records. For each chunk the index is read once, a MiB at a time. `sum_order` sums up what has
 no such columns, names a piece without bytes, and does all of it without NumPy.
 """
 
@@ -17,8 +17,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 from streamer.cancellation import Cancelled, cancelled
-from streamer.plan.order_sums import OrderSums
-from streamer.plan.pieces import Checkpoint
+from streamer.plan.pieces import Checkpoint, OrderSums
 from streamer.plan.record_order import RecordOrder
 from streamer.plan.record_table import IndexedRecords
 from streamer.plan.shuffle import Permutation

@@ -85,7 +85,7 @@ class Plan:
         digests: Digests | None = None,
         growth: Growth | None = None,
     ) -> None:
-        """`entries`: made with the arrangement's `wrap` and `inflate`; None: in plan order.
+        """`entries`: made with the arrangement's `wrap` and `inflate`. `arrangement`: None keeps plan order.
 
         `digests`: digests of several plans, this one included. With `growth`, which extends `entries` in the
         order of the plan, it is open; the arrangement must allow that (`may_grow`). Without it the entries

@@ -25,8 +25,7 @@ from streamer.errors import ConfigError
 from streamer.plan.digest import Digests
 from streamer.plan.epoch_cache import EpochCache
 from streamer.plan.order_columns import sum_columns
-from streamer.plan.order_sums import OrderSums, sum_order
-from streamer.plan.pieces import START, Walk, joined
+from streamer.plan.pieces import START, OrderSums, Walk, joined, sum_order
 from streamer.plan.plan import Plan
 from streamer.plan.record_table import EndMarks, only_object
 from streamer.plan.segments import Segment
@@ -74,7 +73,7 @@ class RecordPlan(Plan):
         self.table = table
         self.global_order = order
         self.deal = deal
-        self.host = host or self
+        self._host = host
         self._every = every
         self._sums = EpochCache[OrderSums]()
         self._bytes = EpochCache[int]()
@@ -96,6 +95,11 @@ class RecordPlan(Plan):
                 f"fill a global batch of {deal.global_batch} with {filled} more; lower Batch or GlobalBatch, "
                 f"to a global batch of at most {order.records + most}"
             )
+
+    @property
+    def host(self) -> RecordPlan:
+        """The plan of all ranks of this host."""
+        return self._host or self
 
     def __repr__(self) -> str:
         return f"<RecordPlan {self.entries}, {self.deal}>"
@@ -131,8 +135,8 @@ class RecordPlan(Plan):
 
     def sums(self, epoch: int) -> OrderSums:
         """Return the bytes that the ranks of this host have in the epoch, and before some steps of it."""
-        if self.host is not self:
-            return self.host.sums(epoch)
+        if self._host is not None:
+            return self._host.sums(epoch)
         key = self.global_order.key(epoch)
         sums = self._sums.get(key)
         if sums is None:
@@ -220,8 +224,8 @@ class RecordPlan(Plan):
     @property
     def record_order(self) -> dict[str, Any]:
         """The digest of the order, and its inputs but the records of each object."""
-        if self.host is not self:
-            return self.host.record_order
+        if self._host is not None:
+            return self._host.record_order
         if self._described is None:
             with self._lock:
                 if self._described is None:

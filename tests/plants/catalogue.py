@@ -543,7 +543,7 @@ PLANTS = (
     ),
     Plant(
         "walk resumes one run too late",
-        "streamer/plan/order_sums.py",
+        "streamer/plan/pieces.py",
         "Checkpoint(step, walk.run, walk.record, sums)",
         "Checkpoint(step, walk.run + 1, walk.record, sums)",
         (

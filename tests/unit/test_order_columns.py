@@ -20,8 +20,7 @@ from streamer.formats.record_format import RecordFormat
 from streamer.formats.record_index import IndexedObject, block, header
 from streamer.plan import Entries, ObjectRef
 from streamer.plan.order_columns import sum_columns
-from streamer.plan.order_sums import OrderSums, sum_order
-from streamer.plan.pieces import Checkpoint
+from streamer.plan.pieces import Checkpoint, OrderSums, sum_order
 from streamer.plan.record_order import Deal, RecordOrder
 from streamer.plan.record_plan import RecordPlan
 from streamer.plan.record_selection import RecordSelection, select_records
