@@ -119,26 +119,33 @@ def _runs(
     permutation = None
     if order.seed is not None:
         permutation = Permutation(order.blocks_each, seed=order.seed, epoch=epoch)
+
+    def cut(first: int, end: int) -> Numbers:
+        """Return the runs with these numbers; a function, so that its columns are freed with it."""
+        numbers = np.arange(first, end)
+        if permutation is not None:
+            numbers = permutation.over_array(np, numbers)
+        if blocks is not None:
+            numbers = blocks[numbers]
+        entries = np.searchsorted(firsts, numbers, "right") - 1
+        starts = (numbers - firsts[entries]) * each[entries]
+        return cast(
+            "Numbers", np.stack([entries, starts, np.minimum(starts + each[entries], bounds[entries])])
+        )
+
     held: list[Numbers] = []
     largest, records = int(each.max()), 0
     at_once = max(1, min(most_runs, most_records // largest))
     while True:
         for first in range(0, order.blocks_each, at_once):
             end = min(first + at_once, order.blocks_each)
-            numbers = np.arange(first, end)
-            if permutation is not None:
-                numbers = permutation.over_array(np, numbers)
-            if blocks is not None:
-                numbers = blocks[numbers]
-            entries = np.searchsorted(firsts, numbers, "right") - 1
-            starts = (numbers - firsts[entries]) * each[entries]
-            stops = np.minimum(starts + each[entries], bounds[entries])
-            held.append(np.stack([entries, starts, stops]))
-            records += int((stops - starts).sum())
+            held.append(cut(first, end))
+            records += int((held[-1][2] - held[-1][1]).sum())
             more, runs = records + at_once * largest, at_once * (len(held) + 1)
             if more > most_records or runs > most_runs or end == order.blocks_each:
-                yield np.concatenate(held, axis=1)
+                chunk = held[0] if len(held) == 1 else np.concatenate(held, axis=1)
                 held, records = [], 0
+                yield chunk
 
 
 class _Offsets:
