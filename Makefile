@@ -65,7 +65,7 @@ test-versions: .venv/.stamp-dev
 	@.venv/bin/python -m scripts.versions $(VERSIONS)
 
 night: system-tools .venv/.stamp-dev
-	@.venv/bin/python -m tests.night $(NIGHT)
+	@.venv/bin/python -m tests.machines.night $(NIGHT)
 
 lint: .venv/.stamp-dev
 	.venv/bin/ruff check .

@@ -30,14 +30,16 @@ _TICK = os.sysconf("SC_CLK_TCK")
 
 
 class Patience:
-    """A deadline of `seconds` without progress; it begins when it is made."""
+    """A deadline of `seconds` without progress of a process; it begins when it is made."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, pid: int | None = None) -> None:
+        """`pid`: None for this process."""
         self.seconds = seconds
+        self._pid = pid
         self._periods = 0
         self._ended = False
         self._began = time.monotonic()
-        self._used = sum(os.times()[:4])
+        self._used = sum(os.times()[:4]) if pid is None else cpu_seconds(pid)
 
     def exhausted(self) -> bool:
         """Whether a whole period has passed in which nothing progressed; from then on always.
@@ -47,7 +49,7 @@ class Patience:
         now = time.monotonic()
         if self._ended or now - self._began < self.seconds:
             return self._ended
-        used = cpu_seconds()
+        used = cpu_seconds(self._pid)
         idle = used - self._used < LEAST_SHARE * (now - self._began)
         self._periods += 1
         self._ended = idle or self._periods == MOST_PERIODS
@@ -55,8 +57,8 @@ class Patience:
         return self._ended
 
 
-def cpu_seconds() -> float:
-    """CPU seconds of this process and its descendants; those of processes that have been waited for too."""
+def cpu_seconds(pid: int | None = None) -> float:
+    """CPU seconds of a process (this one) and its descendants; also of processes that it has waited for."""
     children: dict[int, list[int]] = defaultdict(list)
     used: dict[int, float] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
@@ -64,11 +66,11 @@ def cpu_seconds() -> float:
             fields = file.read().rpartition(")")[2].split()  # from the third on; see proc_pid_stat(5)
             children[int(fields[1])].append(int(name))
             used[int(name)] = sum(map(int, fields[11:15])) / _TICK
-    total, found = 0.0, [os.getpid()]
+    total, found = 0.0, [pid or os.getpid()]
     while found:
-        pid = found.pop()
-        total += used.get(pid, 0.0)
-        found += children[pid]
+        each = found.pop()
+        total += used.get(each, 0.0)
+        found += children[each]
     return total
 
 

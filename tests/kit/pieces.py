@@ -31,7 +31,7 @@ class Pieces(io.RawIOBase):
 
     def readv(self, views: list[memoryview]) -> int | None:
         """Read one piece into several buffers."""
-        memory = bytearray(sum(map(len, views)))
+        memory = bytearray(min(len(self.left), sum(map(len, views))))
         count = self.readinto(memory)
         begin = 0
         for view in views:

@@ -1,0 +1,1 @@
+"""The relay under every order of events that a seed can draw."""

@@ -1,1 +1,0 @@
-"""The relay under every order of events that a seed can draw: `python -m tests.schedules --help`."""
