@@ -30,8 +30,7 @@ from streamer.s3.http.poller import FairPoller
 from streamer.s3.manifests.body import read_manifest
 from tests.kit.harness import Running, clients_of, failure, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all
-from tests.kit.raw import answer
-from tests.kit.wire import After, Wired, WireServer, wire_server
+from tests.kit.raw import After, Wired, WireServer, answer, wire_server
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking", "credentials")
 

@@ -23,7 +23,7 @@ from collections.abc import Callable
 
 import trustme
 
-from tests.kit.raw import HEAD_END, parse
+from tests.kit.raw import requests
 from tests.machines.hostile.faults import BELOW, FAULTS
 from tests.machines.hostile.wire import Wire, operation_of, right
 
@@ -49,15 +49,9 @@ def _struck_by(bucket: str, operation: str) -> str | None:
 
 def serve(sock: socket.socket) -> None:
     """One connection to its end."""
-    wire, head = Wire(sock), b""
+    wire = Wire(sock)
     sock.settimeout(Wire.PATIENCE * 4)
-    while True:
-        while HEAD_END not in head:
-            if not (data := sock.recv(65536)):
-                return
-            head += data
-        first, _, head = head.partition(HEAD_END)
-        request = parse(first)
+    for request in requests(sock):
         response = right(request)
         name = _struck_by(request.bucket, operation_of(request))
         if name is None:
