@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.kit.late import group_of
 
-_WAITING = {"crash", "e2e", "elastic", "operate", "sidecar"}
+_WAITING = {"crash", "e2e", "elastic", "hostile", "operate", "servers", "sidecar"}
 """Directories whose tests wait for other processes in most of their time."""
 
 

@@ -1,8 +1,16 @@
-"""The machine of real S3 servers: one of its cases, and its table in the documentation."""
+"""The machine of real S3 servers: some of its cases, and its table in the documentation.
+
+SeaweedFS checks signatures and credentials and lists bare and out-of-order things that S3 would not;
+moto is faithful in listings (odd keys, pages, quoted ETags) and slow.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import random
 import re
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,10 +18,10 @@ import pytest
 from tests.machines.__main__ import marks
 from tests.machines.machine import home
 from tests.machines.report import search
-from tests.machines.servers.checks import CHECKS
-from tests.machines.servers.habits import HABITS
+from tests.machines.servers.checks import CHECKS, Refused, Site
+from tests.machines.servers.habits import HABITS, s3
 from tests.machines.servers.machine import MACHINE, TRANSPORTS, cells_of
-from tests.machines.servers.servers import KINDS
+from tests.machines.servers.servers import KINDS, Server, running
 
 ROOT = Path(__file__).parents[3]
 REFUSED = {"splice": "passed", "buffered": "refused", "aiobotocore": "failed"}
@@ -51,8 +59,47 @@ def test_the_documented_table_is_of_every_server() -> None:
 
 @pytest.mark.e2e
 @pytest.mark.timeout(180)
-def test_a_check_passes_over_every_transport() -> None:
-    (seed,) = (seed for seed, case in enumerate(MACHINE.cases()) if str(case) == "moto/doctor")
+def test_a_case_is_a_check_over_every_transport() -> None:
+    (seed,) = (seed for seed, case in enumerate(MACHINE.cases()) if str(case) == "moto/odd_keys")
     report = search(home("servers"), [seed])
     assert not report.broken, report
-    assert report.cells == {"moto/doctor": dict.fromkeys(TRANSPORTS, "passed")}
+    assert report.cells == {"moto/odd_keys": dict.fromkeys(TRANSPORTS, "passed")}
+
+
+@pytest.fixture(scope="module", params=["seaweedfs", "moto"])
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    with running(request.param) as found:
+        yield found
+
+
+@pytest.fixture
+def site(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", server.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", server.secret_key)
+    with contextlib.closing(s3(server)) as client:
+        bucket = f"b{random.randrange(10**12)}"
+        client.create_bucket(Bucket=bucket)
+        yield Site(server, "splice", client, bucket, tmp_path)
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("check", ["bodies", "odd_keys", "multipart", "epochs", "replaced"])
+def test_a_check_passes(site: Site, check: str) -> None:
+    CHECKS[check](site)
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(180)
+def test_what_is_missing_or_denied_has_its_exit_code(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.put({"train/x": b"x"})
+    for bucket, prefix in ((site.bucket, "nothing/"), ("no-such-bucket-here", "train/")):
+        with pytest.raises(Refused, match="^4: "):
+            replace(site, bucket=bucket).cat(prefix)
+    if site.server.secret_key == "secret":  # moto takes any credentials
+        return
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, "WRONG")
+            with pytest.raises(Refused, match="^3: (?!.*WRONG)"):
+                site.cat("train/")
