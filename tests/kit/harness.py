@@ -7,7 +7,7 @@ import contextlib
 import functools
 import os
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from streamer.relay.deliver.failure_policy import WhenFailed
 from streamer.relay.staging.buffers import BUFFER_SIZE
 from streamer.relay.staging.stage import Stage, Stages
 from streamer.relay.statistics import ChannelCounters, EpochRequests
-from streamer.relay.transport import TransportSpec, Wish, open_transport
+from streamer.relay.transport import Transport, TransportSpec, Wish, open_transport
 from streamer.retry import RetryPolicy
 from streamer.s3.checksums import StoredChecksums
 from streamer.s3.client.endpoint import STALL_TIMEOUT, Endpoint
@@ -74,6 +74,16 @@ async def clients_of(
         context, connections=8, stall_timeout=stall_timeout, by_aiobotocore=by_aiobotocore
     ) as clients:
         yield clients
+
+
+@contextlib.asynccontextmanager
+async def transport_of(
+    stub: Server, wish: Wish, *, channels: Sequence[str | None] = (None,), **spec: Any
+) -> AsyncIterator[tuple[Clients, Transport]]:
+    """Open clients of a server and their transport for bucket `b`. `spec`: fields of `TransportSpec`."""
+    chosen = TransportSpec(wish=wish, buckets={"b"}, channels=channels, **spec)
+    async with clients_of(stub) as clients, open_transport(clients, chosen) as transport:
+        yield clients, transport
 
 
 def _budget(parts: int, part_size: int, transport: Wish) -> int:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import os
 import random
 import statistics
 import sys
@@ -43,6 +42,7 @@ from streamer.retry import RetryPolicy
 from streamer.s3.client.endpoint import Endpoint
 from streamer.s3.client.session import open_clients
 from streamer.units import KIB, MIB
+from tests.kit.credentials import set_credentials
 from tests.kit.faults import displaced, drips, newer, redirects, resets_after, silent_for
 from tests.kit.harness import fill
 from tests.kit.planning import plan_prefix
@@ -372,27 +372,13 @@ def _waits(reported: Told, size: int) -> list[float]:
     return list(waits.values())
 
 
-def prepare() -> None:
-    """Set the environment: credentials, and no developer's settings."""
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
-        del os.environ[name]
-    os.environ |= {
-        "AWS_ACCESS_KEY_ID": "AKIDTEST",
-        "AWS_SECRET_ACCESS_KEY": "not-a-secret",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true",
-        "AWS_CONFIG_FILE": "/nonexistent",
-        "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent",
-    }
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.kit.recovery", description=__doc__.split("\n")[0])
     parser.add_argument("--seeds", type=int, default=6, help="pairs of epochs of every kind, or rounds")
     parser.add_argument("--hedges", action="store_true", help="waits with and without hedges, instead")
     parser.add_argument("--into", metavar="FILE", help="replace the results in this Markdown file")
     options = parser.parse_args()
-    prepare()
+    set_credentials()
     name = "hedges" if options.hedges else "faults"
     text = hedges(options.seeds) if options.hedges else faults(options.seeds)
     print(text)

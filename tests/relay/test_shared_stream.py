@@ -18,9 +18,9 @@ from streamer.plan.record_table import FixedRecords
 from streamer.relay.channel import Channel
 from streamer.relay.channel_spec import ChannelSpec, StartPosition
 from streamer.relay.shared_stream import SharedStream
-from streamer.relay.transport import Transport, TransportSpec, Wish, open_transport
+from streamer.relay.transport import Transport, Wish
 from streamer.units import KIB, MIB
-from tests.kit.harness import EAGER, clients_of, fill
+from tests.kit.harness import EAGER, fill, transport_of
 from tests.kit.pipes import eventually, off_loop, read_all
 from tests.kit.planning import plan_prefix
 from tests.kit.stub import S3Stub
@@ -66,19 +66,9 @@ async def ranks(
     """A job whose ranks have about `each` bytes an epoch."""
     fill(stub, [each * count // 2 // RECORD * RECORD] * 2)
     async with contextlib.AsyncExitStack() as stack:
-        clients = await stack.enter_async_context(clients_of(stub))
-        chosen = await stack.enter_async_context(
-            open_transport(
-                clients,
-                TransportSpec(
-                    wish=transport,
-                    buckets={"b"},
-                    channels=[None],
-                    fifos=count * copies,
-                    budget=4 * count * MIB,
-                    part_size=512 * KIB,
-                    hedge=0,
-                ),
+        clients, chosen = await stack.enter_async_context(
+            transport_of(
+                stub, transport, fifos=count * copies, budget=4 * count * MIB, part_size=512 * KIB, hedge=0
             )
         )
         listed = await plan_prefix(clients, S3Uri("b", "data/"))

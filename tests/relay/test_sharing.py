@@ -24,7 +24,7 @@ from streamer.relay.staging.stage import LEAST, TURN
 from streamer.relay.transport import Transport, TransportSpec, Wish, open_transport, why_read
 from streamer.schedule.budget import ChannelQuota
 from streamer.units import MIB
-from tests.kit.harness import EAGER, MORE_THAN_A_FIFO, clients_of, fill, running_channel
+from tests.kit.harness import EAGER, MORE_THAN_A_FIFO, clients_of, fill, running_channel, transport_of
 from tests.kit.pipes import eventually, off_loop, read_all
 from tests.kit.planning import plan_prefix
 from tests.kit.stub import S3Stub
@@ -56,19 +56,9 @@ async def sharing(
     requests_in_flight: int,
 ) -> AsyncIterator[Shared]:
     async with contextlib.AsyncExitStack() as stack:
-        clients = await stack.enter_async_context(clients_of(stub))
-        chosen = await stack.enter_async_context(
-            open_transport(
-                clients,
-                TransportSpec(
-                    wish=transport,
-                    buckets={"b"},
-                    channels=[None] * len(prefixes),
-                    budget=budget,
-                    requests_in_flight=requests_in_flight,
-                    part_size=MIB,
-                ),
-            )
+        memory = {"budget": budget, "requests_in_flight": requests_in_flight, "part_size": MIB}
+        clients, chosen = await stack.enter_async_context(
+            transport_of(stub, transport, channels=[None] * len(prefixes), **memory)
         )
         shared = Shared(chosen, [], [], directory)
         for number, prefix in enumerate(prefixes):

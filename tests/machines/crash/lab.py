@@ -22,12 +22,6 @@ from tests.machines.crash.zygote import Zygote, scratch, warm_up
 
 _WARMING = ("splice", "kept-tls", "kept-tls-aiobotocore", "kept-gzip-wrapped")
 """Shapes that together import everything."""
-CREDENTIALS = {
-    "AWS_ACCESS_KEY_ID": "AKIACRASH",
-    "AWS_SECRET_ACCESS_KEY": "secret",
-    "AWS_REGION": "us-east-1",
-    "AWS_EC2_METADATA_DISABLED": "true",
-}
 
 
 @contextlib.contextmanager
@@ -70,7 +64,7 @@ def warm(servers: Servers) -> None:
         for name in _WARMING:
             document = SHAPES[name].document(servers, Path(directory) / "ml")
             commands.append(["plan", "-c", write_job(Path(directory) / f"{name}.json", document)])
-        warm_up(CREDENTIALS, commands)
+        warm_up(commands)
 
 
 @contextlib.contextmanager

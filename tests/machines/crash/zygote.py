@@ -19,6 +19,7 @@ import threading
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tests.kit.credentials import set_credentials
 from tests.machines.crash.notify import CONTROL_FD, install
 
 _LONGEST = 1 << 16
@@ -82,17 +83,15 @@ def _serve(requests: socket.socket) -> NoReturn:
         requests.send(str(pid).encode())
 
 
-def warm_up(environment: dict[str, str], commands: list[list[str]]) -> None:
-    """Take over the environment, with nothing else of AWS, import all, and run commands of `penstock`."""
+def warm_up(commands: list[list[str]]) -> None:
+    """Set the credentials, import all, and run commands of `penstock`."""
     from sidecar import cli
     from sidecar.job import supervisor
     from streamer.helpers.keeper import process
 
     assert supervisor is not None
     assert process is not None
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
-        del os.environ[name]
-    os.environ.update(environment)
+    set_credentials()
     sys.stdout.flush()
     stdout = os.dup(1)
     with open(os.devnull, "wb") as nowhere:

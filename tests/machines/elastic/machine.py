@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.kit.credentials import set_credentials
 from tests.kit.stub import StubThread
 from tests.machines.elastic.drawn import Job
 from tests.machines.elastic.run import Data, run_job
@@ -23,8 +23,7 @@ class Elastic(Machine[Job]):
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
         """Serve one store of objects and their record indexes to all cases."""
-        os.environ |= {"AWS_ACCESS_KEY_ID": "AKIATEST", "AWS_SECRET_ACCESS_KEY": "secret"}
-        os.environ["AWS_DEFAULT_REGION"] = "us-east-1"
+        set_credentials()
         stub = StubThread()
         with tempfile.TemporaryDirectory(prefix="elastic-") as directory:
             try:

@@ -26,6 +26,7 @@ import numpy as np
 
 from streamer.formats import tfrecord
 from streamer.readers import load_state
+from tests.kit.credentials import set_credentials
 from tests.kit.processes import Sidecar, job, penstock, sidecar, write_job
 from tests.machines.frameworks.programs.task import DIMENSIONS, EPOCHS
 from tests.machines.machine import Machine, Result
@@ -228,14 +229,8 @@ class Frameworks(Machine[str]):
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        for variable in [variable for variable in os.environ if variable.startswith("AWS_")]:
-            del os.environ[variable]
-        os.environ |= {"AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true"}
         with running("moto") as self._server:
-            os.environ |= {
-                "AWS_ACCESS_KEY_ID": self._server.access_key,
-                "AWS_SECRET_ACCESS_KEY": self._server.secret_key,
-            }
+            set_credentials(self._server.access_key, self._server.secret_key)
             upload(self._server)
             yield
 

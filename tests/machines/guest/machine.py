@@ -8,17 +8,12 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.kit.credentials import SETTINGS
 from tests.machines.guest.boot import guest
 from tests.machines.guest.scenes import SCENES
 from tests.machines.machine import Machine, Result
 
 ROOT = Path(__file__).parents[3]
-AWS = {
-    "AWS_ACCESS_KEY_ID": "AKIDTEST",
-    "AWS_SECRET_ACCESS_KEY": "not-a-secret",
-    "AWS_DEFAULT_REGION": "us-east-1",
-    "AWS_EC2_METADATA_DISABLED": "true",
-}
 LONGEST = 1500.0
 """Seconds of a guest."""
 
@@ -35,7 +30,7 @@ class Guest(Machine[str]):
 
     def run(self, case: str) -> Result:
         command = [sys.executable, "-m", "tests.machines.guest.scenes", case]
-        lines = list(guest(command, directory=str(ROOT), memory="3G", environment=AWS, timeout=LONGEST))
+        lines = list(guest(command, directory=str(ROOT), memory="3G", environment=SETTINGS, timeout=LONGEST))
         counts: Counter[str] = Counter()
         for report in (json.loads(line) for line in lines if line.startswith("{")):
             for state, count in report["outcomes"].items():

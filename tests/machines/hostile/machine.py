@@ -17,17 +17,9 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from tests.kit.credentials import set_credentials
 from tests.machines.hostile.cells import Bench, Cell, all_cells
 from tests.machines.machine import Machine, Result
-
-CREDENTIALS = {
-    "AWS_ACCESS_KEY_ID": "AKIAHOSTILE",
-    "AWS_SECRET_ACCESS_KEY": "secret-hostile",
-    "AWS_EC2_METADATA_DISABLED": "true",
-    "AWS_CONFIG_FILE": "/dev/null",
-    "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
-    "NO_PROXY": "*",
-}
 
 
 class Hostile(Machine[Cell]):
@@ -46,7 +38,8 @@ class Hostile(Machine[Cell]):
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        os.environ |= CREDENTIALS
+        set_credentials()
+        os.environ["NO_PROXY"] = "*"
         self._numbers = itertools.count(random.randrange(1 << 30))
         with _serving() as (ports, bundle), asyncio.Runner() as self._runner:
             self._bench = Bench(ports, bundle)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import os
 import random
 import re
 import tempfile
@@ -17,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.kit.credentials import set_credentials
 from tests.machines.machine import Machine, Result
 from tests.machines.servers.checks import CHECKS, OVER_TLS, READ_ONLY, Broken, Refused, Site
 from tests.machines.servers.habits import HABITS, habits, s3
@@ -47,9 +47,6 @@ class Servers(Machine[Check]):
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        for name in [name for name in os.environ if name.startswith("AWS_")]:
-            del os.environ[name]
-        os.environ |= {"AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true"}
         self._name = ""
         self._server: Server | Unavailable | None = None
         with contextlib.ExitStack() as self._running:
@@ -79,8 +76,7 @@ class Servers(Machine[Check]):
             self._name = name
             try:
                 self._server = self._running.enter_context(running(name))
-                os.environ["AWS_ACCESS_KEY_ID"] = self._server.access_key
-                os.environ["AWS_SECRET_ACCESS_KEY"] = self._server.secret_key
+                set_credentials(self._server.access_key, self._server.secret_key)
             except Unavailable as error:
                 self._server = error
         return self._server
