@@ -1,7 +1,8 @@
 """What the tests of SageMaker's own extension expect of `PipeModeDataset`, one by one, of ours.
 
-In the order of its files: test/unit/test_pipemode.py, test/functional/test_pipemode.py and the tests of its
-C++ readers. As there, FIFOs may be regular files, and one directory is for FIFOs, state and configuration.
+In the order of its files: test/unit/test_pipemode.py and test/functional/test_pipemode.py. What the tests of
+its C++ readers and its state file expect is in tests/unit: test_formats.py and test_reader_state.py.
+As there, FIFOs may be regular files, and one directory is for FIFOs, state and configuration.
 What differs: TensorFlow from 2.16 on has no Estimator, so Keras trains.
 Its test of a missing file, of 120 s, is test_tensorflow's `..._that_does_not_appear`.
 """
@@ -12,21 +13,15 @@ import json
 import os
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from streamer.errors import StreamError
 from streamer.formats import recordio, tfrecord
-from streamer.formats.lines import LineReader
-from streamer.formats.recordio import RecordIOReader
-from streamer.formats.tfrecord import TFRecordReader
-from streamer.readers.core.state import EpochState
 from tests.kit.frames import spoilt
 from tests.kit.late import LATE
-from tests.kit.pieces import Pieces
 
 if LATE:
     import tensorflow as tf
@@ -239,69 +234,3 @@ def test_csv(channels: Channels) -> None:
     lines = channels.dataset("A", record_format="TextLine")
     rows = list(lines.map(lambda line: tf.io.decode_csv(line, [[0]] * 100)).as_numpy_iterator())
     assert rows == [tuple(range(100))] * 100
-
-
-# src/pipemode_op/test: the readers, in reads of 4 bytes as there, and the state file
-
-
-def records_of(
-    kind: Callable[..., LineReader] | Callable[..., TFRecordReader] | Callable[..., RecordIOReader],
-    data: bytes,
-    size: int = 4,
-    **options: Any,
-) -> list[Any]:
-    return list(kind(Pieces(data, [size] * (len(data) // size + 1)), **options))
-
-
-@pytest.mark.parametrize(
-    ("data", "lines"),
-    [
-        (b"abc\ndef", [b"abc", b"def"]),
-        (b"abc", [b"abc"]),
-        (b"abc\n", [b"abc"]),
-        (b"abc\n\ndef", [b"abc", b"", b"def"]),
-        (b"\n", [b""]),
-        (b"", []),
-    ],
-)
-def test_text_line_record_reader(data: bytes, lines: list[bytes]) -> None:
-    assert records_of(LineReader, data) == lines
-
-
-def test_tf_record_reader() -> None:
-    assert records_of(TFRecordReader, tfrecord.encode(b"hello")) == [b"hello"]
-    assert records_of(TFRecordReader, tfrecord.encode(b"hello") + tfrecord.encode(b"world")) == [
-        b"hello",
-        b"world",
-    ]
-    with pytest.raises(StreamError):
-        records_of(TFRecordReader, b"not a record")
-
-
-@pytest.mark.parametrize(("skip", "due"), [(0, [b"hello"]), (3, [b"hello", b"world"])])
-def test_fail_on_corrupt_record_and_skip_corrupt_records(skip: int, due: list[bytes]) -> None:
-    bad = spoilt(b"world")
-    data = tfrecord.encode(b"hello") + bad * 3 + tfrecord.encode(b"world") + bad * 4
-    got = []
-    with pytest.raises(StreamError):
-        for record in TFRecordReader(Pieces(data, [4] * len(data)), max_corrupted_records_to_skip=skip):
-            got.append(record)
-    assert got == due
-
-
-def test_record_io_reader() -> None:
-    with pytest.raises(StreamError):
-        records_of(RecordIOReader, b"not a magic number")
-    for records in ([b"Elizabeth Is 10 months Old"], [b"abcd0", b"abcd1"]):
-        assert records_of(RecordIOReader, record_io(*records)) == records
-    large = [b"S" * 2_000_000] * 2
-    assert records_of(RecordIOReader, record_io(*large), 65536) == large
-    assert records_of(RecordIOReader, record_io(b"SS") * 200_000, 65536) == [b"SS"] * 200_000
-
-
-def test_pipe_state_manager(tmp_path: Path) -> None:
-    one, other = EpochState(str(tmp_path), "some_channel"), EpochState(str(tmp_path), "some_other_channel")
-    assert one.peek() == 0
-    assert one.take() == 0
-    assert EpochState(str(tmp_path), "some_channel").peek() == 1
-    assert other.peek() == 0
