@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -182,19 +181,12 @@ MISTAKES = [
     Mistake("a file that is not there", "did you mean job.yaml?", command="check -c jobs.yaml"),
     Mistake("a directory as the file", "cannot read ml: Is a directory", command="check -c ml"),
     # The command line
-    Mistake("no job file", "write -c FILE, set PENSTOCK_CONFIG", command="run"),
-    Mistake("a job file without -c", "write -c job.yaml", command="run job.yaml"),
     Mistake("a command misspelt", "Did you mean 'doctor'?", command="docter -c job.yaml"),
     Mistake("an option misspelt", "--json", command="plan -c job.yaml --jsn"),
     Mistake("a host index that is none", "is not below the number of hosts, 2",
             command="plan -c job.yaml --host-index 2 --host-count 2"),
     Mistake("an index without a count", "set --host-index and --host-count",
             command="plan -c job.yaml --host-index 2"),
-    Mistake("cat of a path", "write s3://BUCKET/PREFIX", command="cat b/train/"),
-    Mistake("cat with two minds", "contradict each other; remove one",
-            command="cat s3://b/train/ --anonymous --profile me"),
-    Mistake("exec of no such command", "no such command",
-            command="exec -c job.yaml no-such-trainer", code=127),
     Mistake("set with a limit misspelt", "did you mean bandwidth?",
             command="set --token-file token bandwith=1MB"),
     Mistake("set with a unit that is none", "is no size, such as 200MB",
@@ -209,41 +201,27 @@ MISTAKES = [
             "s3://b/", "s3://none/", command="run -c job.yaml", code=4),
     Mistake("no such prefix", "no object matches this prefix; check S3Uri", "train/", "trian/",
             command="plan -c job.yaml", code=4),
-    Mistake("no credentials", "AWS_ACCESS_KEY_ID",
-            command="plan -c job.yaml", code=3, drop="AWS_ACCESS_KEY_ID"),
+    Mistake("no credentials", "no usable credentials",
+            command="run -c job.yaml", code=3, drop="AWS_ACCESS_KEY_ID"),
     Mistake("nothing at the endpoint", "check that the endpoint is up", "Url: @URL@", "Url: http://127.0.0.1:1",
             command="doctor -c job.yaml", code=5),
     Mistake("no token file", "make the file with `openssl rand -hex 16`",
             "{Port: 0}", "{Port: 0, TokenFile: none}", command="run -c job.yaml", code=2),
     Mistake("a directory that cannot be made", "set Penstock.BaseDirectory", "@BASE@", "/proc/ml",
             command="run -c job.yaml", code=7),
-    Mistake("a port that is taken", "cannot listen on", "{Port: 0}", "{Port: @TAKEN@}",
-            command="run -c job.yaml", code=7),
-    Mistake("no sidecar to probe", "no sidecar answers at", command="probe --url http://127.0.0.1:1", code=1),
-    Mistake("another program to probe", "another program answers at", command="probe --url @URL@", code=1),
-    Mistake("no sidecar to watch", "is it running, and --url right?",
-            command="top --url http://127.0.0.1:1", code=7),
     Mistake("no sidecar to restart", "give the sidecar's base directory",
             command="restart --base-directory ml", code=7),
 ]  # fmt: skip
 
 
 @pytest.fixture
-def written(stub: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], str]]:
+def written(stub: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
     """Puts the values of this test into a text. The working directory has a token and a base directory."""
     fill(stub, [10], prefix="b/train/")
     (tmp_path / "ml/input/data").mkdir(parents=True)
     (tmp_path / "token").write_text("0123456789abcdef\n")
     monkeypatch.chdir(tmp_path)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        values = {"BASE": tmp_path / "ml", "URL": stub.url, "TAKEN": taken.getsockname()[1]}
-
-        def written(text: str) -> str:
-            for name, value in values.items():
-                text = text.replace(f"@{name}@", str(value))
-            return text
-
-        yield written
+    return lambda text: text.replace("@BASE@", str(tmp_path / "ml")).replace("@URL@", stub.url)
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)

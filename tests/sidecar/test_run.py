@@ -135,14 +135,6 @@ def test_nothing_is_offered_if_a_channel_cannot_be_listed(
     assert not (tmp_path / "ml").exists()
 
 
-def test_no_credentials(stub: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    fill(stub, [10], prefix="b/train/")
-    done = penstock("run", "-c", write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/")))
-    assert done.returncode == 3
-    assert "no usable credentials" in done.stderr
-
-
 def test_endpoint_down(stub: S3Stub, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -163,13 +155,6 @@ def test_admin_port_in_use(stub: S3Stub, tmp_path: Path) -> None:
     assert done.returncode == 7
     assert "Penstock.Admin.Port" in done.stderr
     assert not (tmp_path / "ml").exists()
-
-
-def test_bad_config(tmp_path: Path) -> None:
-    (tmp_path / "job.yaml").write_text("InputDataConfig: []")
-    done = penstock("run", "-c", str(tmp_path / "job.yaml"))
-    assert done.returncode == 2
-    assert "InputDataConfig" in done.stderr
 
 
 def test_second_sidecar_on_the_same_directory(stub: S3Stub, tmp_path: Path) -> None:
