@@ -58,7 +58,7 @@ class Machine(Generic[CaseT]):
     """Lines that a case writes for `--trace`; None if nobody asks."""
 
     def cases(self) -> Sequence[CaseT]:
-        """Return all cases in the order of their seeds; none of a machine that draws without end."""
+        """Return all cases in the order of their seeds; empty if the machine draws without end."""
         return ()
 
     def draw(self, seed: int) -> CaseT:

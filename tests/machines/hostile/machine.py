@@ -1,7 +1,7 @@
 """Every fault that a server can have, at every kind of request, over every transport.
 
-Each worker has a hostile server and clients of its own. Most of a cell is waiting, so many run at once; it
-has limits of time, so what breaks on a busy machine must break again alone.
+Each worker has a hostile server and clients of its own. Most of a cell is waiting, hence eight run at once.
+A cell has limits of time: what breaks on a busy machine must break again alone.
 """
 
 from __future__ import annotations

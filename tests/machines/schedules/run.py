@@ -105,7 +105,7 @@ class SeedRun:
 
     def __init__(self, trial: SeedTrial, loop: ScheduledLoop, directory: str) -> None:
         self.counts: Counter[str] = Counter()
-        """What the run has come to."""
+        """Counts of what has happened."""
         self.broken: list[str] = []
         self._trial = trial
         self._loop = loop

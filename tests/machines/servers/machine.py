@@ -24,7 +24,7 @@ from tests.machines.servers.servers import KINDS, SERVERS, TLS, Server, Unavaila
 
 TRANSPORTS = ("splice", "buffered", "aiobotocore")
 STATES = ("failed", "refused", "not tried")
-"""Of checks that did not pass; `refused`: Penstock refused by name what the server lacks."""
+"""States of checks that did not pass; `refused`: Penstock refused by name what the server lacks."""
 
 
 @dataclass(frozen=True)
