@@ -31,16 +31,16 @@ def environment(url: str, directory: str) -> dict[str, str]:
 
 
 def write_job(
-    base_directory: str, ranks: dict[str, Any] | None = None, *, shuffled: bool = False, **penstock: Any
+    base_directory: str, extras: dict[str, Any] | None = None, *, shuffled: bool = False, **penstock: Any
 ) -> str:
     """Write a job file with the channel `train` beside its base directory; return the file's path.
 
-    `ranks`: the channel's key `Ranks`. `penstock`: further keys of the job's section.
+    `extras`: the channel's `Penstock` section. `penstock`: further keys of the job's section.
     """
     source = {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": "s3://bucket/data/"}}
     channel: dict[str, Any] = {"ChannelName": "train", "DataSource": source}
-    if ranks is not None:
-        channel["Penstock"] = {"Ranks": ranks}
+    if extras is not None:
+        channel["Penstock"] = extras
     if shuffled:
         channel["ShuffleConfig"] = {"Seed": 1}
     section = {"BaseDirectory": base_directory, "Endpoint": {"PathStyle": True}, "Admin": {"Port": 0}}
@@ -50,12 +50,12 @@ def write_job(
     return path
 
 
-def write_index(directory: str, keys: Iterable[str], record_format: str, *, record: int, records: int) -> int:
-    """Write the index of objects of `records` records of `record` bytes each; return the size of its file."""
+def write_index(directory: str, keys: Iterable[str], *, record: int, records: int) -> int:
+    """Write the index of TFRecord objects, each of `records` records of `record` bytes; return its size."""
     path, size = os.path.join(directory, "train.index"), record * records
     offsets = array("Q", range(0, size, record))
     os.mkdir(directory)
-    with open_index(path, RecordFormat.parse(record_format), 1) as file:
+    with open_index(path, RecordFormat("TFRecord")) as file:
         for key in keys:
             version = object_version("bucket", key, size=size, etag=etag(key), version=None)
             file.append([IndexedObject(object_name("bucket", key), version, size, records, size, offsets)])

@@ -46,7 +46,10 @@ def start(folder: str, url: str, index: str, ranks: int, state: str) -> tuple[St
     Raises RuntimeError if a rank gets fewer bytes than its records have.
     """
     base = os.path.join(folder, "ml")
-    divided = {"Count": ranks, "GlobalBatch": GLOBAL_BATCH, "Index": index}
+    divided = {
+        "Ranks": {"Count": ranks, "GlobalBatch": GLOBAL_BATCH},
+        "Records": {"Format": "TFRecord", "Index": index},
+    }
     job = write_job(base, divided, shuffled=True, MemoryBudget="512MiB")
     options, data = ["--resume", state] if state else [], os.path.join(base, "input/data")
     due = GLOBAL_BATCH // ranks * len(Periodic(1, 1, PAYLOAD).record)
@@ -87,7 +90,7 @@ def measure(periodic: Periodic, counts: list[int], rounds: int) -> None:
         served, index = os.path.join(folder, "served"), os.path.join(folder, "index")
         os.mkdir(served)
         keys, total = periodic.keys, periodic.objects * periodic.records
-        size = write_index(index, keys, "TFRecord", record=len(periodic.record), records=periodic.records)
+        size = write_index(index, keys, record=len(periodic.record), records=periodic.records)
         print(
             f"{total:,} records in {periodic.objects:,} objects: the index has {size / 1e6:.0f} MB",
             flush=True,

@@ -8,7 +8,7 @@ Each form streams one epoch of the same objects of records of one size, over HTT
     together     the same ranks, with `Fetch: together`
     copies N     one rank with N FIFOs, by `Copies`
 
-The ranks have a record index with the offset of every record. The server is `benchmarks.index_server`.
+Records are of one size, which need no index. The server is `benchmarks.index_server`.
 The figures are CPU seconds (user and system) of the sidecar for each GB of the objects, and GB a second, both
 from its event `ready` to the end of the last reader, and its requests. Readers are `cat`. With `--lockstep`
 each reader takes the batch of a step, and then waits for all others, as ranks of DDP do.
@@ -28,7 +28,7 @@ import urllib.request
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.index_server import running_server
-from benchmarks.jobs import environment, write_index, write_job
+from benchmarks.jobs import environment, write_job
 from benchmarks.process import await_ready, cpu_seconds
 from benchmarks.stats import in_turns, spread
 
@@ -85,7 +85,7 @@ def read_in_lockstep(paths: list[str], size: int, rate: float) -> None:
 
 def measure(
     url: str,
-    ranks: dict[str, Any] | None,
+    extras: dict[str, Any] | None,
     fifos: int,
     *,
     shuffled: bool = False,
@@ -94,17 +94,18 @@ def measure(
 ) -> Epoch:
     """Stream one epoch.
 
-    `shuffled`: the ranks' blocks of 1 MiB come in another order. `step`: bytes that a reader takes before it
-    waits for all others; 0: readers do not wait. `rate`: bytes a second that such a reader decodes.
+    `extras`: the section `Penstock` of the channel; None: no ranks. `shuffled`: the blocks of the ranks, of
+    1 MiB, come in another order. `step`: bytes that a reader takes before it waits for all others; 0: readers
+    do not wait. `rate`: bytes a second that such a reader decodes.
     """
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
-        path = write_job(os.path.join(folder, "ml"), ranks, shuffled=shuffled, MemoryBudget="512MiB")
+        path = write_job(os.path.join(folder, "ml"), extras, shuffled=shuffled, MemoryBudget="512MiB")
         command, variables = [sys.executable, "-m", "sidecar", "run", "-c", path], environment(url, folder)
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=variables) as sidecar:
             try:
                 admin = await_ready(sidecar)["admin"]
                 began, started = cpu_seconds(sidecar.pid), time.monotonic()
-                names = ["train"] if ranks is None else [f"train-{number}" for number in range(fifos)]
+                names = ["train"] if extras is None else [f"train-{number}" for number in range(fifos)]
                 paths = [f"{folder}/ml/input/data/{name}_0" for name in names]
                 if step:
                     read_in_lockstep(paths, step, rate)
@@ -140,37 +141,36 @@ def main() -> None:
 
 
 def compare(arguments: argparse.Namespace, folder: str) -> None:
-    """Measure all forms in turns, and print a line for each. `folder`: for the objects and their index."""
-    index = os.path.join(folder, "index")
+    """Measure all forms in turns, and print a line for each. `folder`: for the objects."""
     forms: dict[str, tuple[dict[str, Any] | None, int, int]] = {}
     if not arguments.lockstep:
         forms["plain"] = None, 1, 0
     for count in map(int, arguments.counts.split(",")):
         for batch in map(int, arguments.batches.split(",")):
-            ranks = {"Count": count, "Batch": batch, "Index": index}
+            ranks = {"Count": count, "GlobalBatch": batch * count}
             step = batch * arguments.size if arguments.lockstep else 0
             for fetch in ("auto", "separately", "together"):
                 forms[f"{fetch}, {count} ranks, batch {batch}"] = ranks | {"Fetch": fetch}, count, step
         if not arguments.lockstep:
-            one = {"Count": 1, "Batch": 1024, "Index": index}
+            one = {"Count": 1, "GlobalBatch": 1024}
             forms[f"copies {count}"] = one | {"Copies": count}, count, 0
     served, names = os.path.join(folder, "served"), [f"{number:04}" for number in range(arguments.objects)]
     os.mkdir(served)
     records = max(1, 64_000_000 // arguments.size)
-    keys = [f"data/{name}" for name in names]
-    write_index(index, keys, f"fixed:{arguments.size}", record=arguments.size, records=records)
     data = os.urandom(arguments.size) * records
     for name in names:
         with open(os.path.join(served, name), "wb") as file:
             file.write(data)
     total = len(data) * arguments.objects / 1e9
     del data
+    fixed = {"Format": f"fixed:{arguments.size}"}
     found: dict[str, list[Epoch]] = {}
     with running_server(served) as url:
         for _, name in in_turns(arguments.rounds, list(forms)):
             ranks_of, fifos, step = forms[name]
+            extras = None if ranks_of is None else {"Ranks": ranks_of, "Records": fixed}
             epoch = measure(
-                url, ranks_of, fifos, shuffled=arguments.shuffled, step=step, rate=arguments.rate * 1e6
+                url, extras, fifos, shuffled=arguments.shuffled, step=step, rate=arguments.rate * 1e6
             )
             found.setdefault(name, []).append(epoch)
     print(f"records of {arguments.size} bytes, {total:.2f} GB an epoch, {arguments.rounds} rounds")

@@ -56,8 +56,9 @@ def prefix_channel(name: str, place: str) -> dict[str, Any]:
 
 def shared_channel(name: str, remainder: str) -> dict[str, Any]:
     """Return a channel of records of one size that two ranks share by record."""
-    ranks = {"Count": 2, "Batch": 25, "RecordSize": LABEL.size + 4 * VECTOR, "Remainder": remainder}
-    return prefix_channel(name, "evaluation") | {"Penstock": {"Ranks": ranks}}
+    ranks = {"Count": 2, "GlobalBatch": 50, "Remainder": remainder}
+    records = {"Format": f"fixed:{LABEL.size + 4 * VECTOR}"}
+    return prefix_channel(name, "evaluation") | {"Penstock": {"Ranks": ranks, "Records": records}}
 
 
 def image_channel(name: str) -> dict[str, Any]:

@@ -125,7 +125,7 @@ def why_not_begin(
     state = f"the state of channel {saved.channel}"
     if order is None:
         return (
-            f"{state} has steps, and its ranks do not share it by record; set Batch or GlobalBatch of Ranks "
+            f"{state} has steps, and its ranks do not share it by record; set GlobalBatch of Ranks "
             "as when it was saved, or begin without the state"
         )
     if not anyway and (difference := order_difference(saved.order, order)) is not None:

@@ -20,9 +20,8 @@ channel_option = click.option(
 )
 place_option = partial(
     click.option,
-    required=True,
     metavar="PLACE",
-    help="The directory of the indexes, or their prefix in S3: s3://BUCKET/PREFIX.",
+    help="The directory of the indexes, or their prefix in S3: s3://BUCKET/PREFIX. Default: Records.Index.",
 )
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="Show no progress in a terminal.")
 
@@ -45,10 +44,9 @@ def _format(context: click.Context, option: click.Parameter, value: str | None) 
 @index.command(
     cls=Command,
     examples=[
-        "penstock index build -c job.yaml --to index --format TFRecord",
-        "penstock index build -c job.yaml --to index --format TFRecord --every 1",
-        "penstock index build -c job.yaml --to index --channel images --format tar",
-        "penstock index build -c job.yaml --to s3://my-bucket/index/ --format TFRecord --every 1",
+        "penstock index build -c job.yaml",
+        "penstock index build -c job.yaml --channel images",
+        "penstock index build -c job.yaml --to s3://my-bucket/index/ --format TFRecord",
     ],
     page=_PAGE,
 )
@@ -60,13 +58,7 @@ def _format(context: click.Context, option: click.Parameter, value: str | None) 
     "record_format",
     callback=_format,
     metavar="FORMAT",
-    help="TFRecord, RecordIO, lines, tar, fixed:BYTES. Default: that of the index.",
-)
-@click.option(
-    "--every",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Index every Nth record; Ranks with a batch need 1. Default: that of the index, or 256.",
+    help="TFRecord, RecordIO, lines or tar. Default: Records.Format, or that of the index.",
 )
 @quiet_option
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
@@ -74,9 +66,8 @@ def build(
     path: str | None,
     *,
     channels: tuple[str, ...],
-    place: str,
+    place: str | None,
     record_format: RecordFormat | None,
-    every: int | None,
     quiet: bool,
     as_json: bool,
 ) -> None:
@@ -89,17 +80,15 @@ def build(
 
     set_up_log("warning")
     job = load_job_file(path)
-    building = command.build(
-        job, place, channels=channels, record_format=record_format, every=every, quiet=quiet
-    )
+    building = command.build(job, place, channels=channels, record_format=record_format, quiet=quiet)
     _print(run_loop(building), as_json=as_json)
 
 
 @index.command(
     cls=Command,
     examples=[
-        "penstock index verify -c job.yaml --from index",
-        "penstock index verify -c job.yaml --from index --all",
+        "penstock index verify -c job.yaml",
+        "penstock index verify -c job.yaml --all",
     ],
     page=_PAGE,
 )
@@ -120,7 +109,7 @@ def verify(
     path: str | None,
     *,
     channels: tuple[str, ...],
-    place: str,
+    place: str | None,
     samples: int,
     everything: bool,
     quiet: bool,
@@ -143,19 +132,19 @@ def verify(
     examples=[
         "penstock index show --from index",
         "penstock index show --from index --json",
-        "penstock index show -c job.yaml --from s3://my-bucket/index/",
+        "penstock index show -c job.yaml",
     ],
     page=_PAGE,
 )
 @job_file_option
 @place_option("--from", "place")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
-def show(path: str | None, place: str, *, as_json: bool) -> None:
+def show(path: str | None, place: str | None, *, as_json: bool) -> None:
     """Show objects, records, bytes and size of each index.
 
-    Of a folder, all indexes are shown, without a job file; from S3, those of the job file's channels.
+    With `--from FOLDER` all indexes in it, without a job file; else those of the job file's channels.
     """
-    if "://" not in place:
+    if place is not None and "://" not in place:
         given = click.get_current_context().get_parameter_source("path")
         if given is not None and given.name == "COMMANDLINE":
             raise ConfigError(

@@ -30,7 +30,6 @@ from sidecar.process.memory import freeze_gc
 from sidecar.process.progress import progress_line, transferred
 from streamer.aio import in_thread
 from streamer.errors import ConfigError, CorruptObject
-from streamer.formats.borders import STRIDE
 from streamer.formats.record_format import RecordFormat
 from streamer.relay.statistics import ChannelCounters
 from streamer.units import decimal_bytes
@@ -111,11 +110,14 @@ class _Work:
 
 
 @contextlib.asynccontextmanager
-async def _working(whole: Job, place: str, channels: Sequence[str], *, quiet: bool) -> AsyncIterator[_Work]:
+async def _working(
+    whole: Job, place: str | None, channels: Sequence[str], *, quiet: bool
+) -> AsyncIterator[_Work]:
     """Open what the channels that are asked for need; show progress until the end of the block."""
-    uris = (index_uri(place, channel.channel_name) for channel in whole.input_data_config)
+    uris = (index_uri(place, each.channel_name) for each in whole.input_data_config if place is not None)
     indexes = whole.index_objects.union(uri for uri in uris if uri is not None)
-    job = chosen(whole, channels).with_index_objects(indexes)
+    names = channels or (_indexed(whole) if place is None else ())
+    job = chosen(whole, names).with_index_objects(indexes)  # those of other channels are no data either
     async with job_clients(job) as clients:
         work = _Work(job, clients)
         with progress_line(work.progress, quiet=quiet):
@@ -124,17 +126,17 @@ async def _working(whole: Job, place: str, channels: Sequence[str], *, quiet: bo
 
 async def build(
     job: Job,
-    place: str,
+    place: str | None,
     *,
     channels: Sequence[str],
     record_format: RecordFormat | None,
-    every: int | None,
     quiet: bool,
 ) -> dict[str, Any]:
     """Build the index of every channel; return the document of `penstock index build --json`.
 
-    `place`: folder of the indexes, or a prefix of S3. `channels`: their names; none: all. `record_format`,
-    `every`: see `_kind`. Objects that are not of the format are logged; the first is raised at the end.
+    `place`: folder of the indexes, or a prefix of S3; None: that of each channel. `channels`: their names;
+    none: all, or those with a place. `record_format`: see `_format`. Objects that are not of the format are
+    logged; the first is raised at the end.
     """
     document: dict[str, Any] = {}
     failure: CorruptObject | None = None
@@ -142,8 +144,8 @@ async def build(
         targets = {}
         for channel in work.state.job.input_data_config:
             name = channel.channel_name
-            target = await stack.enter_async_context(index_target(place, name, work.indexes))
-            targets[name] = target, _kind(target, channel, record_format, every)
+            target = await stack.enter_async_context(index_target(_place(channel, place), name, work.indexes))
+            targets[name] = target, _format(target, channel, record_format)
         for name, plan in (await work.plans()).items():
             try:
                 document[name] = await _build(name, plan, *targets[name], work)
@@ -155,11 +157,11 @@ async def build(
 
 
 async def _build(
-    name: str, plan: Plan, target: IndexTarget, kind: tuple[RecordFormat, int], work: _Work
+    name: str, plan: Plan, target: IndexTarget, record_format: RecordFormat, work: _Work
 ) -> dict[str, Any]:
     """Build the index of a channel; return its part of the document. Raises CorruptObject at the end."""
     objects = await in_thread(ChannelObjects, plan)
-    async with target.open(*kind) as (file, upload):
+    async with target.open(record_format) as (file, upload):
         building = await in_thread(IndexBuild, file, objects, Findings(name), upload)
         access = work.begin(name, building.bytes_to_read)
         began, cpu = time.monotonic(), time.process_time()
@@ -175,25 +177,45 @@ async def _build(
     }
 
 
-def _kind(
-    target: IndexTarget, channel: ChannelConfig, record_format: RecordFormat | None, every: int | None
-) -> tuple[RecordFormat, int]:
-    """Return format and stride of an index: as asked for, or of the index there is, or of the job file.
+def _format(target: IndexTarget, channel: ChannelConfig, record_format: RecordFormat | None) -> RecordFormat:
+    """Return the format of an index: as asked for, of the job file, or of the index there is.
 
     Raises ConfigError if no format is known.
     """
-    found = target.kind() or (None, STRIDE)
-    record_format = record_format or found[0]
+    if record_format is None and channel.penstock.records is not None:
+        record_format = channel.record_format
+    record_format = record_format or target.format()
     if record_format is None:
         raise ConfigError(
-            f"the record format of channel {channel.channel_name!r} is unknown: write --format TFRecord, "
-            "RecordIO, lines, tar or fixed:BYTES, and --channel if others have another one"
+            f"the record format of channel {channel.channel_name!r} is unknown: add Records: {{Format: "
+            "TFRecord, Index: DIRECTORY} to the channel, or write --format TFRecord, RecordIO, lines or tar"
         )
-    return record_format, every or found[1]
+    if record_format.size:
+        raise ConfigError(
+            f"channel {channel.channel_name!r} has records of one size ({record_format}), which need no "
+            "index; see --channel"
+        )
+    return record_format
+
+
+def _indexed(job: Job) -> list[str]:
+    """Return the names of the channels whose index the job file has a place of."""
+    return [each.channel_name for each in job.input_data_config if each.penstock.index is not None]
+
+
+def _place(channel: ChannelConfig, place: str | None) -> str:
+    """Return the place of a channel's index: as asked for, or of the job file. Raises ConfigError."""
+    found = place or channel.penstock.index
+    if found is None:
+        raise ConfigError(
+            f"channel {channel.channel_name!r} names no place of an index: add Records: {{Format: TFRecord, "
+            "Index: DIRECTORY} to it, or name the place in the command"
+        )
+    return found
 
 
 async def verify(
-    job: Job, place: str, *, channels: Sequence[str], samples: int, everything: bool, quiet: bool
+    job: Job, place: str | None, *, channels: Sequence[str], samples: int, everything: bool, quiet: bool
 ) -> dict[str, Any]:
     """Compare the index of every channel with its objects; return the document of `--json`.
 
@@ -203,8 +225,10 @@ async def verify(
     """
     document: dict[str, Any] = {}
     async with _working(job, place, channels, quiet=quiet) as work:
-        names = [channel.channel_name for channel in work.state.job.input_data_config]
-        indexes = {name: await open_channel_index(place, name, work.indexes) for name in names}
+        indexes = {
+            each.channel_name: await open_channel_index(_place(each, place), each.channel_name, work.indexes)
+            for each in work.state.job.input_data_config
+        }
         for name, plan in (await work.plans()).items():
             index = await in_thread(indexes[name].index)
             objects = await in_thread(ChannelObjects, plan)
@@ -223,15 +247,18 @@ async def verify(
     return {"channels": document}
 
 
-async def show(job: Job, place: str) -> dict[str, Any]:
+async def show(job: Job, place: str | None) -> dict[str, Any]:
     """Return the document of `penstock index show --json` for the channels of a job.
 
     Raises ConfigError for a channel without an index in S3.
     """
     document = {}
     async with job_clients(job) as clients:
+        names = _indexed(job) if place is None else ()
         for channel in job.input_data_config:
             name = channel.channel_name
-            stored = await open_channel_index(place, name, Access(job, clients))
+            if names and name not in names:
+                continue
+            stored = await open_channel_index(_place(channel, place), name, Access(job, clients))
             document[name] = figures(stored.path, await in_thread(stored.index), stored.size)
     return {"channels": document}

@@ -36,7 +36,6 @@ def figures(name: str, index: RecordIndex, size: int) -> dict[str, Any]:
     return {
         "file": name,
         "format": str(index.format),
-        "every": index.stride,
         "objects": len(index),
         "records": index.records,
         "bytes": index.bytes,

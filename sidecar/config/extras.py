@@ -19,9 +19,9 @@ from pydantic import (
 
 from sidecar.config.byte_size import Size
 from sidecar.config.launcher import FROM_LAUNCHER, count_of
-from sidecar.config.learning import IndexPlace, LearnIndexConfig
 from sidecar.config.mixing import MixConfig
 from sidecar.config.model import Model
+from sidecar.config.records import RecordsConfig
 from sidecar.config.selecting import LimitConfig, SplitConfig
 from sidecar.config.uris import SourceUri
 from streamer.errors import ConfigError
@@ -38,8 +38,8 @@ MOST_SOURCES = 100
 """Most prefixes that a channel has besides S3Uri."""
 MOST_RANKS = 64
 """Most rank FIFOs of a channel on one host."""
-LARGEST_BATCH = 1 << 20
-"""Most records of one rank in a batch; a higher number is a mistake, and takes minutes to repeat records."""
+LARGEST_BATCH = 1 << 26
+"""Most records of a global batch; a higher number is a mistake, and takes minutes to repeat records."""
 LARGEST_BLOCK = 1 << 40
 """Most bytes of a block: 1 TiB."""
 SELECTING_FILES = ("Include", "Exclude", "Split", "Limit")
@@ -65,22 +65,16 @@ _Fifos = Annotated[StrictInt, Field(ge=1, le=MOST_RANKS)]
 
 
 class RanksConfig(Model):
-    """Rank FIFOs of a channel. With a batch they share it by record, else by object."""
+    """Rank FIFOs of a channel. With a global batch they share it by record, else by object."""
 
     count: Annotated[
         _Fifos, BeforeValidator(count_of, json_schema_input_type=_Fifos | Literal["from launcher"])
     ]
     """Rank FIFOs on each host. `from launcher`: as many as the launcher starts processes."""
-    batch: Annotated[StrictInt, Field(ge=1, le=LARGEST_BATCH)] | None = None
-    """Records of one rank in one global batch."""
-    global_batch: Annotated[StrictInt, Field(ge=1, le=MOST_RANKS * LARGEST_BATCH)] | None = None
+    global_batch: Annotated[StrictInt, Field(ge=1, le=LARGEST_BATCH)] | None = None
     """Records of a global batch, over all ranks of all hosts."""
     remainder: Remainder = "drop"
     """What becomes of the last records, which fill no global batch."""
-    index: IndexPlace | None = None
-    """Folder of the record index, or a prefix of S3 URIs."""
-    record_size: Annotated[Size, Field(gt=0)] | None = None
-    """Bytes of every record, if all have one size. They need no index."""
     block: Annotated[Size, Field(gt=0, le=LARGEST_BLOCK)] | None = None
     """Bytes of a block, which the shuffle keeps together. Unset: 1 MiB."""
     copies: Annotated[StrictInt, Field(ge=1, le=MOST_RANKS)] = 1
@@ -93,15 +87,13 @@ class RanksConfig(Model):
 
     @model_validator(mode="after")
     def _by_record_or_not(self) -> Self:
-        if not self.by_record:
+        if self.global_batch is None:
             given = (name for name in self.model_fields_set if getattr(self, name) is not None)
             if idle := sorted({*given} - {"count"}):
                 key = type(self).model_fields[idle[0]].alias
-                raise ValueError(f"{key} has no meaning without Batch or GlobalBatch; add one of these")
+                raise ValueError(f"{key} has no meaning without GlobalBatch; add it")
             return self
-        if self.batch is not None and self.global_batch is not None:
-            raise ValueError("Batch and GlobalBatch exclude each other; remove one")
-        if self.global_batch is not None and self.global_batch % self.count:
+        if self.global_batch % self.count:
             raise ValueError(
                 f"GlobalBatch {self.global_batch} cannot be divided over {self.count} ranks in equal slices; "
                 "make it a multiple of Count times the hosts"
@@ -110,22 +102,7 @@ class RanksConfig(Model):
             raise ValueError(
                 f"Count {self.count} times Copies {self.copies} are more than {MOST_RANKS} FIFOs; lower one"
             )
-        if self.index is not None and self.record_size is not None:
-            raise ValueError(
-                "Index and RecordSize exclude each other; remove RecordSize, or, if all records have that "
-                "size, Index"
-            )
-        if self.index is None and self.record_size is None:
-            raise ValueError(
-                "needs either Index, the directory that `penstock index build --every 1` has written, or "
-                "RecordSize, if all records have one size"
-            )
         return self
-
-    @property
-    def by_record(self) -> bool:
-        """Whether the rank FIFOs share the channel by record."""
-        return self.batch is not None or self.global_batch is not None
 
     @property
     def fifos(self) -> int:
@@ -145,8 +122,8 @@ def _counted(value: Any) -> Any:
     if isinstance(value, (dict, RanksConfig)):
         return value
     raise ValueError(
-        f"must be a number of rank FIFOs, or a mapping such as {{Count: 4, Batch: 32, Index: index}}, and "
-        f"not {value!r}"
+        f"must be a number of rank FIFOs, or a mapping such as {{Count: 4, GlobalBatch: 128}}, and not "
+        f"{value!r}"
     )
 
 
@@ -189,8 +166,8 @@ class ChannelExtras(Model):
     """Further prefixes, whose objects follow those of S3Uri."""
     mix: MixConfig | None = None
     """Weights by which the records of these prefixes are mixed. Unset: one prefix after the other."""
-    learn_index: LearnIndexConfig | None = None
-    """Record index that the channel learns from the bytes it streams. Unset: none."""
+    records: RecordsConfig | None = None
+    """Format and index of the records that ranks share, or whose index the channel learns. Unset: unknown."""
 
     @property
     def given(self) -> list[str]:
@@ -203,14 +180,12 @@ class ChannelExtras(Model):
     @property
     def by_record(self) -> RanksConfig | None:
         """The rank FIFOs if they share the channel by record, else None."""
-        return self.ranks if self.ranks is not None and self.ranks.by_record else None
+        return None if self.ranks is None or self.ranks.global_batch is None else self.ranks
 
     @property
-    def index_places(self) -> tuple[str, ...]:
-        """Folders and prefixes of the record indexes that the channel reads or learns."""
-        ranks, learn = self.ranks, self.learn_index
-        read = () if ranks is None or ranks.index is None else (ranks.index,)
-        return read if learn is None else (*read, learn.to)
+    def index(self) -> str | None:
+        """Folder or prefix of the record index that the channel reads or learns; None if it has none."""
+        return None if self.records is None else self.records.index
 
     @property
     def joining(self) -> str | None:

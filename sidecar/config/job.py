@@ -123,12 +123,13 @@ class Job(Model):
                 "remove it",
                 at=("Penstock", "ShardBy"),
             )
-        learns = [channel.penstock.learn_index is not None for channel in self.input_data_config]
+        learns = [channel.learnt is not None for channel in self.input_data_config]
         if self.penstock.transport == "splice" and any(learns):
             raise RuleError(
-                "LearnIndex needs the bytes in memory, and Transport: splice keeps them out of it; use auto, "
-                "which splices the objects that are in the index, or remove LearnIndex",
-                at=("InputDataConfig", learns.index(True), "Penstock", "LearnIndex"),
+                "Records without GlobalBatch learn their index, for which bytes must be in memory, and "
+                "Transport: splice keeps them out of it; use auto, which splices the objects that are in the "
+                "index, or remove Records",
+                at=("InputDataConfig", learns.index(True), "Penstock", "Records"),
             )
         budget, least = self.penstock.memory_budget, self.least_budget
         if budget is not None and budget < least:
@@ -193,8 +194,8 @@ class Job(Model):
         return self._further_indexes.union(
             uri
             for channel in self.input_data_config
-            for place in channel.penstock.index_places
-            if (uri := index_uri(place, channel.channel_name)) is not None
+            if channel.penstock.index is not None
+            and (uri := index_uri(channel.penstock.index, channel.channel_name)) is not None
         )
 
     def with_index_objects(self, uris: Iterable[S3Uri]) -> Self:

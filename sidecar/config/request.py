@@ -8,7 +8,7 @@ those between channels.
 from __future__ import annotations
 
 from itertools import permutations
-from typing import Annotated, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, StrictInt, StrictStr, model_validator
 
@@ -18,8 +18,14 @@ from sidecar.config.sources import DataSource, S3DataSource
 from sidecar.config.uris import parse_source
 from streamer.plan import S3Uri
 
+if TYPE_CHECKING:
+    from sidecar.config.records import RecordsConfig
+    from streamer.formats.record_format import RecordFormat
+
 InputMode = Literal["Pipe", "File"]
 
+BY_RECORD = "Ranks: {Count: 1, GlobalBatch: 1} and Records: {Format: TFRecord, Index: DIRECTORY}"
+"""Keys by which a channel knows its records."""
 LONGEST_NAME = 64
 """Characters of a ChannelName."""
 NO_FASTFILE = (
@@ -106,18 +112,23 @@ class ChannelConfig(Model):
             by_record = {"Limit: {Records: …}": selected.limit, "Split: {By: block}": selected.split}
             if given := [key for key, each in by_record.items() if each is not None]:
                 raise ValueError(
-                    f"{given[0]} needs to know where records are; add Ranks: {{Count: 1, Batch: 1, Index: "
-                    "DIRECTORY}, or select whole objects"
+                    f"{given[0]} needs to know where records are; add {BY_RECORD}, or select whole objects"
                 )
             return self
         found = self.not_by_record
+        records = extras.records
+        if found is None and (records is None or (records.index is None and not records.record_format.size)):
+            found = (
+                "needs to know where they are: add Records: {Format: TFRecord, Index: DIRECTORY}, with the "
+                "format of the objects, or Records: {Format: fixed:BYTES} if all records have one size"
+            )
         if found is None and extras.join == "tar" and ranks.fetch == "together":
             found = (
                 "Join: tar ends a sample where the rank's next one begins, which with Fetch: together comes "
                 "after those of the other ranks, so that ranks would wait for each other; remove Fetch"
             )
-        if found is None and extras.join == "tar" and ranks.index is None:
-            found = "Join: tar joins tar samples, which are not of one size; remove it, or set Index instead"
+        if found is None and extras.join == "tar" and records is not None and records.format != "tar":
+            found = f"Join: tar contradicts Records.Format: {records.format}; correct one of the two"
         if found is None and ranks.block is not None:
             if self.shuffle_config is None and extras.mix is None:
                 found = "Block has no meaning without ShuffleConfig or Mix; remove it"
@@ -127,7 +138,7 @@ class ChannelConfig(Model):
                     "channels; remove it"
                 )
         if found is not None:
-            raise ValueError(f"Ranks with a batch divide a channel by record, and {found}")
+            raise ValueError(f"GlobalBatch divides a channel by record, and {found}")
         return self
 
     @property
@@ -149,9 +160,9 @@ class ChannelConfig(Model):
             f"CompressionType: {self.compression_type}": self.compression_type != "None"
             and "has no records at fixed offsets; store the objects inflated",
             f"RecordWrapperType: {self.record_wrapper_type}": self.record_wrapper_type != "None"
-            and "makes every object one record; use Ranks without Batch",
+            and "makes every object one record; use Ranks without GlobalBatch",
             "AugmentedManifestFile": self.source.s3_data_type == "AugmentedManifestFile"
-            and "has a sample on each line of its manifest; use Ranks without Batch",
+            and "has a sample on each line of its manifest; use Ranks without GlobalBatch",
             extras.joining or "": extras.joining not in {None, "Join: tar"}
             and "joins whole objects; remove it",
             "Integrity: checksum": extras.integrity == "checksum"
@@ -174,10 +185,7 @@ class ChannelConfig(Model):
                 "for S3Uri and one for each prefix of AlsoFrom, in that order"
             )
         if self.penstock.by_record is None:
-            raise ValueError(
-                "Mix needs to know where records are; add Ranks: {Count: 1, Batch: 1, Index: DIRECTORY}, or "
-                "remove Mix"
-            )
+            raise ValueError(f"Mix needs to know where records are; add {BY_RECORD}, or remove Mix")
         if self.penstock.record_selection.limit is not None:
             raise ValueError(
                 "Limit: {Records: …} takes the records of one prefix after the other, and Mix mixes them; "
@@ -187,17 +195,28 @@ class ChannelConfig(Model):
 
     @model_validator(mode="after")
     def _learnable(self) -> Self:
-        extras = self.penstock
-        if extras.learn_index is None:
+        if self.penstock.records is None or self.penstock.by_record is not None:
             return self
-        if extras.by_record is not None:
+        if self.penstock.index is None:
             raise ValueError(
-                "LearnIndex has no meaning with a batch in Ranks, which needs the whole index before it "
-                "streams; remove LearnIndex, or let a job without the batch learn the index first"
+                "Records has no meaning without GlobalBatch in Ranks, or Index, the place of the index that "
+                "the channel then learns; add one, or remove Records"
             )
         if (why := self.not_indexable) is not None:
-            raise ValueError(f"LearnIndex needs records at fixed offsets of objects: {why}; remove it")
+            raise ValueError(f"Records needs records at fixed offsets of objects: {why}; remove it")
         return self
+
+    @property
+    def record_format(self) -> RecordFormat:
+        """The format of the records of a channel that has `Records`, as each one with a global batch has."""
+        if self.penstock.records is None:
+            raise AssertionError
+        return self.penstock.records.record_format
+
+    @property
+    def learnt(self) -> RecordsConfig | None:
+        """The records whose index the channel learns while it streams; None if it learns none."""
+        return None if self.penstock.by_record is not None else self.penstock.records
 
     @property
     def not_indexable(self) -> str | None:

@@ -9,6 +9,12 @@ RETIRED = {
     "InputDataConfig[].Penstock.Framing": "remove it; no setting needs to know what a record is",
     "InputDataConfig[].Penstock.Join: arrow": "set RecordWrapperType: RecordIO in place of it, and read the "
     "channel with TableReader",
+    "InputDataConfig[].Penstock.Ranks.Batch": "set GlobalBatch to Batch times Count, times the hosts",
+    "InputDataConfig[].Penstock.Ranks.Index": "write Records: {Format: TFRecord, Index: DIRECTORY} beside "
+    "Ranks, with the format of the objects",
+    "InputDataConfig[].Penstock.Ranks.RecordSize": "write Records: {Format: fixed:BYTES} beside Ranks",
+    "InputDataConfig[].Penstock.LearnIndex": "write Records: {Format: TFRecord, Index: DIRECTORY}, with the "
+    "format of the objects: without GlobalBatch in Ranks the channel learns the index",
     "Penstock.Processes": "one process sends all requests; remove it, and to use more cores run several "
     "sidecars, each with some of the channels",
 }

@@ -10,7 +10,7 @@ from sidecar.config.index_place import index_uri
 from sidecar.doctor.machine import Finding, refused
 from sidecar.index.object import open_channel_index
 from sidecar.index.objects import Access
-from sidecar.index.stored import check_kind
+from sidecar.index.stored import check_format
 from sidecar.process.memory import memory_limit
 from sidecar.records.rank_advice import expected_small_requests
 from sidecar.records.ranks import deal_of, load_index
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from sidecar.config.hosts import Hosts
     from sidecar.config.job import Job
-    from sidecar.config.learning import LearnIndexConfig
+    from sidecar.config.records import RecordsConfig
     from streamer.s3.client.session import Clients
 
 
@@ -35,22 +35,23 @@ async def record_indexes(job: Job, clients: Clients, hosts: Hosts) -> AsyncItera
     Only `run` looks at the objects.
     """
     for channel in job.channels("Pipe"):
-        if (learn := channel.penstock.learn_index) is not None:
-            yield await _learnt(channel.channel_name, learn, Access(job, clients))
+        if (records := channel.learnt) is not None:
+            yield await _learnt(channel.channel_name, records, Access(job, clients))
         ranks, name = channel.penstock.by_record, channel.channel_name
         if ranks is None:
             continue
-        check, access, record_bytes = f"index {name}", Access(job, clients), float(ranks.record_size or 0)
+        form = channel.record_format
+        check, access, record_bytes = f"index {name}", Access(job, clients), float(form.size)
         try:
             deal = deal_of(ranks, hosts.shard(channel.source) or Shard())
         except PenstockError as error:
             yield refused(f"ranks {name}", error, "Do what the error says.")
             continue
-        if ranks.index is not None:
+        if not form.size:
             try:
-                index = await load_index(channel, ranks.index, PlanMemory(memory_limit() // 2), access)
+                index = await load_index(channel, PlanMemory(memory_limit() // 2), access)
             except PenstockError as error:
-                yield refused(check, error, "Do what the error says, or correct Ranks.Index.")
+                yield refused(check, error, "Do what the error says, or correct Records.Index.")
                 continue
             objects = counted(len(index), "object")
             yield Finding(check, "ok", f"{counted(index.records, 'record')} of {index.format} in {objects}")
@@ -59,23 +60,23 @@ async def record_indexes(job: Job, clients: Clients, hosts: Hosts) -> AsyncItera
             yield Finding(f"requests {name}", "ok", *small)
 
 
-async def _learnt(channel: str, learn: LearnIndexConfig, access: Access) -> Finding:
+async def _learnt(channel: str, records: RecordsConfig, access: Access) -> Finding:
     """Check the index that a channel learns, as far as it is there."""
-    check, place = f"index {channel}", learn.to
+    check, place = f"index {channel}", records.index or ""
     if index_uri(place, channel) is None and (folder := _not_writable(place)):
-        fix = "Let LearnIndex.To name a directory that this user may write. The channel streams without, too."
+        fix = "Let Records.Index name a directory that this user may write. The channel streams without, too."
         return Finding(check, "warning", f"the directory {folder} cannot be written", fix)
     try:
         stored = await open_channel_index(place, channel, access)
     except ConfigError:
         return Finding(check, "ok", "there is none yet; the channel learns it while it streams")
     except PenstockError as error:
-        return refused(check, error, "Do what the error says, or correct LearnIndex.To.")
+        return refused(check, error, "Do what the error says, or correct Records.Index.")
     try:
         index = await in_thread(partial(stored.index, growing=True))
-        check_kind(stored.path, index, learn.record_format, learn.every or index.stride)
+        check_format(stored.path, index, records.record_format)
     except PenstockError as error:
-        return refused(check, error, "Do what the error says, or correct LearnIndex.")
+        return refused(check, error, "Do what the error says, or correct Records.")
     text = f"it has {counted(len(index), 'object')}; the channel learns the others while it streams"
     return Finding(check, "ok", text)
 

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from sidecar.index.objects import Access, ChannelObjects
     from sidecar.index.target import IndexUpload
     from streamer.formats.borders import BadRecord
-    from streamer.formats.record_format import RecordFormat
     from streamer.formats.record_index import IndexedObject
     from streamer.plan import ObjectRef, Segment
 
@@ -42,15 +41,12 @@ MOST_LOGGED = 20
 """Most corrupt objects of a channel that are logged; the error at the end has their number."""
 
 
-def in_two(
-    record_format: RecordFormat, objects: ChannelObjects, numbers: Iterable[int]
-) -> tuple[array[int], array[int]]:
-    """Return the numbers of the objects of which all bytes are needed, and of those of which no byte is."""
-    to_read, others = array("Q"), array("Q")
+def in_two(objects: ChannelObjects, numbers: Iterable[int]) -> tuple[array[int], array[int]]:
+    """Return the numbers of the objects that have bytes, and of the empty ones."""
+    to_read, empty = array("Q"), array("Q")
     for number in numbers:
-        unread = record_format.kind == "fixed" or not objects[number].size
-        (others if unread else to_read).append(number)
-    return to_read, others
+        (to_read if objects[number].size else empty).append(number)
+    return to_read, empty
 
 
 class Findings:
@@ -99,7 +95,7 @@ class IndexBuild:
         self._file = file
         self._objects = objects
         without_row = objects.without_row(file.index)
-        self._to_read, self._others = in_two(file.index.format, objects, without_row)
+        self._to_read, self._empty = in_two(objects, without_row)
         self.bytes_to_read = sum(objects[number].size for number in self._to_read)
         self._findings = findings
         self._upload = upload
@@ -112,7 +108,7 @@ class IndexBuild:
         What has been scanned is in the file, however this ends.
         """
         index, objects = self._file.index, self._objects
-        scans = ObjectScans(index.format, index.stride, on_row=self._add, on_bad=self._findings.refuse)
+        scans = ObjectScans(index.format, on_row=self._add, on_bad=self._findings.refuse)
 
         def scan(each: Segment, data: memoryview) -> None:
             scans.see(each, data)
@@ -121,15 +117,15 @@ class IndexBuild:
                 self._append()
 
         try:
-            for start in range(0, len(self._others), MOST_PENDING):
-                some = self._others[start : start + MOST_PENDING]
+            for start in range(0, len(self._empty), MOST_PENDING):
+                some = self._empty[start : start + MOST_PENDING]
                 await in_thread(scans.measure, map(objects.__getitem__, some))
                 self._append()
             plan = await in_thread(Plan.of, map(objects.__getitem__, self._to_read))
             await read_plan(plan, scan, access)
         finally:
             self._append()
-        everything = len(self._to_read) + len(self._others) == len(objects)
+        everything = len(self._to_read) + len(self._empty) == len(objects)
         wrong_format = everything and self._findings.at_start == len(self._to_read)
         self._findings.check(
             "more objects are refused",

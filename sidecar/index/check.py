@@ -42,12 +42,11 @@ AT_ONCE = 1 << 15
 
 
 class Border(NamedTuple):
-    """Records of an object, from one that the index has up to the next one, or to the end of the last one."""
+    """A record of an object, up to the next or to the end of the last one; without bytes: a line's end."""
 
     ref: ObjectRef
     begin: int
     end: int
-    records: int
 
 
 def check_rows(index: RecordIndex, objects: ChannelObjects) -> None:
@@ -75,7 +74,7 @@ def sample_borders(
 
     `lasts`: numbers of these objects. Raises KeyError for an object without a row.
     """
-    ends = array("Q", accumulate(map(index.indexed_records, objects.names)))
+    ends = array("Q", accumulate(index.extent(name)[1] for name in objects.names))
     total = ends[-1] if ends else 0
     chosen = set(range(total) if total <= most else random.sample(range(total), most))
     chosen.update(ends[number] - 1 for number in lasts if ends[number])
@@ -83,15 +82,10 @@ def sample_borders(
         number = bisect_right(ends, each)
         name = objects.names[number]
         place = each - ends[number]  # from the end of the object's offsets
-        first, records, end = index.extent(name)
-        count, last = index.indexed_records(name), place == -1
+        first, count, end = index.extent(name)
         at = first + count + place
-        yield Border(
-            objects[number],
-            index.offsets[at],
-            end if last else index.offsets[at + 1],
-            records - (count - 1) * index.stride if last else index.stride,
-        )
+        following = end if place == -1 else index.offsets[at + 1]
+        yield Border(objects[number], index.offsets[at], following)
 
 
 async def check_borders(
@@ -117,13 +111,13 @@ async def _look(
 ) -> None:
     looks: list[tuple[Border, Segment]] = []
     for border in borders:
-        ref, *records = border
+        ref = border.ref
         first, end = record_format.evidence(border.begin, border.end)
         if not 0 <= first <= end <= ref.size:
             on_bad(_misplaced(border, "the object ends before it"))
         elif first < end:
             looks.append((border, Segment(ref, first, end)))
-        elif fault := record_format.fault(b"", *records):
+        elif fault := record_format.fault(b"", border.begin, border.end):
             on_bad(_misplaced(border, fault))
     at, evidence = 0, bytearray()
 
@@ -132,7 +126,7 @@ async def _look(
         border, segment = looks[at]
         evidence.extend(data)
         if len(evidence) == len(segment):
-            if fault := record_format.fault(bytes(evidence), *border[1:]):
+            if fault := record_format.fault(bytes(evidence), border.begin, border.end):
                 on_bad(_misplaced(border, fault))
             at += 1
             evidence.clear()
@@ -180,9 +174,9 @@ async def check_all(
         if (indexed := index.get(row.name)) != row:
             findings.note(_differs(ref, row, indexed))
 
-    scans = ObjectScans(index.format, index.stride, on_row=compare, on_bad=findings.refuse)
-    to_read, others = in_two(index.format, objects, range(len(objects)))
-    await in_thread(scans.measure, map(objects.__getitem__, others))
+    scans = ObjectScans(index.format, on_row=compare, on_bad=findings.refuse)
+    to_read, empty = in_two(objects, range(len(objects)))
+    await in_thread(scans.measure, map(objects.__getitem__, empty))
     plan = await in_thread(Plan.of, map(objects.__getitem__, to_read))
     await read_plan(plan, scans.see, access)
 

@@ -20,7 +20,7 @@ import stat
 import threading
 from typing import TYPE_CHECKING
 
-from sidecar.index.stored import StoredIndex, check_kind
+from sidecar.index.stored import StoredIndex, check_format
 from streamer.errors import SinkError
 from streamer.formats.record_index import HEADER_BYTES, block, header
 
@@ -102,7 +102,7 @@ class IndexFile:
             tidied = StoredIndex(self._stored.path, fd)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                write_all(fd, header(index.format, index.stride))
+                write_all(fd, header(index.format))
                 for start in range(0, len(names), ROWS_A_BLOCK):
                     write_all(fd, block(map(index.row, names[start : start + ROWS_A_BLOCK])))
                 os.fsync(fd)
@@ -120,9 +120,7 @@ class IndexFile:
 
 
 @contextlib.contextmanager
-def open_index(
-    path: str, record_format: RecordFormat, stride: int, *, name: str | None = None
-) -> Iterator[IndexFile]:
+def open_index(path: str, record_format: RecordFormat, *, name: str | None = None) -> Iterator[IndexFile]:
     """Open the index at `path` for writing, or make it; lock it until the end of the block.
 
     Cuts off the end of a file whose writer was killed. `name`: of the index in errors, if the file is a copy.
@@ -135,10 +133,10 @@ def open_index(
         with _writing(path):
             changed = not stored.size
             if changed:
-                write_all(stored.fd, header(record_format, stride))
+                write_all(stored.fd, header(record_format))
                 stored.size = HEADER_BYTES
             index = stored.index(growing=True)
-            check_kind(stored.path, index, record_format, stride)
+            check_format(stored.path, index, record_format)
             changed |= stored.size > index.end
             os.ftruncate(stored.fd, index.end)
             os.lseek(stored.fd, index.end, os.SEEK_SET)
@@ -180,7 +178,7 @@ def _locked(path: str) -> int:
         except BlockingIOError:
             os.close(fd)
             raise SinkError(
-                f"another process writes {path}: an index build, or a job with LearnIndex; wait for its end"
+                f"another process writes {path}: an index build, or a job that learns it; wait for its end"
             ) from None
         except BaseException:
             os.close(fd)

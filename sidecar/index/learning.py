@@ -28,14 +28,13 @@ from sidecar.index.target import IndexUpload, index_target
 from sidecar.process.logs import log
 from streamer.aio import in_thread
 from streamer.errors import ConfigError, PenstockError, SinkError
-from streamer.formats.borders import STRIDE
 from streamer.plan.record_table import only_object
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
 
     from sidecar.config.job import Job
-    from sidecar.config.learning import LearnIndexConfig
+    from sidecar.config.records import RecordsConfig
     from sidecar.index.file import IndexFile
     from streamer.formats.borders import BadRecord
     from streamer.formats.record_index import IndexedObject
@@ -86,7 +85,6 @@ class IndexLearner:
     def _scans(self, on_row: Callable[[ObjectRef, IndexedObject], None]) -> ObjectScans:
         return ObjectScans(
             self._file.index.format,
-            self._file.index.stride,
             on_row=on_row,
             on_bad=self._refuse,
             lacks=self.lacks,
@@ -167,7 +165,7 @@ class IndexLearner:
         if self._file.index.replaced > self._replaceable:  # or every epoch would write rows for both
             self._stop(
                 f"{self._file.name} has one version of each object, and the manifest names an object in two, "
-                "or objects were replaced while the job ran; correct the manifest, or leave LearnIndex out"
+                "or objects were replaced while the job ran; correct the manifest, or leave Records out"
             )
 
     async def _conclude(self) -> None:
@@ -227,12 +225,14 @@ async def learn_indexes(
     learners: dict[str, IndexLearner] = {}
     async with contextlib.AsyncExitStack() as stack:
         for channel in job.channels("Pipe"):
-            name, learn = channel.channel_name, channel.penstock.learn_index
-            if learn is None:
+            name, records = channel.channel_name, channel.learnt
+            if records is None:
                 continue
             access = Access(job, clients)
             try:
-                learners[name] = await stack.enter_async_context(_learning(name, learn, plans[name], access))
+                learners[name] = await stack.enter_async_context(
+                    _learning(name, records, plans[name], access)
+                )
             except ConfigError:
                 raise
             except (PenstockError, OSError) as error:
@@ -242,12 +242,11 @@ async def learn_indexes(
 
 @contextlib.asynccontextmanager
 async def _learning(
-    channel: str, learn: LearnIndexConfig, plan: Plan, access: Access
+    channel: str, records: RecordsConfig, plan: Plan, access: Access
 ) -> AsyncIterator[IndexLearner]:
     async with contextlib.AsyncExitStack() as stack:
-        target = await stack.enter_async_context(index_target(learn.to, channel, access))
-        stride = learn.every or (target.kind() or (None, STRIDE))[1]
-        opening = open_index(target.path, learn.record_format, stride, name=target.name)
+        target = await stack.enter_async_context(index_target(records.index or "", channel, access))
+        opening = open_index(target.path, records.record_format, name=target.name)
         file = await in_thread(stack.enter_context, opening)
         learner = IndexLearner(channel, file, plan, IndexUpload(target, file))
         log.info(
@@ -255,7 +254,6 @@ async def _learning(
             channel=channel,
             index=file.name,
             format=str(file.index.format),
-            every=stride,
             objects=len(file.index),
         )
         try:

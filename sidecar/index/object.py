@@ -1,7 +1,7 @@
 """The record index of a channel as an object of S3: `s3://BUCKET/PREFIX/CHANNEL.index`.
 
     run, plan, verify, show   HEAD ─▶ ranged GETs of this ETag ─▶ unnamed file in TMPDIR ─▶ StoredIndex
-    build, LearnIndex         likewise, into a folder of copies (`sidecar.index.target`)
+    build, a job that learns  likewise, into a folder of copies (`sidecar.index.target`)
 
 The index of a job is copied once, at its start: what happens to the object later changes nothing.
 """

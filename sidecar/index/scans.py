@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from streamer.formats.borders import BadRecord, FixedScanner
+from streamer.formats.borders import BadRecord
 from streamer.formats.record_index import IndexedObject, object_name, object_version
 from streamer.plan import is_modified
 
@@ -33,8 +33,6 @@ SHORTEST_MEAN, SHORTEST_SAMPLE = 256, 4096
 """Least mean bytes of a record, and of a tar sample: a MiB of them takes 2 to 10 ms of the loop."""
 JUDGED_AFTER = 256
 """Bytes after which the mean is judged, in records of the least mean: smaller objects are always learnt."""
-COUNTED = 8
-"""Lines that are searched one by one before an indexed one; the others are counted, at little cost."""
 MOST_OFFSETS = 1 << 21
 """Most offsets of one object's row: 16 MiB of memory."""
 
@@ -45,7 +43,6 @@ class ObjectScans:
     def __init__(
         self,
         record_format: RecordFormat,
-        stride: int,
         *,
         on_row: Callable[[ObjectRef, IndexedObject], None],
         on_bad: Callable[[ObjectRef, int, BadRecord], None],
@@ -59,7 +56,6 @@ class ObjectScans:
         self.outcomes: Counter[str] = Counter()
         """Number of objects that are `learnt` or `refused`."""
         self._format = record_format
-        self._stride = stride
         self._on_row = on_row
         self._on_bad = on_bad
         self._lacks = lacks
@@ -91,12 +87,9 @@ class ObjectScans:
                 self._end(each.object, scanner)
 
     def measure(self, objects: Iterable[ObjectRef]) -> None:
-        """Make the rows of objects of which no byte is needed: empty ones, or of records of one size."""
+        """Make the rows of empty objects."""
         for ref in filter(self.wants, objects):
-            scanner = self._format.scanner(stride=self._stride)
-            if isinstance(scanner, FixedScanner):
-                scanner.skip(ref.size)
-            self._end(ref, scanner)
+            self._end(ref, self._format.scanner())
 
     def _hashes(self, ref: ObjectRef) -> tuple[int, int]:
         if self._hashed is None or self._hashed[0] is not ref:
@@ -109,20 +102,18 @@ class ObjectScans:
         before, self._range = self._range, each
         if each.start == 0:
             wanted = self.wants(each.object)
-            self._scanner = self._format.scanner(stride=self._stride) if wanted else None
+            self._scanner = self._format.scanner() if wanted else None
         elif self._scanner is not None:
             follows = before is not None and before.object == each.object and self._scanner.fed == each.start
             self._scanner = self._scanner if follows else None
 
     def _judge(self, scanner: BorderScanner) -> None:
         """Raise BadRecord if the object takes too much time or memory."""
-        looked = scanner.records  # number of records that the scanner has looked at one by one
-        if self._format.kind == "lines":
-            looked = min(looked, COUNTED * len(scanner.offsets))
-        if looked > scanner.fed // self._shortest > JUDGED_AFTER:
+        records = len(scanner.offsets)
+        if records > scanner.fed // self._shortest > JUDGED_AFTER:
             raise BadRecord(f"its records have less than {self._shortest} bytes on average", scanner.fed)
-        if len(scanner.offsets) > MOST_OFFSETS:
-            raise BadRecord(f"its row would have more than {MOST_OFFSETS} offsets", scanner.fed)
+        if records > MOST_OFFSETS:
+            raise BadRecord(f"it has more than {MOST_OFFSETS} records", scanner.fed)
 
     def _end(self, ref: ObjectRef, scanner: BorderScanner) -> None:
         self._scanner = None
@@ -133,7 +124,8 @@ class ObjectScans:
             return
         name, version = self._hashes(ref)
         if self._lacks(name, version):  # else another FIFO had the object meanwhile
-            self._on_row(ref, IndexedObject(name, version, ref.size, scanner.records, end, scanner.offsets))
+            offsets = scanner.offsets
+            self._on_row(ref, IndexedObject(name, version, ref.size, len(offsets), end, offsets))
             self.outcomes["learnt"] += 1
 
     def _refuse(self, ref: ObjectRef, error: BadRecord) -> None:

@@ -65,8 +65,8 @@ class StoredIndex:
             )
         return index
 
-    def kind(self) -> tuple[RecordFormat, int]:
-        """Return record format and stride. Raises SinkError."""
+    def format(self) -> RecordFormat:
+        """Return the record format. Raises SinkError."""
         with self._reading():
             return read_header(self)
 
@@ -95,15 +95,10 @@ def open_stored(path: str, *, name: str | None = None) -> StoredIndex | None:
     return stored if stat.S_ISREG(os.fstat(fd).st_mode) else None
 
 
-def check_kind(path: str, index: RecordIndex, record_format: RecordFormat, stride: int) -> None:
-    """Raise ConfigError unless the index is of this format and stride."""
-    if (index.format, index.stride) != (record_format, stride):
+def check_format(path: str, index: RecordIndex, record_format: RecordFormat) -> None:
+    """Raise ConfigError unless the index is of this format."""
+    if index.format != record_format:
         raise ConfigError(
-            f"the record index {path} is of {index.format} and has {_every(index.stride)}, and not "
-            f"of {record_format} with {_every(stride)}; remove it, or name another directory"
+            f"the record index {path} is of {index.format}, and not of {record_format}; remove it, or name "
+            "another directory"
         )
-
-
-def _every(stride: int) -> str:
-    """Return a stride in words."""
-    return "every record" if stride == 1 else f"1 record of {stride}"

@@ -23,7 +23,7 @@ from sidecar.config.index_place import index_path, index_uri
 from sidecar.config.transport import retry_policy
 from sidecar.index.file import open_index
 from sidecar.index.object import fetch_index, open_copy
-from sidecar.index.stored import check_kind, open_stored
+from sidecar.index.stored import check_format, open_stored
 from sidecar.process.logs import log
 from streamer.aio import in_thread
 from streamer.errors import ErrorContext, PenstockError, SourceChanged
@@ -67,20 +67,18 @@ class IndexTarget:
         """Path or URI, for texts."""
         return self.path if self.uri is None else str(self.uri)
 
-    def kind(self) -> tuple[RecordFormat, int] | None:
-        """Return record format and stride of the index there is; None if there is none. Raises SinkError."""
+    def format(self) -> RecordFormat | None:
+        """Return the record format of the index there is; None if there is none. Raises SinkError."""
         stored = open_stored(self.path, name=self.name)
-        return None if stored is None or not stored.size else stored.kind()
+        return None if stored is None or not stored.size else stored.format()
 
     @contextlib.asynccontextmanager
-    async def open(
-        self, record_format: RecordFormat, stride: int
-    ) -> AsyncIterator[tuple[IndexFile, IndexUpload]]:
+    async def open(self, record_format: RecordFormat) -> AsyncIterator[tuple[IndexFile, IndexUpload]]:
         """Open the file for writing, and what stores it in S3 if it is a copy.
 
         Raises what `open_index` and, at the end of the block, `IndexUpload.finish` raise.
         """
-        with open_index(self.path, record_format, stride, name=self.name) as file:
+        with open_index(self.path, record_format, name=self.name) as file:
             upload = IndexUpload(self, file)
             async with upload.at_end():
                 yield file, upload
@@ -205,7 +203,7 @@ class IndexUpload:
         if stored is None:
             return
         index = await in_thread(stored.index)
-        check_kind(stored.path, index, file.index.format, file.index.stride)
+        check_format(stored.path, index, file.index.format)
         rows: list[IndexedObject] = []
         for number, row in enumerate(index):
             if row.name not in scanned and not file.index.has(row.name, row.version):

@@ -118,9 +118,9 @@ class JobPlanner:
         access = Access(job, self._clients)
         if (ranks := channel.penstock.by_record) is not None:
             deal = deal_of(ranks, _arrangement(job, channel, self._state.hosts).shard)
-            if ranks.index is not None:
+            if not channel.record_format.size:
                 async with self._one_index:
-                    index = await load_index(channel, ranks.index, self._memory, access)
+                    index = await load_index(channel, self._memory, access)
 
         def plan(progressed: Callable[[], None]) -> Awaitable[Plan]:
             def note(entries: int) -> None:

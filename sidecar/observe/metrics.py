@@ -221,7 +221,7 @@ METRICS: dict[str, Spec] = {
     "penstock_index_objects_total": Spec(
         "counter",
         ("channel", "row"),
-        "Objects whose records `LearnIndex` has found, or that it has refused.",
+        "Objects whose records a channel has found for its index, or that it has refused.",
     ),
     "penstock_first_byte_seconds": _of_channel(
         "histogram", "Seconds from a request to its response header.", "first_byte"

@@ -32,7 +32,8 @@ def end_mark_advice(channel: ChannelConfig, form: str) -> str:
     """Return advice for a channel whose objects of this format have end marks."""
     own_readers = "Penstock's own readers, which read on"
     ranks = channel.penstock.by_record
-    if ranks is not None and (form != "tar" or ranks.index is None):  # such a channel can have no Join
+    # Such a channel can have no Join.
+    if ranks is not None and (form != "tar" or channel.record_format.kind != "tar"):
         return f"{_STOPS}; read the channel with {own_readers}"
     if form == "arrow":
         return f"{_STOPS}; set RecordWrapperType: RecordIO, and read the channel with TableReader"

@@ -38,15 +38,13 @@ def unequal_steps(channel: ChannelConfig, *, hosts: int) -> Advice | None:
     if channel.penstock.by_record is not None or (count == 1 and not divided):
         return None
     who = "rank" if count > 1 else "host"
-    name = channel.channel_name
     why = f"each {who} has whole objects, so their numbers of steps differ and are not known beforehand"
     if (obstacle := channel.not_by_record) is not None:
-        return Advice(why, f"Ranks can have no batch, which would make them equal: {obstacle}")
+        return Advice(why, f"Ranks can have no GlobalBatch, which would make them equal: {obstacle}")
     return Advice(
         why,
-        f"for equal steps build a record index (penstock index build -c JOB --to index --channel {name} "
-        f"--every 1 --format FORMAT), or let a job learn it (LearnIndex: {{To: index, Format: FORMAT, "
-        f"Every: 1}}), and set Ranks: {{Count: {count}, Batch: RECORDS, Index: index}}",
+        f"for equal steps set Ranks: {{Count: {count}, GlobalBatch: RECORDS}} and Records: {{Format: FORMAT, "
+        "Index: index}",
     )
 
 
@@ -94,5 +92,5 @@ def _separate(channel: ChannelConfig) -> bool:
 def _remedy(channel: ChannelConfig, gain: str) -> str:
     extras = channel.penstock
     if extras.join is not None:
-        return "raise the batch"
+        return "raise GlobalBatch"
     return f"{gain}remove Fetch: separately from Ranks"

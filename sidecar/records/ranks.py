@@ -1,4 +1,4 @@
-"""Plans a channel whose ranks share it by record (`Ranks` with `Batch` or `GlobalBatch`).
+"""Plans a channel whose ranks share it by record (`Ranks` with `GlobalBatch`).
 
     job file ─▶ deal of this host's ranks, record index            before the objects are listed
     plan of all hosts' objects + record index ─▶ RecordTable ─▶ order, deal ─▶ RecordPlan of this host's ranks
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import shlex
 from array import array
 from functools import partial
 from typing import TYPE_CHECKING
@@ -25,8 +24,9 @@ from typing import TYPE_CHECKING
 from sidecar.index.check import Border, check_borders, check_rows, sample_borders
 from sidecar.index.object import open_channel_index
 from sidecar.index.objects import Access, ChannelObjects
+from sidecar.index.stored import check_format
 from streamer.aio import in_thread, task_group
-from streamer.errors import ConfigError, CorruptObject, PenstockError
+from streamer.errors import CorruptObject, PenstockError
 from streamer.formats.record_index import memory_of, object_name
 from streamer.plan.mixed_order import MixedOrder
 from streamer.plan.record_order import BLOCK, Deal, RecordOrder
@@ -71,9 +71,7 @@ async def plan_by_record(
     table: RecordTable
     objects: ChannelObjects | None = None
     if index is None:
-        ranks = channel.penstock.by_record
-        size = 0 if ranks is None else ranks.record_size or 0
-        table = await in_thread(FixedRecords, plan.entries, size)
+        table = await in_thread(FixedRecords, plan.entries, channel.record_format.size)
     else:
         objects = await in_thread(ChannelObjects, plan)
         join = channel.penstock.join is not None
@@ -108,9 +106,8 @@ async def plan_by_record(
 def deal_of(ranks: RanksConfig, shard: Shard) -> Deal:
     """Return the deal of this host's ranks. Raises ConfigError if a global batch has no equal slices."""
     count = ranks.count * shard.count
-    size = ranks.global_batch or (ranks.batch or 0) * count
     first = ranks.count * shard.index
-    return Deal(size, count, first, first + ranks.count, ranks.remainder)
+    return Deal(ranks.global_batch or 0, count, first, first + ranks.count, ranks.remainder)
 
 
 def _table(index: RecordIndex, plan: Plan, objects: ChannelObjects, *, join: bool) -> IndexedRecords:
@@ -127,36 +124,28 @@ async def _check(index: RecordIndex, objects: ChannelObjects, access: Access) ->
     faults: list[CorruptObject] = []
     await check_borders(index.format, borders, access, on_bad=faults.append)
     if not faults and index.format.kind == "lines":
-        ends = (Border(ref, ref.size, ref.size, 0) for ref in objects if ref.size)
+        ends = (Border(ref, ref.size, ref.size) for ref in objects if ref.size)
         await check_borders(index.format, ends, access, on_bad=lambda bad: faults.append(_unended(bad)))
     if faults:
         raise faults[0]
 
 
-async def load_index(channel: ChannelConfig, place: str, memory: PlanMemory, access: Access) -> RecordIndex:
-    """Return the channel's index of every record, from this folder or prefix of S3.
+async def load_index(channel: ChannelConfig, memory: PlanMemory, access: Access) -> RecordIndex:
+    """Return the channel's index.
 
     `memory`: counts the index, on the event loop. Raises ConfigError, SinkError, SourceError.
     """
-    name, extras = channel.channel_name, channel.penstock
-    kind = extras.join
-    build = f"penstock index build -c JOB --to {shlex.quote(place)} --channel {name} --every 1 --format"
+    name = channel.channel_name
     stored = await open_channel_index(
-        place, name, access, named_by="Ranks.Index", build=f"{build} {kind or 'FORMAT'}"
+        channel.penstock.index or "",
+        name,
+        access,
+        named_by="Records.Index",
+        build=f"penstock index build -c JOB --channel {name}",
     )
-    path = stored.path
-    memory.count_index(path, await in_thread(memory_of, stored))
+    memory.count_index(stored.path, await in_thread(memory_of, stored))
     index = await in_thread(stored.index)
-    if kind is not None and kind != str(index.format):
-        raise ConfigError(
-            f"the record index {path} is of {index.format}, and channel {name!r} has Join: {kind}; "
-            "correct one of the two"
-        )
-    if index.stride != 1:
-        raise ConfigError(
-            f"the record index {path} has 1 record of {index.stride}, and Ranks with a batch need every one; "
-            f"remove {path} and run `{build} {index.format}`"
-        )
+    check_format(stored.path, index, channel.record_format)
     return index
 
 

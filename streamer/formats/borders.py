@@ -1,13 +1,12 @@
 """Finds where the records of one object begin: scanners that are fed the object's bytes, block by block.
 
-    blocks of bytes -> BorderScanner.feed ... finish -> offset of every `stride`-th record, count, end
+    blocks of bytes -> BorderScanner.feed ... finish -> offset of every record, end
 
 A scanner looks only at the bytes that decide where the next record begins:
 
     FrameScanner    headers of TFRecord and RecordIO; it jumps over the data between two headers
     LineScanner     (`line_borders`) line ends
     TarScanner      (`tar_borders`) headers of members; a sample is a run of members with one key
-    FixedScanner    nothing: records of a fixed size are arithmetic
 
 A scanner copies nothing but a header that lies across two blocks. It refuses bytes that are not records of
 its format (`BadRecord`), but it does not read the data between the headers: their checksums are the readers'
@@ -21,13 +20,9 @@ from array import array
 from typing import TYPE_CHECKING
 
 from streamer.formats import recordio, tfrecord
-from streamer.units import counted
 
 if TYPE_CHECKING:
     Block = bytes | bytearray | memoryview
-
-STRIDE = 256
-"""Default number of records from one indexed record to the next."""
 
 
 class BadRecord(ValueError):
@@ -45,15 +40,9 @@ class BorderScanner(ABC):
     After BadRecord the scanner must not be used any more.
     """
 
-    def __init__(self, *, stride: int = STRIDE) -> None:
-        """`stride`: the number of records from one indexed record to the next."""
-        if stride < 1:
-            raise ValueError(f"stride must be at least 1, not {stride}")
-        self.stride = stride
-        self.records = 0
-        """Number of records whose first byte has been found."""
+    def __init__(self) -> None:
         self.offsets = array("Q")
-        """Offsets of the records 0, stride, 2 * stride and so on, in bytes."""
+        """Offsets of the records whose first byte has been found, in bytes."""
         self.fed = 0
         """Number of bytes fed."""
         self.inside = False
@@ -79,8 +68,8 @@ class HeaderScanner(BorderScanner):
     what = ""
     """Name of what a header begins, in error texts."""
 
-    def __init__(self, *, stride: int = STRIDE) -> None:
-        super().__init__(stride=stride)
+    def __init__(self) -> None:
+        super().__init__()
         self._next = 0
         """Offset of the next header."""
         self._wanted = 0
@@ -138,26 +127,24 @@ class TFRecordScanner(HeaderScanner):
 
     what = "TFRecord"
 
-    def __init__(self, *, stride: int = STRIDE) -> None:
-        super().__init__(stride=stride)
+    def __init__(self) -> None:
+        super().__init__()
         self._wanted = tfrecord.HEADER_BYTES
         self._known = tfrecord.KnownLengths()
 
     def _read(self, data: Block, base: int) -> None:
-        unpack, known, stride = tfrecord.HEADER.unpack_from, self._known, self.stride
-        records, position, frame = self.records, self._next - base, tfrecord.FRAME_BYTES
+        unpack, known, found = tfrecord.HEADER.unpack_from, self._known, self.offsets.append
+        position, frame = self._next - base, tfrecord.FRAME_BYTES
         last, here = len(data) - tfrecord.HEADER_BYTES, -1
         while position <= last:
             here = position
             length, stored = unpack(data, here)
             if known.get(length) != stored and not known.holds(length, stored):
                 raise BadRecord("no TFRecord begins here: the CRC of its length is wrong", base + here)
-            if not records % stride:
-                self.offsets.append(base + here)
-            records += 1
+            found(base + here)
             position += length + frame
         if here >= 0:
-            self.records, self._next, self._last = records, base + position, base + here
+            self._next, self._last = base + position, base + here
 
 
 class RecordIOScanner(HeaderScanner):
@@ -165,18 +152,13 @@ class RecordIOScanner(HeaderScanner):
 
     what = "RecordIO record"
 
-    def __init__(self, *, stride: int = STRIDE) -> None:
-        super().__init__(stride=stride)
+    def __init__(self) -> None:
+        super().__init__()
         self._wanted = recordio.HEADER.size
 
     def _read(self, data: Block, base: int) -> None:
-        unpack, magic, most, stride = (
-            recordio.HEADER.unpack_from,
-            recordio.MAGIC,
-            recordio.MAX_PAYLOAD,
-            self.stride,
-        )
-        records, position, inside, here = self.records, self._next - base, self.inside, -1
+        unpack, magic, most = recordio.HEADER.unpack_from, recordio.MAGIC, recordio.MAX_PAYLOAD
+        position, inside, here = self._next - base, self.inside, -1
         last, header = len(data) - recordio.HEADER.size, recordio.HEADER.size
         while position <= last:
             found, word = unpack(data, position)
@@ -190,12 +172,10 @@ class RecordIOScanner(HeaderScanner):
                 raise BadRecord(f"no RecordIO record begins here: part flag {flag} {where}", base + position)
             if not inside:
                 here = position
-                if not records % stride:
-                    self.offsets.append(base + here)
-                records += 1
+                self.offsets.append(base + here)
             inside = flag in (1, 2)
             position += header + ((word & most) + 3 & ~3)
-        self.records, self._next, self.inside = records, base + position, inside
+        self._next, self.inside = base + position, inside
         if here >= 0:
             self._last = base + here
 
@@ -204,32 +184,3 @@ class RecordIOScanner(HeaderScanner):
         if self.inside:
             raise BadRecord("the object ends between the parts of a RecordIO record", self._last)
         return super().finish()
-
-
-class FixedScanner(BorderScanner):
-    """Records of `size` bytes each, without a header."""
-
-    def __init__(self, size: int, *, stride: int = STRIDE) -> None:
-        super().__init__(stride=stride)
-        if size < 1:
-            raise ValueError(f"a record has at least 1 byte, not {size}")
-        self._size = size
-
-    def feed(self, data: Block) -> None:
-        self.skip(len(data))
-
-    def skip(self, count: int) -> None:
-        """Count `count` bytes, whatever they are, as `feed` would."""
-        self.fed += count
-        self.records = -(-self.fed // self._size)
-        step = self._size * self.stride
-        self.offsets.extend(range(len(self.offsets) * step, self.fed, step))
-
-    def finish(self) -> int:
-        if rest := self.fed % self._size:
-            raise BadRecord(
-                f"the object has {counted(self.fed, 'byte')}, no multiple of {self._size}: its last record "
-                "is cut off",
-                self.fed - rest,
-            )
-        return self.fed

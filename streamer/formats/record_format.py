@@ -8,16 +8,14 @@ from typing import Literal
 
 from streamer.formats import recordio, tar, tfrecord
 from streamer.formats.borders import (
-    STRIDE,
     BadRecord,
     BorderScanner,
-    FixedScanner,
     RecordIOScanner,
     TFRecordScanner,
 )
 from streamer.formats.line_borders import LineScanner
 from streamer.formats.tar_borders import TarScanner
-from streamer.units import KIB, counted
+from streamer.units import KIB
 
 Kind = Literal["TFRecord", "RecordIO", "lines", "tar", "fixed"]
 
@@ -30,6 +28,7 @@ _SCANNERS: dict[str, type[BorderScanner]] = {
 _HEADER_BYTES = {"TFRecord": tfrecord.HEADER_BYTES, "RecordIO": recordio.HEADER.size, "tar": tar.BLOCK}
 WHOLE = 64 * KIB
 """Most bytes that are looked at whole, if no header states the length of a record."""
+_NOT_ONE = "the index has 1 record from here to the next one, and the object has not"
 
 
 @dataclass(frozen=True)
@@ -57,38 +56,31 @@ class RecordFormat:
     def __str__(self) -> str:
         return f"fixed:{self.size}" if self.kind == "fixed" else self.kind
 
-    def scanner(self, *, stride: int = STRIDE) -> BorderScanner:
-        """Return a scanner for one object. `stride`: records from one indexed record to the next."""
-        if self.kind == "fixed":
-            return FixedScanner(self.size, stride=stride)
-        return _SCANNERS[self.kind](stride=stride)
+    def scanner(self) -> BorderScanner:
+        """Return a scanner for one object. Not for records of one size, whose offsets are arithmetic."""
+        return _SCANNERS[self.kind]()
 
     def evidence(self, begin: int, end: int) -> tuple[int, int]:
-        """Return the range of an object's bytes that shows whether records lie from `begin` up to `end`.
+        """Return the range of an object's bytes that shows whether a record lies from `begin` up to `end`.
 
-        The header of the first record states its length, if a record is one frame. Other formats need all
-        bytes, so of more than `WHOLE` only the first ones are looked at. The range is empty if there is
-        nothing to look at.
+        Its header states its length, if a record is one frame. Other formats need all bytes, so of more than
+        `WHOLE` only the first ones are looked at. The range is empty if there is nothing to look at.
         """
-        if self.kind == "fixed":
-            return begin, begin
         first = max(0, begin - 1) if self.kind == "lines" else begin
         if self.kind in ("lines", "tar") and end - begin <= WHOLE:
             return first, end
         return first, min(end, begin + _HEADER_BYTES.get(self.kind, 0))
 
-    def fault(self, data: bytes, begin: int, end: int, records: int) -> str:
-        """Return why `data`, the bytes of `evidence`, are not of `records` records; empty if they may be."""
+    def fault(self, data: bytes, begin: int, end: int) -> str:
+        """Return why `data`, the bytes of `evidence`, are not of one record; empty if they may be."""
         size = end - begin
-        if self.kind == "fixed":
-            return "" if size == records * self.size else _other_number(records)
         if self.kind == "lines":
             if begin and data[:1] != b"\n":
                 return "no line begins here: the byte before it ends none"
             text = data[1:] if begin else data
-            lines = text.count(b"\n", 0, -1) + 1 if text else 0  # a scanner refuses what begins no object
-            return "" if lines == records or len(text) != size else _other_number(records)
-        scanner, whole = self.scanner(stride=1), len(data) == size
+            one = bool(text) and b"\n" not in text[:-1]  # a scanner refuses what begins no object
+            return "" if one or len(text) != size or not size else _NOT_ONE  # 0: an end of a line
+        scanner, whole = self.scanner(), len(data) == size
         try:
             if self.kind == "tar":  # the scanner accepts an end mark too
                 tar.read_header(data[: tar.BLOCK])
@@ -100,14 +92,9 @@ class RecordFormat:
         except ValueError as error:
             return f"no tar member begins here: {error}"
         if self.kind == "tar":
-            fits = scanner.records == records or not whole
-        elif not scanner.records:
+            fits = len(scanner.offsets) == 1 or not whole
+        elif not scanner.offsets:
             return f"no {self.kind} begins here: the object ends before its header does"
         else:
-            one = records == 1 and not scanner.inside
-            fits = scanner.reached == size if one else scanner.reached < size
-        return "" if fits else _other_number(records)
-
-
-def _other_number(records: int) -> str:
-    return f"the index has {counted(records, 'record')} from here to the next one, and the object has not"
+            fits = scanner.reached < size if scanner.inside else scanner.reached == size
+        return "" if fits else _NOT_ONE

@@ -1,7 +1,6 @@
-"""The record index of a channel: for every object version the offset of every 256th record, and their number.
+"""The record index of a channel: for every object version the offset of every record.
 
     name, version ─▶ row ─▶ size, records, end, offsets[0], offsets[1], ...
-    record n      ─▶ offsets[n // stride], and a scan of fewer than `stride` records from there on
 
 A row is found by hashes of the object's address and of its version (ETag, size, version id), so that a
 replaced object has no row. The index holds no keys: whoever asks has the objects of a plan. Columns are
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 MAGIC = b"PENSTIDX"
 VERSION = 1
 _HEADER = struct.Struct("<8sII16sI")
-"""Magic, version, stride, name of the format, padded with zeros; and the CRC-32 of these."""
+"""Magic, version, 1, name of the format, padded with zeros; and the CRC-32 of these."""
 HEADER_BYTES = _HEADER.size
 """Bytes of a file before its first block."""
 _BLOCK = struct.Struct("<4sIQ")
@@ -77,7 +76,7 @@ class IndexedObject(NamedTuple):
     end: int
     """Offset after the last record; less than `size` if an end mark follows."""
     offsets: array[int]
-    """Offsets of the records 0, stride, 2 * stride and so on."""
+    """Offset of each record, in bytes."""
 
 
 class RecordIndex:
@@ -85,7 +84,7 @@ class RecordIndex:
 
     def __init__(self, source: IndexSource) -> None:
         """Read the rows of all whole blocks of `source`. Raises Damaged if it does not begin as an index."""
-        self.format, self.stride = read_header(source)
+        self.format = read_header(source)
         self.end = HEADER_BYTES
         """Bytes of the file up to the end of the last whole block."""
         self.offsets = StoredOffsets(source)
@@ -107,7 +106,7 @@ class RecordIndex:
         return map(self.row, self._rows)
 
     def __repr__(self) -> str:
-        return f"<RecordIndex of {len(self)} objects, {self.format}, 1 record of {self.stride}>"
+        return f"<RecordIndex of {len(self)} objects, {self.format}>"
 
     @property
     def replaced(self) -> int:
@@ -139,11 +138,6 @@ class RecordIndex:
         name, version, size, records, end = (column[row] for column in self._columns)
         return IndexedObject(name, version, size, records, end, offsets)
 
-    def indexed_records(self, name: int) -> int:
-        """Return the number of offsets in this object's row. Raises KeyError."""
-        row = self._rows[name]
-        return self._first[row + 1] - self._first[row]
-
     def extent(self, name: int) -> tuple[int, int, int]:
         """Return the number in `offsets` of a row's first one, its records, and its end. Raises KeyError."""
         row = self._rows[name]
@@ -169,7 +163,7 @@ class RecordIndex:
         numbers = numbers_of(memoryview(head)[_BLOCK.size :])
         columns = [numbers[column * count : (column + 1) * count] for column in range(_COLUMNS)]
         names, _, object_sizes, records, ends = columns
-        first = list(accumulate((-(-number // self.stride) for number in records), initial=0))
+        first = list(accumulate(records, initial=0))
         fits = le if self.format.kind == "tar" else eq  # an end mark follows the last sample
         if first[-1] * NUMBER != end - middle or not all(map(fits, ends, object_sizes)):
             return None
@@ -212,26 +206,31 @@ def _block_sizes(source: IndexSource, at: int) -> tuple[int, int, int] | None:
     return count, middle, end
 
 
-def header(record_format: RecordFormat, stride: int) -> bytes:
+def header(record_format: RecordFormat) -> bytes:
     """Return the first bytes of an index's file."""
-    text = _HEADER.pack(MAGIC, VERSION, stride, str(record_format).encode(), 0)[: -_CRC.size]
+    text = _HEADER.pack(MAGIC, VERSION, 1, str(record_format).encode(), 0)[: -_CRC.size]
     return text + _CRC.pack(crc32(text))
 
 
-def read_header(source: IndexSource) -> tuple[RecordFormat, int]:
-    """Return format and stride of an index's file. Raises Damaged."""
+def read_header(source: IndexSource) -> RecordFormat:
+    """Return the format of an index's file. Raises Damaged."""
     data = bytes(source.read(0, min(source.size, HEADER_BYTES)))
     if len(data) < HEADER_BYTES or not data.startswith(MAGIC):
         raise Damaged("it does not begin as a record index does")
     _, version, stride, name, checksum = _HEADER.unpack(data)
     if version != VERSION:
         raise Damaged(f"it has version {version}, and this Penstock reads version {VERSION}")
-    if crc32(data[: -_CRC.size]) != checksum or not stride:
+    if crc32(data[: -_CRC.size]) != checksum:
         raise Damaged("its header is damaged")
+    if stride != 1:  # an earlier Penstock could leave records out
+        raise Damaged(f"it has 1 record of {stride}, and this Penstock needs every one")
     try:
-        return RecordFormat.parse(name.rstrip(b"\0").decode("ascii", "replace")), stride
+        found = RecordFormat.parse(name.rstrip(b"\0").decode("ascii", "replace"))
     except ValueError as error:
         raise Damaged(str(error)) from None
+    if found.kind == "fixed":
+        raise Damaged(f"it is of {found}, whose records need no index")
+    return found
 
 
 def block(rows: Iterable[IndexedObject]) -> bytes:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from streamer.formats.borders import STRIDE, BadRecord, HeaderScanner
+from streamer.formats.borders import BadRecord, HeaderScanner
 from streamer.formats.tar import BLOCK, EXTENSIONS, REGULAR, ExtendedFields, padded, read_header, split_name
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ class TarScanner(HeaderScanner):
 
     what = "tar member"
 
-    def __init__(self, *, stride: int = STRIDE) -> None:
-        super().__init__(stride=stride)
+    def __init__(self) -> None:
+        super().__init__()
         self._wanted = BLOCK
         self._key: str | None = None
         """Key of the current sample; None until a member with a key is found."""
@@ -72,9 +72,7 @@ class TarScanner(HeaderScanner):
         if header.kind in REGULAR and (parts := split_name(header.name)) and parts[0] != self._key:
             begin = self._begin if self._key is None else self._whole
             self._key = parts[0]
-            if not self.records % self.stride:
-                self.offsets.append(begin)
-            self.records += 1
+            self.offsets.append(begin)
         self._next += header.length
         self._whole = self._next
 

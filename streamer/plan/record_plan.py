@@ -84,7 +84,7 @@ class RecordPlan(Plan):
         if 0 < order.records < deal.global_batch and deal.remainder == "drop":
             raise ConfigError(
                 f"the channel has {counted(order.records, 'record')}, fewer than one global batch of "
-                f"{deal.global_batch}; lower Batch or GlobalBatch, or set Remainder: repeat"
+                f"{deal.global_batch}; lower GlobalBatch, or set Remainder: repeat"
             )
         self.steps: int = deal.steps(order.records)
         self.padding = deal.padding(order.records)
@@ -92,7 +92,7 @@ class RecordPlan(Plan):
         if filled > (most := max(order.records, MOST_FILLED)):
             raise ConfigError(
                 f"the channel has {counted(order.records, 'record')}, and Remainder: {deal.remainder} would "
-                f"fill a global batch of {deal.global_batch} with {filled} more; lower Batch or GlobalBatch, "
+                f"fill a global batch of {deal.global_batch} with {filled} more; lower GlobalBatch, "
                 f"to a global batch of at most {order.records + most}"
             )
 

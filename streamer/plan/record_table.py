@@ -71,8 +71,8 @@ class FixedRecords:
             if each % size:
                 ref = only_object(entries, entry)
                 raise ConfigError(
-                    f"s3://{ref.bucket}/{ref.key} has {counted(each, 'byte')}, no multiple of RecordSize, "
-                    f"{size}; correct RecordSize, or leave the object out by Exclude"
+                    f"s3://{ref.bucket}/{ref.key} has {counted(each, 'byte')}, no multiple of the "
+                    f"{size} of Records.Format; correct Format, or leave the object out by Exclude"
                 )
 
     def border(self, entry: int, record: int) -> int:  # noqa: ARG002 - all objects are alike
@@ -92,10 +92,8 @@ class IndexedRecords:
 
         `join`: an epoch of tar samples is one archive; else each run of adjacent samples is one. `border` and
         `borders` read the index's file, and raise the errors of its source. Raises CorruptObject for a row
-        that ends after its object, ValueError for an index that does not have every record.
+        that ends after its object.
         """
-        if index.stride != 1:
-            raise ValueError(f"the index has 1 record of {index.stride}")
         self.record_format = str(index.format)
         self.end_marks = EndMarks()
         if index.format.kind == "tar":

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable
 from pathlib import Path
+from zlib import crc32
 
 from streamer.formats.record_format import RecordFormat
 from streamer.formats.record_index import IndexedObject, RecordIndex, block, header
@@ -23,9 +25,15 @@ class IndexBytes:
         return RuntimeError("changed")
 
 
-def index_of(kind: str, stride: int, rows: Iterable[IndexedObject] = ()) -> RecordIndex:
+def index_of(kind: str, rows: Iterable[IndexedObject] = ()) -> RecordIndex:
     """An index of one block."""
-    return RecordIndex(IndexBytes(header(RecordFormat.parse(kind), stride) + block(rows)))
+    return RecordIndex(IndexBytes(header(RecordFormat.parse(kind)) + block(rows)))
+
+
+def with_stride(data: bytes, stride: int) -> bytes:
+    """The file of an index whose header states a stride, as before every index had every record."""
+    begin = data[:12] + struct.pack("<I", stride) + data[16:32]
+    return begin + struct.pack("<I", crc32(begin)) + data[36:]
 
 
 def read_index(path: str) -> RecordIndex:

@@ -182,8 +182,9 @@ def test_ranks_share_blocks_in_equal_steps(
         part = data[cuts[number] * length : cuts[number + 1] * length]
         stub.objects[f"b/train/{number}"] = part.tobytes()
     document = job(stub.url, tmp_path / "ml", "b/train/")
-    ranks = {"Count": 2, "Batch": 3, "RecordSize": 2 * length, "Fetch": "separately"}
-    document["InputDataConfig"][0]["Penstock"] = {"Ranks": ranks}
+    ranks = {"Count": 2, "GlobalBatch": 6, "Fetch": "separately"}
+    records = {"Format": f"fixed:{2 * length}"}
+    document["InputDataConfig"][0]["Penstock"] = {"Ranks": ranks, "Records": records}
     with sidecar(write_job(tmp_path / "job.yaml", document)) as running:
         running.wait_for("ready")
         found = []

@@ -144,16 +144,14 @@ def test_what_sagemaker_prints_for_unset_fields_is_accepted(tmp_path: Path) -> N
         *(
             ("InputDataConfig__0__Penstock__Ranks", {"Count": 2} | ranks, text)
             for ranks, text in (
-                ({"Index": "i"}, "Index has no meaning without Batch or GlobalBatch"),
-                ({"Remainder": "drop"}, "Remainder has no meaning without Batch or GlobalBatch"),
-                ({"Batch": 1}, "needs either Index"),
-                ({"Batch": 1, "Index": "i", "RecordSize": 1}, "Index and RecordSize exclude each other"),
-                ({"Batch": None, "Index": "i"}, "Index has no meaning without Batch or GlobalBatch"),
-                ({"Batch": 1, "Index": "i", "Block": "100000EiB"}, "write a size from 1 B to 1 TiB"),
-                ({"Batch": 1, "GlobalBatch": 2, "Index": "i"}, "Batch and GlobalBatch exclude each other"),
-                ({"GlobalBatch": 3, "Index": "i"}, "cannot be divided over 2 ranks in equal slices"),
-                ({"Batch": 0, "Index": "i"}, "Ranks.Batch: must be greater than or equal to 1"),
-                ({"Batch": 1, "Index": "i", "Block": "1MiB"}, "Block has no meaning without ShuffleConfig"),
+                ({"Remainder": "drop"}, "Remainder has no meaning without GlobalBatch; add it"),
+                ({"GlobalBatch": None, "Copies": 2}, "Copies has no meaning without GlobalBatch"),
+                ({"GlobalBatch": 2}, "needs to know where they are: add Records: {Format: TFRecord, Index"),
+                ({"GlobalBatch": 2, "Block": "100000EiB"}, "write a size from 1 B to 1 TiB"),
+                ({"GlobalBatch": 3}, "cannot be divided over 2 ranks in equal slices"),
+                ({"GlobalBatch": 0}, "Ranks.GlobalBatch: must be greater than or equal to 1"),
+                ({"GlobalBatch": (1 << 26) + 2}, "less than or equal to 67108864"),
+                ({"GlobalBatch": 2, "Copies": 33}, "are more than 64 FIFOs; lower one"),
                 ({"Count": "from launcher"}, "none of LOCAL_WORLD_SIZE"),
             )
         ),
@@ -190,18 +188,33 @@ def test_all_mistakes_at_once(tmp_path: Path) -> None:
         ({}, {"Join": "lines"}, "Join: lines joins whole objects"),
         (
             {},
-            {"Join": "tar", "Ranks": {"Count": 2, "Batch": 8, "RecordSize": 512}},
-            "Join: tar joins tar samples",
+            {"Join": "tar", "Records": {"Format": "fixed:512"}},
+            "Join: tar contradicts Records.Format: fixed:512; correct one of the two",
         ),
         (
             {},
             {
                 "Join": "tar",
-                "Ranks": {"Count": 2, "Batch": 8, "Index": "index", "Fetch": "together"},
+                "Ranks": {"Count": 2, "GlobalBatch": 16, "Fetch": "together"},
+                "Records": {"Format": "tar", "Index": "index"},
             },
             "Join: tar ends a sample where the rank's next one begins",
         ),
         ({}, {"Integrity": "checksum"}, "Integrity: checksum compares whole objects"),
+        ({}, {"Records": {"Format": "lines"}}, "needs to know where they are: add Records"),
+        (
+            {},
+            {"Ranks": {"Count": 2, "GlobalBatch": 16, "Block": "1MiB"}},
+            "Block has no meaning without ShuffleConfig or Mix; remove it",
+        ),
+        (
+            {"ShuffleConfig": {"Seed": 1}},
+            {
+                "Ranks": {"Count": 2, "GlobalBatch": 16, "Block": "1MiB"},
+                "Split": {"Of": 2, "Take": 0, "By": "block"},
+            },
+            "Block contradicts Split",
+        ),
     ],
 )
 def test_what_has_no_records_at_offsets_is_not_divided_by_record(
@@ -209,9 +222,13 @@ def test_what_has_no_records_at_offsets_is_not_divided_by_record(
 ) -> None:
     job = document()
     job["InputDataConfig"][0] |= channel | {
-        "Penstock": {"Ranks": {"Count": 2, "Batch": 8, "Index": "index"}} | extras
+        "Penstock": {
+            "Ranks": {"Count": 2, "GlobalBatch": 16},
+            "Records": {"Format": "TFRecord", "Index": "index"},
+        }
+        | extras
     }
-    with pytest.raises(ConfigError, match="divide a channel by record, and " + text):
+    with pytest.raises(ConfigError, match="GlobalBatch divides a channel by record, and " + text):
         load(tmp_path, job)
 
 
@@ -452,8 +469,8 @@ def test_ranks_may_be_as_many_as_the_launchers_processes(
 ) -> None:
     for name, text in environment.items():
         monkeypatch.setenv(name, text)
-    ranks = {"Count": "from launcher", "GlobalBatch": 8, "RecordSize": 10}
-    job = document(InputDataConfig__0__Penstock={"Ranks": ranks})
+    ranks = {"Count": "from launcher", "GlobalBatch": 8}
+    job = document(InputDataConfig__0__Penstock={"Ranks": ranks, "Records": {"Format": "fixed:10"}})
     if words is None:
         assert load(tmp_path, job).ranks == {"train": 4}
         return

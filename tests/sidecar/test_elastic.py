@@ -40,7 +40,7 @@ class Elastic:
         document["InputDataConfig"][0]["Penstock"]["Ranks"] |= keys
         path = write_job(self._tmp_path / "job.yaml", document)
         if not (self._tmp_path / "index").exists():
-            index(path, self._tmp_path)
+            index(path)
         return path
 
     def train(

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from array import array
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,10 @@ import pytest
 from sidecar.index.file import open_index
 from streamer.errors import SinkError
 from streamer.formats import tfrecord
-from streamer.formats.borders import STRIDE
 from streamer.formats.record_format import RecordFormat
 from streamer.formats.record_index import IndexedObject, block, header, object_name
 from tests.kit.faults import resets_after
-from tests.kit.index import read_index
+from tests.kit.index import read_index, with_stride
 from tests.kit.processes import job, penstock, write_job
 from tests.kit.raw import etag
 from tests.kit.stub import S3Stub, fails, stalls
@@ -65,12 +65,11 @@ def rows(folder: Path) -> dict[int, IndexedObject]:
     return {row.name: row for row in read_index(str(folder / "train.index"))}
 
 
-@pytest.mark.parametrize("kind", ["TFRecord", "RecordIO", "lines", "tar", "fixed:7"])
+@pytest.mark.parametrize("kind", ["TFRecord", "RecordIO", "lines", "tar"])
 def test_an_index_is_built_verified_and_shown(stub: S3Stub, tmp_path: Path, kind: str) -> None:
     path, folder = setup(stub, tmp_path, kind), tmp_path / "index"
     found = json.loads(build(path, folder, "--format", kind, "--json").stdout)["channels"]["train"]
-    fixed = kind == "fixed:7"
-    assert requested(stub) == (set() if fixed else {"train/0", "train/2"})
+    assert requested(stub) == {"train/0", "train/2"}
 
     expected = {key: naive(kind, data) for key, data in stub.objects.items()}
     total = sum(map(len, expected.values()))
@@ -79,32 +78,68 @@ def test_an_index_is_built_verified_and_shown(stub: S3Stub, tmp_path: Path, kind
     indexed = rows(folder)
     for key, offsets in expected.items():
         row = indexed[object_name(*key.split("/", 1))]
-        assert (row.records, list(row.offsets)) == (len(offsets), offsets[::STRIDE])
+        assert (row.records, list(row.offsets)) == (len(offsets), offsets)
     shown = json.loads(penstock("index", "show", "--from", str(folder), "--json").stdout)["channels"]
     assert shown["train"].items() <= found.items()
     assert f"records  {total}\n" in penstock("index", "show", "--from", str(folder)).stdout
     refused = penstock("index", "show", "-c", path, "--from", str(folder))
     assert (refused.returncode, "leave out -c" in refused.stderr) == (2, True), refused.stderr
 
-    checked = json.loads(verify(path, folder, "--json").stdout)["channels"]["train"]
+    every = ("--samples", "20000")
+    checked = json.loads(verify(path, folder, *every, "--json").stdout)["channels"]["train"]
     assert checked["verified"] == f"{sum(len(row.offsets) for row in indexed.values())} indexed records"
     assert "verified all bytes" in verify(path, folder, "--all").stdout
 
 
-def test_every_record_may_be_indexed(stub: S3Stub, tmp_path: Path) -> None:
-    """The next builds keep to it, and another choice needs another folder."""
+def test_the_job_file_has_place_and_format(stub: S3Stub, tmp_path: Path) -> None:
+    """Without options the commands take the channels that have an index, and leave the others out."""
+    setup(stub, tmp_path)
+    folder = tmp_path / "index"
+    document = job(stub.url, None, "b/train/", "b/other/", "b/labels/")
+    train, _, labels = document["InputDataConfig"]
+    train["Penstock"] = {"Records": {"Format": "TFRecord", "Index": str(folder)}}
+    labels["Penstock"] = {"Ranks": {"Count": 1, "GlobalBatch": 1}, "Records": {"Format": "fixed:8"}}
+    path = write_job(tmp_path / "job.yaml", document)
+    for words in ("build", "verify --all", "show"):
+        done = penstock("index", *words.split(), "-c", path, "--json")
+        assert done.returncode == 0, done.stderr
+        assert {name: each["records"] for name, each in json.loads(done.stdout)["channels"].items()} == {
+            "train": 700
+        }
+    for command in ("build", "verify"):
+        done = penstock("index", command, "-c", path, "--channel", "other")
+        assert done.returncode == 2
+        assert "channel 'other' names no place of an index: add Records: {Format: TFRecord, In" in done.stderr
+    done = penstock("index", "build", "-c", path, "--channel", "other", "--to", str(folder))
+    assert "record format of channel 'other' is unknown: add Records: {Format: TFRecord, " in done.stderr
+    done = penstock("index", "build", "-c", path, "--channel", "labels", "--to", str(folder))
+    assert "channel 'labels' has records of one size (fixed:8), which need no index" in done.stderr
+    assert done.returncode == 2
+    del train["Penstock"]
+    write_job(tmp_path / "job.yaml", document)
+    for command in ("build", "verify", "show"):
+        done = penstock("index", command, "-c", path)
+        assert (done.returncode, "channel 'train' names no place" in done.stderr) == (2, True), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("begin", "why"),
+    [
+        (lambda file: with_stride(file, 256), "it has 1 record of 256, and this Penstock needs every one"),
+        (lambda _: header(RecordFormat.parse("fixed:8")), "it is of fixed:8, whose records need no index"),
+    ],
+)
+def test_a_file_that_earlier_builds_wrote_is_refused_by_name(
+    stub: S3Stub, tmp_path: Path, begin: Callable[[bytes], bytes], why: str
+) -> None:
     path, folder = setup(stub, tmp_path), tmp_path / "index"
-    build(path, folder, "--format", "TFRecord", "--every", "1")
-    for _ in range(2):
-        indexed = rows(folder)
-        for key, data in stub.objects.items():
-            assert list(indexed[object_name(*key.split("/", 1))].offsets) == naive("TFRecord", data)
-        stub.objects["b/train/1"] = RECORDS[7] + RECORDS[8]
-        build(path, folder)
-    assert (
-        "has every record, and not of TFRecord with 1 record of 256"
-        in build(path, folder, "--every", "256", code=2).stderr
-    )
+    build(path, folder, "--format", "TFRecord")
+    file = folder / "train.index"
+    file.write_bytes(begin(file.read_bytes()))
+    shown = penstock("index", "show", "--from", str(folder))
+    for done in (build(path, folder, "--format", "TFRecord", code=7), verify(path, folder, code=7), shown):
+        assert f"{file} cannot be read as a record index: {why}" in done.stderr, done.stderr
+    assert shown.returncode == 7
 
 
 def test_only_objects_that_changed_are_scanned_again(stub: S3Stub, tmp_path: Path) -> None:
@@ -165,9 +200,9 @@ def _has_rows(path: Path) -> bool:
 
 def test_one_build_writes_an_index(tmp_path: Path) -> None:
     path, tfrecords = str(tmp_path / "new" / "train.index"), RecordFormat.parse("TFRecord")
-    with open_index(path, tfrecords, STRIDE) as file:
+    with open_index(path, tfrecords) as file:
         match = "another process writes"
-        with pytest.raises(SinkError, match=match), open_index(path, tfrecords, STRIDE):
+        with pytest.raises(SinkError, match=match), open_index(path, tfrecords):
             raise AssertionError
         row = IndexedObject(7, 8, 100, 1, 100, array("Q", [0]))
         file.append([row, row])
@@ -175,7 +210,7 @@ def test_one_build_writes_an_index(tmp_path: Path) -> None:
         assert list(file.index) == [row]
     assert os.listdir(tmp_path / "new") == ["train.index"]
     assert list(read_index(path)) == [row]
-    with open_index(path, tfrecords, STRIDE) as file:
+    with open_index(path, tfrecords) as file:
         assert list(file.index) == [row]
 
 
@@ -244,7 +279,7 @@ def rewrite(folder: Path, **changes: Any) -> None:
     index = read_index(str(path))
     name = object_name("b", "train/0")
     changed = [row._replace(**changes) if row.name == name else row for row in index]
-    path.write_bytes(header(index.format, index.stride) + block(changed))
+    path.write_bytes(header(index.format) + block(changed))
 
 
 def test_a_record_that_is_elsewhere_is_an_error_by_name(stub: S3Stub, tmp_path: Path) -> None:
@@ -254,21 +289,19 @@ def test_a_record_that_is_elsewhere_is_an_error_by_name(stub: S3Stub, tmp_path: 
     right = rows(folder)[name]
     size = len(stub.objects["b/train/0"])
 
-    rewrite(folder, offsets=array("Q", [0, right.offsets[1] + 1]))
-    done = verify(path, folder, code=8)
+    every, at = ("--samples", "20000"), right.offsets[7]
+    rewrite(folder, offsets=array("Q", [*right.offsets[:7], at + 1, *right.offsets[8:]]))
+    done = verify(path, folder, *every, code=8)
     named = "no record is where the index has one: no TFRecord begins here: the CRC of its length is wrong"
-    assert f"{named}: s3://b/train/0 (offset {right.offsets[1] + 1})" in done.stderr
+    assert f"{named}: s3://b/train/0 (offset {at + 1})" in done.stderr
     done = verify(path, folder, "--all", code=8)
     assert f"the records are not where the index has them: 300 records up to byte {size}" in done.stderr
-    assert f"s3://b/train/0 (offset {right.offsets[1]})" in done.stderr
+    assert f"s3://b/train/0 (offset {at})" in done.stderr
 
     far = size + 10**9
-    rewrite(folder, offsets=array("Q", [0, far]))
+    rewrite(folder, offsets=array("Q", [*right.offsets[:299], far]))
     done = verify(path, folder, code=8)
     assert f"the object ends before it: s3://b/train/0 (offset {far})" in done.stderr
-    rewrite(folder, offsets=right.offsets, records=299)
-    verify(path, folder)
-    verify(path, folder, "--all", code=8)
 
 
 def test_an_index_of_another_time_or_place_is_refused(stub: S3Stub, tmp_path: Path) -> None:
@@ -279,7 +312,7 @@ def test_an_index_of_another_time_or_place_is_refused(stub: S3Stub, tmp_path: Pa
     assert not folder.exists()
     build(path, folder, "--format", "TFRecord")
     done = build(path, folder, "--format", "lines", code=2)
-    assert "is of TFRecord and has 1 record of 256, and not of lines" in done.stderr
+    assert "is of TFRecord, and not of lines; remove it, or name another directory" in done.stderr
     stub.objects["b/train/3"] = RECORDS[0]
     done = verify(path, folder, code=6)
     remedy = "the object is not in the record index; build the record index again"
@@ -313,7 +346,7 @@ def test_a_channel_without_addressable_records_is_refused(
 
 
 def lose(file: Path, key: str, record: int) -> None:
-    """Write an index of every record again without one of an object: two are one, or the last one lacks."""
+    """Write an index again without one of an object: two are one, or the last one lacks."""
     index = read_index(str(file))
     rows = [
         row._replace(records=row.records - 1, offsets=row.offsets[:record] + row.offsets[record:][1:])
@@ -321,13 +354,13 @@ def lose(file: Path, key: str, record: int) -> None:
         else row
         for row in index
     ]
-    file.write_bytes(header(index.format, index.stride) + block(rows))
+    file.write_bytes(header(index.format) + block(rows))
 
 
 @pytest.mark.parametrize("kind", ["TFRecord", "RecordIO", "lines", "tar"])
 def test_an_index_with_two_records_as_one_is_found(stub: S3Stub, tmp_path: Path, kind: str) -> None:
     path, folder = setup(stub, tmp_path, kind), tmp_path / "index"
-    build(path, folder, "--format", kind, "--every", "1")
+    build(path, folder, "--format", kind)
     lose(folder / "train.index", "train/2", 101)
     done = verify(path, folder, "--samples", "20000", code=8)
     assert "the index has 1 record from here to the next one, and the object has not" in done.stderr
@@ -335,41 +368,27 @@ def test_an_index_with_two_records_as_one_is_found(stub: S3Stub, tmp_path: Path,
 
 
 @pytest.mark.parametrize("kind", ["TFRecord", "lines", "tar"])
-@pytest.mark.parametrize("every", ["1", "256"])
-def test_the_last_record_of_every_object_is_looked_at(
-    stub: S3Stub, tmp_path: Path, kind: str, every: str
-) -> None:
-    """However few records are drawn; of an index of every 256th one all after the last, if they are short."""
+def test_the_last_record_of_every_object_is_looked_at(stub: S3Stub, tmp_path: Path, kind: str) -> None:
+    """However few records are drawn."""
     path, folder = setup(stub, tmp_path, kind), tmp_path / "index"
-    build(path, folder, "--format", kind, "--every", every)
+    build(path, folder, "--format", kind)
     looked = json.loads(verify(path, folder, "--samples", "1", "--json").stdout)["channels"]["train"]
     assert looked["verified"] in ("2 indexed records", "3 indexed records")
     file, records = folder / "train.index", len(naive(kind, stub.objects["b/train/0"]))
-    index = read_index(str(file))
-    rows = {row.name: row for row in index}
-    name = object_name("b", "train/0")
-    if every == "1":
-        lose(file, "train/0", records - 1)
-    else:
-        rows[name] = rows[name]._replace(records=records - 1)
-        file.write_bytes(header(index.format, index.stride) + block(rows.values()))
-    found = every == "1" or kind == "lines"
-    done = verify(path, folder, "--samples", "1", code=8 if found else 0)
-    assert ("s3://b/train/0" in done.stderr) == found
+    lose(file, "train/0", records - 1)
+    assert "s3://b/train/0" in verify(path, folder, "--samples", "1", code=8).stderr
 
 
 def test_a_row_that_ends_before_its_object_is_damage(stub: S3Stub, tmp_path: Path) -> None:
     """It lacks its last records. The next build scans the object again."""
     path, folder = setup(stub, tmp_path), tmp_path / "index"
-    build(path, folder, "--format", "TFRecord", "--every", "1")
+    build(path, folder, "--format", "TFRecord")
     file, name = folder / "train.index", object_name("b", "train/0")
     index = read_index(str(file))
     rows = list(index)
     (row,) = (row for row in rows if row.name == name)
     short = row._replace(records=299, end=row.offsets[299], offsets=row.offsets[:299])
-    file.write_bytes(
-        header(index.format, index.stride) + block([short, *(each for each in rows if each != row)])
-    )
+    file.write_bytes(header(index.format) + block([short, *(each for each in rows if each != row)]))
     assert "is damaged at byte 36" in verify(path, folder, code=7).stderr
     build(path, folder)
     assert {row.name: row for row in read_index(str(file))} == {row.name: row for row in rows}
@@ -402,7 +421,7 @@ def test_every_transport_reads_the_same(stub: S3Stub, tmp_path: Path, transport:
     build(path, folder, "--format", "lines")
     verify(path, folder)
     row = rows(folder)[object_name("b", "train/2")]
-    assert list(row.offsets) == naive("lines", stub.objects["b/train/2"])[::STRIDE]
+    assert list(row.offsets) == naive("lines", stub.objects["b/train/2"])
 
 
 def test_all_hosts_objects_are_indexed(stub: S3Stub, tmp_path: Path) -> None:

@@ -35,17 +35,18 @@ EAGER = SETTINGS + "build.APPEND_EVERY = target.UPLOAD_EVERY = target.UPLOAD_SHA
 IN_PARTS = SETTINGS + "object_put.PART = 3000; "
 
 
-def written(stub: S3Stub, tmp_path: Path, **ranks: Any) -> str:
+def written(stub: S3Stub, tmp_path: Path, *, place: str = PLACE, **ranks: Any) -> str:
     """The path of a job file, whose channel may be divided by record."""
     stub.objects |= OBJECTS
     document = job(stub.url, tmp_path / "ml", "b/train/")
     if ranks:
-        document["InputDataConfig"][0]["Penstock"] = {"Ranks": {"Index": PLACE} | ranks}
+        records = {"Format": "TFRecord", "Index": place}
+        document["InputDataConfig"][0]["Penstock"] = {"Ranks": ranks, "Records": records}
     return write_job(tmp_path / "job.yaml", document)
 
 
-def build(path: str, *options: str, place: str = PLACE, code: int = 0, every: str = "1") -> Any:
-    to = ("--to", place, "--format", "TFRecord", "--every", every)
+def build(path: str, *options: str, place: str = PLACE, code: int = 0) -> Any:
+    to = ("--to", place, "--format", "TFRecord")
     done = penstock("index", "build", "-c", path, *to, *options)
     assert done.returncode == code, done.stderr
     return done
@@ -78,7 +79,7 @@ def test_an_index_beside_the_data_is_no_data(stub: S3Stub, tmp_path: Path) -> No
         assert (done.returncode, "records  700\n" in done.stdout) == (0, True), done.stderr
     plans = []
     for place in (str(local), PLACE):
-        written(stub, tmp_path, Count=2, Batch=7, Index=place)
+        written(stub, tmp_path, place=place, Count=2, GlobalBatch=14)
         objects = stub.objects.pop(KEY) if place != PLACE else b""
         plans.append(json.loads(penstock("plan", "-c", path, "--json").stdout)["channels"])
         stub.objects |= {KEY: objects} if objects else {}
@@ -92,8 +93,22 @@ def test_an_index_beside_the_data_is_no_data(stub: S3Stub, tmp_path: Path) -> No
     )
 
 
+def test_the_index_of_a_channel_left_out_is_no_data_either(stub: S3Stub, tmp_path: Path) -> None:
+    stub.objects |= OBJECTS
+    document = job(stub.url, None, "b/train/", "b/train/2")
+    for channel in document["InputDataConfig"]:
+        channel["Penstock"] = {"Records": {"Format": "TFRecord", "Index": PLACE}}
+    path = write_job(tmp_path / "job.yaml", document)
+    first, second = (channel["ChannelName"] for channel in document["InputDataConfig"])
+    for options in ((), ("--channel", first)):
+        done = penstock("index", "build", "-c", path, *options)
+        assert done.returncode == 0, done.stderr
+    assert rows(stub.objects[f"b/train/{first}.index"]) == expected(*OBJECTS)
+    assert rows(stub.objects[f"b/train/{second}.index"]) == expected("b/train/2")
+
+
 def test_a_job_keeps_the_index_of_its_start(stub: S3Stub, tmp_path: Path) -> None:
-    path = written(stub, tmp_path, Count=1, Batch=7)
+    path = written(stub, tmp_path, Count=1, GlobalBatch=7)
     build(path)
     data = tmp_path / "ml" / "input" / "data"
     with sidecar(path) as running:
@@ -120,7 +135,7 @@ def test_two_builds_do_not_undo_each_other(stub: S3Stub, tmp_path: Path, setting
     del stub.objects["b/train/3"]
     stub.puts.seen.clear()
     stub.puts.before.append(lambda: stub.objects.update({KEY: other}))
-    command = ["index", "build", "-c", path, "--to", PLACE, "--format", "TFRecord", "--every", "1"]
+    command = ["index", "build", "-c", path, "--to", PLACE, "--format", "TFRecord"]
     done = subprocess.run(
         [sys.executable, "-c", f"{settings}from sidecar.cli import main; main()", *command],
         stderr=subprocess.PIPE,
@@ -139,13 +154,11 @@ def test_two_builds_do_not_undo_each_other(stub: S3Stub, tmp_path: Path, setting
 def test_objects_of_which_no_byte_is_read_are_stored(stub: S3Stub, tmp_path: Path) -> None:
     """The rows are appended several times, each of which may begin an upload."""
     path = written(stub, tmp_path)
-    stub.objects |= {f"b/train/{number}": b"12345678" * number for number in range(11)}
+    stub.objects |= {f"b/train/{number}": b"" for number in range(11)}
     few = f"{EAGER}build.MOST_PENDING = 2; from sidecar.cli import main; main()"
-    command = ["index", "build", "-c", path, "--to", PLACE, "--format", "fixed:8", "--every", "1"]
+    command = ["index", "build", "-c", path, "--to", PLACE, "--format", "TFRecord"]
     subprocess.run([sys.executable, "-c", few, *command], check=True)
-    assert rows(stub.objects[KEY]) == {
-        object_name("b", f"train/{number}"): list(range(0, 8 * number, 8)) for number in range(11)
-    }
+    assert rows(stub.objects[KEY]) == {object_name("b", f"train/{number}"): [] for number in range(11)}
 
 
 def test_a_build_goes_on_where_one_was_killed_on_another_host(stub: S3Stub, tmp_path: Path) -> None:
@@ -171,7 +184,7 @@ def test_a_build_goes_on_where_one_was_killed_on_another_host(stub: S3Stub, tmp_
         name[2:] for name, data in OBJECTS.items() if data and object_name("b", name[2:]) not in stored
     }
     assert "train/2" in lacking
-    build(path, every="256")
+    build(path)
     assert {seen.key for seen in stub.seen} == lacking | {"train/train.index"}
     assert penstock("index", "verify", "-c", path, "--from", PLACE, "--all").returncode == 0
 
@@ -198,17 +211,17 @@ def test_an_upload_that_never_succeeds_is_given_up_once(stub: S3Stub, tmp_path: 
 
 
 def test_what_s3_answers_is_an_error_by_name(stub: S3Stub, tmp_path: Path) -> None:
-    path = written(stub, tmp_path, Count=2, Batch=7)
+    path = written(stub, tmp_path, Count=2, GlobalBatch=14)
 
     def fails_with(code: int, *texts: str, command: tuple[str, ...] = ("plan", "-c", path)) -> None:
         done = penstock(*command)
         missing = [text for text in texts if text not in done.stderr]
         assert (done.returncode, missing) == (code, []), done.stderr
 
-    order = f"penstock index build -c {path} --to {PLACE} --channel train --every 1 --format TFRecord"
-    absent = order.replace(path, "JOB").replace("TFRecord", "FORMAT")
+    order = f"penstock index build -c {path} --channel train"
+    absent = order.replace(path, "JOB")
     name = f"{PLACE}train.index"
-    fails_with(2, f"there is no record index {name}: make it by `{absent}`, or correct Ranks.Index")
+    fails_with(2, f"there is no record index {name}: make it by `{absent}`, or correct Records.Index")
     assert f"there is no record index {PLACE}" in penstock("doctor", "-c", path).stdout
     command = tuple(shlex.split(order)[1:])
     stub.puts.refused.append((403, "AccessDenied"))
@@ -245,9 +258,7 @@ def test_what_s3_answers_is_an_error_by_name(stub: S3Stub, tmp_path: Path) -> No
         8, "record index not stored", "s3:PutObject", "the object ends inside a TFRecord", command=command
     )
     assert stub.objects[KEY] == whole
-    other = (
-        f"the record index {PLACE}train.index is of TFRecord and has every record, and not of TFRecord with"
-    )
-    fails_with(2, other, command=(*command, "--every", "9"))
-    written(stub, tmp_path, Count=2, Batch=7, Index="gs://b/")
+    other = f"the record index {PLACE}train.index is of TFRecord, and not of lines"
+    fails_with(2, other, command=(*command, "--format", "lines"))
+    written(stub, tmp_path, place="gs://b/", Count=2, GlobalBatch=14)
     fails_with(2, "'gs://b/' is not an S3 URI: write s3://BUCKET/PREFIX")

@@ -143,6 +143,27 @@ def test_rules_between_keys_and_syntax_errors_have_a_line(tmp_path: Path, text: 
             "InputDataConfig[0].Penstock.Framing: is retired: remove it",
         ),
         ("InputDataConfig__0__Penstock", {"Join": "arrow"}, "'arrow' is retired: set RecordWrapperType"),
+        *(
+            ("InputDataConfig__0__Penstock", {"Ranks": {"Count": 2, "GlobalBatch": 2, key: value}}, words)
+            for key, value, words in (
+                (
+                    "Batch",
+                    8,
+                    "Ranks.Batch: is retired: set GlobalBatch to Batch times Count, times the hosts",
+                ),
+                (
+                    "Index",
+                    "i",
+                    "Ranks.Index: is retired: write Records: {Format: TFRecord, Index: DIRECTORY}",
+                ),
+                ("RecordSize", 8, "Ranks.RecordSize: is retired: write Records: {Format: fixed:BYTES}"),
+            )
+        ),
+        (
+            "InputDataConfig__0__Penstock",
+            {"LearnIndex": {"To": "i", "Format": "lines"}},
+            "LearnIndex: is retired: write Records: {Format: TFRecord, Index: DIRECTORY}, with the format",
+        ),
         ("Penstock__Transport", "Splice", "did you mean 'splice'?"),
         ("InputDataConfig__0__CompressionType", "gzip", "did you mean 'Gzip'?"),
         ("Penstock__MemoryBudget", "1,5 GB", "'1,5 GB' is not a size"),

@@ -170,10 +170,10 @@ def test_programs_read_all_samples_of_a_rank(stub: S3Stub, tmp_path: Path) -> No
         members = [[(f"{shard}{i:03d}.{x}", bytes(600)) for x in ("jpg", "cls")] for i in range(count)]
         found += members
         stub.objects[f"b/train/{shard}.tar"] = archive(each for pair in members for each in pair)
-    document = divided(stub, tmp_path, Count=2, Batch=3, Remainder="pad")
+    document = divided(stub, tmp_path, records="tar", Count=2, GlobalBatch=6, Remainder="pad")
     document["InputDataConfig"][0]["Penstock"]["Join"] = "tar"
     path = write_job(tmp_path / "job.yaml", document)
-    index(path, tmp_path, kind="tar")
+    index(path)
     data = tmp_path / "ml" / "input" / "data"
     due = [[found[n % 22] for n in range(24) if n // 3 % 2 == rank] for rank in range(2)]
     streams = [[archive(pair, end=False) for pair in each] for each in due]

@@ -1,4 +1,4 @@
-"""`LearnIndex`: a job that streams finds the records on the way, and its epochs are those of before."""
+"""`Records` without a global batch: a job finds the records while it streams, and no byte of it differs."""
 
 from __future__ import annotations
 
@@ -39,12 +39,16 @@ def put(stub: S3Stub, kind: str = "TFRecord", objects: int = 7) -> bytes:
 
 
 def written(
-    stub: S3Stub, tmp_path: Path, learn: dict[str, Any] | None = None, more: Any = None, **penstock_keys: Any
+    stub: S3Stub,
+    tmp_path: Path,
+    records: dict[str, Any] | None = None,
+    more: Any = None,
+    **penstock_keys: Any,
 ) -> str:
     """The path of a job file, whose channel learns its index."""
     document = job(stub.url, tmp_path / "ml", "b/train/", **penstock_keys)
-    learned = {"To": str(tmp_path / "learned"), "Format": "TFRecord"} | (learn or {})
-    document["InputDataConfig"][0]["Penstock"] = {"LearnIndex": learned} | (more or {})
+    learned = {"Format": "TFRecord", "Index": str(tmp_path / "learned")} | (records or {})
+    document["InputDataConfig"][0]["Penstock"] = {"Records": learned} | (more or {})
     return write_job(tmp_path / "job.yaml", document)
 
 
@@ -56,10 +60,9 @@ def rows(path: Path) -> dict[int, IndexedObject]:
     return {row.name: row for row in read_index(str(path / "train.index"))}
 
 
-def built(path: str, tmp_path: Path, kind: str = "TFRecord", every: int = 256) -> dict[int, IndexedObject]:
+def built(path: str, tmp_path: Path, *options: str) -> dict[int, IndexedObject]:
     """The rows of an index that is built of the same objects."""
-    options = ("--to", str(tmp_path / "built"), "--format", kind, "--every", str(every))
-    done = penstock("index", "build", "-c", path, *options)
+    done = penstock("index", "build", "-c", path, "--to", str(tmp_path / "built"), *options)
     assert done.returncode in (0, 8), done.stderr
     return rows(tmp_path / "built")
 
@@ -90,16 +93,16 @@ def test_an_epoch_learns_the_index_that_a_build_makes(
     stub: S3Stub, tmp_path: Path, kind: str, transport: str
 ) -> None:
     stream = put(stub, kind)
-    path = written(stub, tmp_path, {"Format": kind, "Every": 3}, Transport=transport)
+    path = written(stub, tmp_path, {"Format": kind}, Transport=transport)
     with sidecar(path) as started:
-        started.wait_for("record index is learnt", objects=0, every=3)
+        started.wait_for("record index is learnt", objects=0, format=kind)
         streamed(started, tmp_path, stream, 0)
         learnt = started.wait_for("record index learnt")
         assert (learnt["learnt"], learnt["refused"], learnt["objects"]) == (7, 0, 7)
         streamed(started, tmp_path, stream, 1, 2)
         assert started.end() == 0
         assert len(events(started, "record index learnt")) == 1, "the second epoch learns nothing again"
-    expected = built(path, tmp_path, kind, 3)
+    expected = built(path, tmp_path)
     assert rows(tmp_path / "learned") == expected
 
     before = (tmp_path / "learned" / "train.index").read_bytes()
@@ -153,7 +156,7 @@ def test_a_joined_channel(stub: S3Stub, tmp_path: Path) -> None:
         assert len(read_all(fifo(tmp_path, 0))) < len(stream)
         started.wait_for("epoch complete")
         assert started.end() == 0
-    assert rows(tmp_path / "learned") == built(path, tmp_path, "tar")
+    assert rows(tmp_path / "learned") == built(path, tmp_path)
 
 
 def test_an_object_that_is_not_of_the_format_is_left_out(stub: S3Stub, tmp_path: Path) -> None:
@@ -195,7 +198,7 @@ def test_short_records_are_left_to_a_build(stub: S3Stub, tmp_path: Path) -> None
 def test_a_reader_that_leaves_and_comes_back(stub: S3Stub, tmp_path: Path) -> None:
     stub.objects["b/train/0"] = first = made("TFRecord", [bytes(1000)] * 60)
     stub.objects["b/train/1"] = second = made("TFRecord", [bytes(90_000)] * 600)
-    path = written(stub, tmp_path, {"Every": 1})
+    path = written(stub, tmp_path)
     with sidecar(path) as started:
         started.wait_for("ready")
         read_some(fifo(tmp_path, 0), len(first) + 10)
@@ -204,7 +207,7 @@ def test_a_reader_that_leaves_and_comes_back(stub: S3Stub, tmp_path: Path) -> No
         streamed(started, tmp_path, first + second, 1)
         started.wait_for("record index learnt", objects=2)
         assert started.end() == 0
-    assert rows(tmp_path / "learned") == built(path, tmp_path, every=1)
+    assert rows(tmp_path / "learned") == built(path, tmp_path)
 
 
 def test_an_epoch_that_is_resumed_inside_an_object(stub: S3Stub, tmp_path: Path) -> None:
@@ -241,7 +244,7 @@ def place(stub: S3Stub) -> Iterator[str]:
 def test_an_index_in_s3(stub: S3Stub, tmp_path: Path, place: str) -> None:
     """Beside the data, of which it is no part; a build that stores in between loses no row."""
     stream = put(stub)
-    path = written(stub, tmp_path, {"To": place})
+    path = written(stub, tmp_path, {"Index": place})
     with sidecar(path) as started:
         streamed(started, tmp_path, stream, 0)
         started.wait_for("record index learnt", index=f"{place}train.index")
@@ -269,7 +272,7 @@ def test_an_index_that_is_refused_costs_no_epoch(stub: S3Stub, tmp_path: Path, p
         stub.script(*[fails(403, "AccessDenied")] * 9, key="b/train/train.index")
     else:
         stub.puts.refused.extend([(403, "AccessDenied")] * 9)
-    with sidecar(written(stub, tmp_path, {"To": place}, None, GiveUpAfter=1)) as started:
+    with sidecar(written(stub, tmp_path, {"Index": place}, None, GiveUpAfter=1)) as started:
         streamed(started, tmp_path, stream, 0, 1)
         event = {"read": "record index not learnt", "written": "record index not stored"}[what]
         assert "AccessDenied" in started.wait_for(event)["error"]
@@ -281,7 +284,7 @@ def test_an_upload_that_was_refused_once_is_repeated(stub: S3Stub, tmp_path: Pat
     """After the next epoch, although that finds no further row."""
     stream = put(stub)
     stub.puts.refused.append((403, "AccessDenied"))
-    with sidecar(written(stub, tmp_path, {"To": place})) as started:
+    with sidecar(written(stub, tmp_path, {"Index": place})) as started:
         started.wait_for("ready")
         assert read_all(fifo(tmp_path, 0)) == stream
         started.wait_for("record index learnt")
@@ -295,7 +298,7 @@ def test_an_index_in_s3_is_stored_when_the_job_ends(stub: S3Stub, tmp_path: Path
     """Also that of an epoch that is not over."""
     stub.objects["b/train/0"] = first = made("TFRecord", [bytes(1000)] * 60)
     stub.objects["b/train/1"] = made("TFRecord", [bytes(90_000)] * 600)
-    path = written(stub, tmp_path, {"To": place}, DrainFor=0)
+    path = written(stub, tmp_path, {"Index": place}, DrainFor=0)
     with sidecar(path) as started:
         started.wait_for("ready")
         with open(fifo(tmp_path, 0), "rb") as file:
@@ -321,7 +324,7 @@ def test_an_index_that_another_process_writes(stub: S3Stub, tmp_path: Path) -> N
 def test_a_disk_that_is_full_ends_learning_alone(stub: S3Stub, tmp_path: Path) -> None:
     """The file stays whole: it has no block that is cut off."""
     stub.objects["b/train/0"] = stream = made("TFRecord", [bytes(300)] * 30_000)
-    path = written(stub, tmp_path, {"Every": 1})
+    path = written(stub, tmp_path)
     with sidecar(path, cold=True, prefix=["prlimit", "--fsize=200000"]) as started:
         streamed(started, tmp_path, stream, 0, 1)
         assert "cannot write" in started.wait_for("record index not learnt")["error"]
@@ -331,12 +334,12 @@ def test_a_disk_that_is_full_ends_learning_alone(stub: S3Stub, tmp_path: Path) -
 
 def test_an_index_of_another_kind_is_an_error(stub: S3Stub, tmp_path: Path) -> None:
     put(stub)
-    path = written(stub, tmp_path, {"Every": 7})
-    built(path, tmp_path)
+    path = written(stub, tmp_path)
+    built(path, tmp_path, "--format", "lines")
     os.rename(tmp_path / "built", tmp_path / "learned")
     with sidecar(path) as started:
         assert started.wait() == 2
-    assert "and not of TFRecord with 1 record of 7" in str(started.events)
+    assert "is of lines, and not of TFRecord" in str(started.events)
 
 
 def test_a_kill_loses_no_row_that_was_appended(stub: S3Stub, tmp_path: Path) -> None:
@@ -351,13 +354,21 @@ def test_a_kill_loses_no_row_that_was_appended(stub: S3Stub, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("learn", "more", "words"),
+    ("records", "more", "words"),
     [
-        ({"Format": "fixed:8"}, {}, "reads none"),
+        ({"Format": "fixed:8"}, {}, "Index has no meaning with Format: fixed:8, which needs none; remove it"),
+        (
+            {"Format": "fixed:8", "Index": None},
+            {},
+            "Records has no meaning without GlobalBatch in Ranks, or I",
+        ),
+        (
+            {"Index": None},
+            {},
+            "the place of the index that the channel then learns; add one, or remove Records",
+        ),
         ({"Format": "Parquet"}, {}, "is no record format"),
-        ({"Every": 0}, {}, "greater than or equal to 1"),
-        ({"To": "gs://b/"}, {}, "gs://"),
-        ({}, {"Ranks": {"Count": 2, "Batch": 4, "Index": "index"}}, "before it streams"),
+        ({"Index": "gs://b/"}, {}, "gs://"),
         ({}, {"Penstock": {"Transport": "splice"}}, "Transport: splice keeps them out"),
         ({}, {"Channel": {"CompressionType": "Gzip"}}, "no records at fixed offsets"),
         ({}, {"Channel": {"RecordWrapperType": "RecordIO"}}, "every object one record"),
@@ -365,13 +376,13 @@ def test_a_kill_loses_no_row_that_was_appended(stub: S3Stub, tmp_path: Path) -> 
     ],
 )
 def test_what_contradicts_it_is_an_error(
-    stub: S3Stub, tmp_path: Path, learn: dict[str, Any], more: dict[str, Any], words: str
+    stub: S3Stub, tmp_path: Path, records: dict[str, Any], more: dict[str, Any], words: str
 ) -> None:
     put(stub)
     document = job(stub.url, tmp_path / "ml", "b/train/", **more.pop("Penstock", {}))
     channel = document["InputDataConfig"][0]
     channel |= more.pop("Channel", {})
-    channel["Penstock"] = {"LearnIndex": {"To": "index", "Format": "TFRecord"} | learn} | more
+    channel["Penstock"] = {"Records": {"Format": "TFRecord", "Index": "index"} | records} | more
     done = penstock("plan", "-c", write_job(tmp_path / "job.yaml", document))
     assert (done.returncode, words in done.stderr) == (2, True), done.stderr
 
@@ -385,7 +396,7 @@ async def test_versions_that_replace_each_other_end_learning(tmp_path: Path) -> 
     ref = ObjectRef("b", "k", 10, "etag")
     clients: Any = None
     target = IndexTarget(str(tmp_path / "train.index"), None, None, clients)
-    with open_index(target.path, RecordFormat.parse("TFRecord"), 256) as file:
+    with open_index(target.path, RecordFormat.parse("TFRecord")) as file:
         file.append([row(0)])
         learner = IndexLearner("train", file, Plan.of([]), IndexUpload(target, file))
         for version, goes_on in ((1, True), (2, False)):
@@ -415,5 +426,5 @@ def test_doctor_and_the_index_to_be_learnt(stub: S3Stub, tmp_path: Path) -> None
     assert finding() == whole
     written(stub, tmp_path, {"Format": "tar"})
     assert finding()[0] == "failure"
-    written(stub, tmp_path, {"To": path})
+    written(stub, tmp_path, {"Index": path})
     assert finding() == ("warning", f"the directory {path} cannot be written")

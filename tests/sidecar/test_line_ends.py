@@ -107,7 +107,7 @@ def test_a_header_of_each_object_is_left_out(
         ({"Penstock": {"SkipBytes": 8, "RecordKeys": True}}, "SkipBytes: 8 makes one file of all objects"),
         ({"Penstock": {"SkipBytes": 8}, "RecordWrapperType": "RecordIO"}, "SkipBytes: 8 contradicts"),
         (
-            {"Penstock": {"SkipBytes": 8, "Ranks": {"Count": 2, "Batch": 2, "RecordSize": 8}}},
+            {"Penstock": {"SkipBytes": 8, "Ranks": {"Count": 2, "GlobalBatch": 4}}},
             "SkipBytes: 8 joins",
         ),
         ({"Penstock": {"SkipBytes": 0}}, "SkipBytes"),

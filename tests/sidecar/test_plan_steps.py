@@ -13,6 +13,8 @@ from sidecar.records.rank_advice import small_requests
 from tests.kit.processes import job, penstock, write_job
 from tests.kit.stub import S3Stub
 
+RECORDS = {"Format": "fixed:100"}
+
 
 def job_file(stub: S3Stub, tmp_path: Path, *, hosts: int = 1, **channel: Any) -> str:
     """A channel of three objects of 100, 300 and 1,100 bytes."""
@@ -36,8 +38,8 @@ def plan(path: str, *options: str) -> list[str]:
 
 
 def test_the_table_has_a_row_for_each_rank(stub: S3Stub, tmp_path: Path) -> None:
-    ranks = {"Count": 2, "Batch": 3, "RecordSize": 100, "Fetch": "separately"}
-    path = job_file(stub, tmp_path, Penstock={"Ranks": ranks})
+    ranks = {"Count": 2, "GlobalBatch": 6, "Fetch": "separately"}
+    path = job_file(stub, tmp_path, Penstock={"Ranks": ranks, "Records": RECORDS})
     assert plan(path, "--steps")[-4:] == [
         "  records  12, in 2 steps of 2 ranks",
         "           records  steps  bytes  requests  bytes a request",
@@ -51,8 +53,8 @@ def test_the_table_has_a_row_for_each_rank(stub: S3Stub, tmp_path: Path) -> None
 
 def test_the_table_has_the_padding_of_each_rank(stub: S3Stub, tmp_path: Path) -> None:
     """With 15 records in global batches of 9 the last three are padding, all of them of the last rank."""
-    ranks = {"Count": 3, "Batch": 3, "RecordSize": 100, "Remainder": "pad", "Fetch": "separately"}
-    assert plan(job_file(stub, tmp_path, Penstock={"Ranks": ranks}), "--steps")[-4:] == [
+    ranks = {"Count": 3, "GlobalBatch": 9, "Remainder": "pad", "Fetch": "separately"}
+    assert plan(job_file(stub, tmp_path, Penstock={"Ranks": ranks, "Records": RECORDS}), "--steps")[-4:] == [
         "           records  padding  steps  bytes  requests  bytes a request",
         "  train-0        6        0      2    600         3              200",
         "  train-1        6        0      2    600         3              200",
@@ -75,7 +77,7 @@ def test_a_channel_without_ranks_is_a_row(stub: S3Stub, tmp_path: Path) -> None:
         ({"Fetch": "separately"}, {}, "for 3 remove Fetch: separately from Ranks"),
         ({}, {}, ""),
         ({"Fetch": "together"}, {}, ""),
-        ({"Fetch": "separately", "Batch": 5}, {}, ""),
+        ({"Fetch": "separately", "GlobalBatch": 15}, {}, ""),
     ],
     ids=str,
 )
@@ -83,8 +85,8 @@ def test_small_requests_are_named_with_what_sends_fewer(
     stub: S3Stub, tmp_path: Path, ranks: dict[str, Any], extras: dict[str, Any], do: str
 ) -> None:
     """A plan of 15 records in three objects, each with a request of its own."""
-    ranks = {"Count": 3, "Batch": 1, "RecordSize": 100} | ranks
-    path = job_file(stub, tmp_path, Penstock={"Ranks": ranks, **extras})
+    ranks = {"Count": 3, "GlobalBatch": 3} | ranks
+    path = job_file(stub, tmp_path, Penstock={"Ranks": ranks, "Records": RECORDS, **extras})
     last = plan(path)[-1]
     assert last.startswith("  requests small: ") == bool(do)
     assert do in last
@@ -94,13 +96,13 @@ def test_small_requests_are_named_with_what_sends_fewer(
     found = [each for each in examined if each["check"] == "requests train"]
     assert len(found) == (ranks.get("Fetch") == "separately" or "WhenFailed" in extras)
     for each in found:
-        assert f"by requests of about {100 * ranks['Batch']} B" in each["text"]
+        assert f"by requests of about {100 * ranks['GlobalBatch'] // 3} B" in each["text"]
         assert do.removeprefix("for 3 ") in each["fix"]
 
 
 def test_doctor_names_a_batch_that_has_no_equal_slices(stub: S3Stub, tmp_path: Path) -> None:
-    ranks = {"Count": 2, "GlobalBatch": 6, "RecordSize": 100}
-    path = job_file(stub, tmp_path, hosts=2, Penstock={"Ranks": ranks})
+    ranks = {"Count": 2, "GlobalBatch": 6}
+    path = job_file(stub, tmp_path, hosts=2, Penstock={"Ranks": ranks, "Records": RECORDS})
     done = penstock("doctor", "-c", path, "--host-index", "0", "--json")
     examined = json.loads(done.stdout)["findings"]
     (finding,) = [each for each in examined if each["check"] == "ranks train"]
@@ -113,13 +115,11 @@ def test_doctor_names_a_batch_that_has_no_equal_slices(stub: S3Stub, tmp_path: P
     [
         (1, {"Penstock": {"Ranks": 2}}, [
             "each rank has whole objects, so their numbers of steps differ",
-            "penstock index build -c JOB --to index --channel train --every 1 --format FORMAT",
-            "LearnIndex: {To: index, Format: FORMAT, Every: 1}",
-            "Ranks: {Count: 2, Batch: RECORDS, Index: index}",
+            "Ranks: {Count: 2, GlobalBatch: RECORDS} and Records: {Format: FORMAT, Index: index}",
         ]),
-        (2, {}, ["each host has whole objects", "--format FORMAT", "Ranks: {Count: 1, Batch"]),
+        (2, {}, ["each host has whole objects", "Ranks: {Count: 1, GlobalBatch: RECORDS} and Records: {"]),
         (1, {"Penstock": {"Ranks": 2}, "RecordWrapperType": "RecordIO"}, [
-            "Ranks can have no batch, which would make them equal: RecordWrapperType: RecordIO makes",
+            "Ranks can have no GlobalBatch, which would make them equal: RecordWrapperType: RecordIO makes",
         ]),
     ],
 )  # fmt: skip
@@ -139,7 +139,7 @@ def test_unequal_steps_are_named_with_what_helps(
 
 
 def test_equal_steps_and_single_streams_are_not_mentioned(stub: S3Stub, tmp_path: Path) -> None:
-    for ranks in ({}, {"Ranks": {"Count": 2, "Batch": 3, "RecordSize": 100}}):
+    for ranks in ({}, {"Ranks": {"Count": 2, "GlobalBatch": 6}, "Records": RECORDS}):
         path = job_file(stub, tmp_path, Penstock=ranks)
         assert "unequal" not in "".join(plan(path))
         assert "steps train" not in penstock("doctor", "-c", path, "--json").stdout
@@ -147,9 +147,10 @@ def test_equal_steps_and_single_streams_are_not_mentioned(stub: S3Stub, tmp_path
 
 def test_joined_samples_need_a_larger_batch(stub: S3Stub, tmp_path: Path) -> None:
     """Their ranks cannot be fetched together."""
-    ranks = {"Count": 3, "Batch": 1, "Index": "index"}
-    path = job_file(stub, tmp_path, Penstock={"Ranks": ranks, "Join": "tar"})
+    records = {"Format": "tar", "Index": "index"}
+    extras = {"Ranks": {"Count": 3, "GlobalBatch": 3}, "Records": records, "Join": "tar"}
+    path = job_file(stub, tmp_path, Penstock=extras)
     (channel,) = load_job(Path(path)).channels("Pipe")
     advice = small_requests(channel, bytes_total=1500, separately=15, together=3)
     assert advice is not None
-    assert advice.do == "raise the batch"
+    assert advice.do == "raise GlobalBatch"

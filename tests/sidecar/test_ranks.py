@@ -210,4 +210,4 @@ def test_plan_shows_rank_fifos(stub: S3Stub, tmp_path: Path) -> None:
         "channels"
     ].values()
     assert found == {key: value for key, value in document.items() if key not in {"ranks", "unequal_steps"}}
-    assert "Ranks: {Count: 2, Batch: " in document["unequal_steps"]["do"]
+    assert "Ranks: {Count: 2, GlobalBatch: " in document["unequal_steps"]["do"]

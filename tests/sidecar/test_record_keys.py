@@ -131,7 +131,8 @@ def test_ranks_by_record(stub: S3Stub, tmp_path: Path, more: dict[str, Any]) -> 
                     "By": "record",
                     "Then": [{"Epoch": 0, "Step": 2, "Weights": [1, 2]}],
                 },
-                "Ranks": {"Count": 2, "Batch": 8, "RecordSize": SIZE, "Block": 640} | more,
+                "Ranks": {"Count": 2, "GlobalBatch": 16, "Block": 640} | more,
+                "Records": {"Format": f"fixed:{SIZE}"},
             },
         },
     )
@@ -216,11 +217,11 @@ def test_blocks_of_tokens(stub: S3Stub, tmp_path: Path) -> None:
         stub.objects[f"b/shared/{at}"] = blocks
         stub.objects[f"b/whole/{at}"] = gzip.compress(blocks) if count else b""
     base = tmp_path / "ml"
-    ranks = {"Count": 2, "Batch": 8, "RecordSize": 4 * LENGTH}
+    shared = {"Ranks": {"Count": 2, "GlobalBatch": 16}, "Records": {"Format": f"fixed:{4 * LENGTH}"}}
     document = channels_of(
         stub,
         base,
-        shared={"ShuffleConfig": {"Seed": 5}, "Penstock": {"Ranks": ranks}},
+        shared={"ShuffleConfig": {"Seed": 5}, "Penstock": shared},
         whole={"CompressionType": "Gzip"},
     )
     path = write_job(tmp_path / "job.yaml", document)
@@ -265,8 +266,9 @@ def test_tensorflow_begins_at_a_step_of_ranks_by_record(stub: S3Stub, tmp_path: 
 
     put(stub, "train", "lines")
     base = tmp_path / "ml"
-    ranks = {"Count": 2, "Batch": 8, "RecordSize": SIZE, "Fetch": "separately"}
-    document = channels_of(stub, base, train={"Penstock": {"Ranks": ranks}})
+    ranks = {"Count": 2, "GlobalBatch": 16, "Fetch": "separately"}
+    records = {"Format": f"fixed:{SIZE}"}
+    document = channels_of(stub, base, train={"Penstock": {"Ranks": ranks, "Records": records}})
     path = write_job(tmp_path / "job.yaml", document)
 
     def dataset(**options: Any) -> Any:

@@ -21,11 +21,11 @@ import pytest
 
 from streamer.errors import ConfigError, StreamError
 from streamer.formats import tfrecord
-from streamer.formats.record_format import WHOLE
+from streamer.formats.record_format import WHOLE, RecordFormat
 from streamer.formats.record_index import block, header
 from streamer.readers import PipeReader
 from streamer.s3.pages.validation import PlanMemory
-from tests.kit.index import read_index
+from tests.kit.index import read_index, with_stride
 from tests.kit.pipes import read_all
 from tests.kit.processes import job, penstock, sidecar, write_job
 from tests.kit.raw import listing, raw_server
@@ -67,13 +67,19 @@ def uneven(stub: S3Stub) -> list[list[bytes]]:
     return records
 
 
-def divided(stub: S3Stub, tmp_path: Path, /, **ranks: Any) -> dict[str, Any]:
+def divided(stub: S3Stub, tmp_path: Path, /, *, records: str = "TFRecord", **ranks: Any) -> dict[str, Any]:
     """A job whose channel `train` is divided by record. Tests may read its ranks one after the other."""
     document = job(stub.url, tmp_path / "ml", "b/train/", MemoryBudget="32MiB")
-    if "RecordSize" not in ranks:
-        ranks = {"Index": str(tmp_path / "index")} | ranks
-    document["InputDataConfig"][0]["Penstock"] = {"Ranks": {"Fetch": "separately"} | ranks}
+    document["InputDataConfig"][0]["Penstock"] = {
+        "Ranks": {"Fetch": "separately"} | ranks,
+        "Records": records_of(records, tmp_path / "index"),
+    }
     return document
+
+
+def records_of(kind: str, index: Path) -> dict[str, str]:
+    """The section of a channel's records, which have an index unless all have one size."""
+    return {"Format": kind} | ({} if kind.startswith("fixed:") else {"Index": str(index)})
 
 
 def shuffled(document: dict[str, Any]) -> dict[str, Any]:
@@ -83,9 +89,9 @@ def shuffled(document: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
-def index(path: str, tmp_path: Path, *options: str, kind: str = "TFRecord", every: str = "1") -> None:
-    to = str(tmp_path / "index")
-    done = penstock("index", "build", "-c", path, "--to", to, "--format", kind, "--every", every, *options)
+def index(path: str) -> None:
+    """Build the index that the job file names."""
+    done = penstock("index", "build", "-c", path)
     assert done.returncode == 0, done.stderr
 
 
@@ -113,7 +119,7 @@ def test_any_number_of_ranks_reads_the_same_global_batches(stub: S3Stub, tmp_pat
     path = write_job(
         tmp_path / "job.yaml", shuffled(divided(stub, tmp_path, Count=count, GlobalBatch=GLOBAL))
     )
-    index(path, tmp_path)
+    index(path)
     with sidecar(path) as running:
         planned = running.wait_for("planned")
         assert (planned["ranks"], planned["records"], planned["steps"]) == (count, 72, 6)
@@ -145,12 +151,12 @@ def test_any_number_of_ranks_reads_the_same_global_batches(stub: S3Stub, tmp_pat
 
 def test_two_hosts_share_every_global_batch(stub: S3Stub, tmp_path: Path) -> None:
     records = uneven(stub)
-    document = shuffled(divided(stub, tmp_path, Count=2, Batch=3, Remainder="repeat"))
+    document = shuffled(divided(stub, tmp_path, Count=2, GlobalBatch=GLOBAL, Remainder="repeat"))
     source = document["InputDataConfig"][0]["DataSource"]["S3DataSource"]
     source["S3DataDistributionType"] = "ShardedByS3Key"
     del document["Penstock"]["BaseDirectory"]
     path = write_job(tmp_path / "job.yaml", document)
-    index(path, tmp_path)
+    index(path)
     read: list[list[list[str]]] = []
     for host in range(2):
         flags = ["--host-count", "2", "--host-index", str(host)]
@@ -166,8 +172,8 @@ def test_two_hosts_share_every_global_batch(stub: S3Stub, tmp_path: Path) -> Non
 
 def test_a_start_refuses_an_index_with_two_records_as_one(stub: S3Stub, tmp_path: Path) -> None:
     uneven(stub)
-    path = write_job(tmp_path / "job.yaml", divided(stub, tmp_path, Count=2, Batch=4))
-    index(path, tmp_path)
+    path = write_job(tmp_path / "job.yaml", divided(stub, tmp_path, Count=2, GlobalBatch=8))
+    index(path)
     lose(tmp_path / "index/train.index", "train/2", 20)
     refused(
         path, 8, "the index has 1 record from here to the next one, and the object has not: s3://b/train/2"
@@ -181,8 +187,9 @@ def test_a_reader_stops_before_the_record_that_the_index_lacks(
     """The start looks at the first bytes of long lines alone. Both records pass; the reader counts them."""
     lines = [b"%d" % number + b"x" * (WHOLE - 99) + b"\n" for number in range(20)]
     stub.objects |= {"b/train/0": b"".join(lines), "b/train/1": b"".join(lines)}
-    path = write_job(tmp_path / "job.yaml", divided(stub, tmp_path, Count=1, Batch=3))
-    index(path, tmp_path, kind="lines")
+    document = divided(stub, tmp_path, records="lines", Count=1, GlobalBatch=3)
+    path = write_job(tmp_path / "job.yaml", document)
+    index(path)
     lose(tmp_path / "index/train.index", "train/1", lost)
     with sidecar(path) as running:
         assert running.wait_for("planned")["records"] == 39
@@ -219,12 +226,13 @@ def test_workers_of_several_hosts_are_refused(
     """The sidecar deals ranks host by host, so another host's second worker would come too late."""
     pytest.importorskip("torch")
     stub.objects["b/train/0"] = b"".join(tfrecord.encode(b"%d/" % number) for number in range(96))
-    document = divided(stub, tmp_path, Count=processes * workers, Batch=6, Fetch="auto")
+    ranks = processes * workers
+    document = divided(stub, tmp_path, Count=ranks, GlobalBatch=6 * ranks * hosts, Fetch="auto")
     source = document["InputDataConfig"][0]["DataSource"]["S3DataSource"]
     source["S3DataDistributionType"] = "ShardedByS3Key"
     del document["Penstock"]["BaseDirectory"]
     path = write_job(tmp_path / "job.yaml", document)
-    index(path, tmp_path)
+    index(path)
     errors, loaders = "", []
     for host in range(hosts):
         program = [shlex.join([sys.executable, "-c", WORKERS, str(workers)])]
@@ -265,10 +273,10 @@ def test_padding_gives_every_record_once_at_equal_steps(
 ) -> None:
     """With 72 records in global batches of 40 the last 8 are padding; of 8 ranks one has 5 and one has 3."""
     records = uneven(stub)
-    keys = {"Copies": copies} | ({"Fetch": "together"} if together else {})
+    keys: dict[str, Any] = {"Copies": copies} | ({"Fetch": "together"} if together else {})
     document = shuffled(divided(stub, tmp_path, Count=count, GlobalBatch=40, Remainder="pad", **keys))
     path = write_job(tmp_path / "job.yaml", document)
-    index(path, tmp_path)
+    index(path)
     channels = [f"train-{number}" for number in range(count * copies)]
     with sidecar(path) as running:
         running.wait_for("ready")
@@ -319,7 +327,7 @@ def test_all_ranks_together_fetch_each_byte_once(stub: S3Stub, tmp_path: Path) -
     document = divided(stub, tmp_path, Count=3, GlobalBatch=GLOBAL)
     del document["Penstock"]["BaseDirectory"]
     path = write_job(tmp_path / "job.yaml", document)
-    index(path, tmp_path)
+    index(path)
     stub.seen.clear()
     script = "cat ${SM_CHANNEL_TRAIN}-0_0 ${SM_CHANNEL_TRAIN}-1_0 ${SM_CHANNEL_TRAIN}-2_0 | wc -c"
     done = penstock("exec", "-c", path, "sh", "-c", script)
@@ -341,12 +349,11 @@ def test_ranks_of_every_record_format(stub: S3Stub, tmp_path: Path, kind: str) -
     if kind == "lines":
         objects = [each + b"\n" for each in objects]
     stub.objects |= {f"b/train/{number}": each for number, each in enumerate(objects)}
-    fixed = {"RecordSize": 7} if kind == "fixed:7" else {}
-    document = divided(stub, tmp_path, Count=2, Batch=8, Remainder="repeat", **fixed)
+    document = divided(stub, tmp_path, records=kind, Count=2, GlobalBatch=16, Remainder="repeat")
     del document["Penstock"]["BaseDirectory"]
     path = write_job(tmp_path / "job.yaml", document)
-    if not fixed:
-        index(path, tmp_path, kind=kind)
+    if kind != "fixed:7":
+        index(path)
     done = penstock("exec", "-c", path, "sh", "-c", 'cat "${SM_CHANNEL_TRAIN}-1_0"', text=False)
     assert done.returncode == 0, done.stderr.decode()
     records = []
@@ -372,14 +379,14 @@ def test_ranks_of_every_record_format(stub: S3Stub, tmp_path: Path, kind: str) -
 def test_the_warning_of_end_marks_names_no_key_that_the_job_file_refuses(
     stub: S3Stub, tmp_path: Path
 ) -> None:
-    """`Join` is for ranks with an index of tar, and not for records of one size."""
+    """`Join: tar` is for ranks with records of tar, and not of one size."""
     stub.objects |= {f"b/train/{number}.tar": made("tar", [b"a", b"b"]) for number in range(2)}
-    document = divided(stub, tmp_path, Count=2, Batch=1)
+    document = divided(stub, tmp_path, records="tar", Count=2, GlobalBatch=2)
     path = write_job(tmp_path / "job.yaml", document)
-    index(path, tmp_path, kind="tar")
+    index(path)
     extras = document["InputDataConfig"][0]["Penstock"]
-    for ranks in (extras["Ranks"], {"Count": 2, "Batch": 1, "RecordSize": 512}):
-        extras["Ranks"] = ranks
+    for records in (extras["Records"], {"Format": "fixed:512"}):
+        extras["Records"] = records
         write_job(Path(path), document)
         with sidecar(path) as running:
             warning = running.wait_for("objects carry end marks", channel="train", format="tar")
@@ -388,17 +395,17 @@ def test_the_warning_of_end_marks_names_no_key_that_the_job_file_refuses(
         (fix,) = (each["fix"] for each in report["findings"] if each["check"] == "end marks train")
         for text in (warning["do"], fix):
             assert "with Penstock's own readers" in text
-            assert ("Join: tar" in text) == ("Index" in ranks)
+            assert ("Join: tar" in text) == ("Index" in records)
         extras["Join"] = "tar"
         write_job(Path(path), document)
-        assert penstock("plan", "-c", path).returncode == (0 if "Index" in ranks else 2)
+        assert penstock("plan", "-c", path).returncode == (0 if "Index" in records else 2)
         del extras["Join"]
 
 
 def test_plan_shows_what_each_rank_gets(stub: S3Stub, tmp_path: Path) -> None:
     uneven(stub)
     path = write_job(tmp_path / "job.yaml", shuffled(divided(stub, tmp_path, Count=4, GlobalBatch=GLOBAL)))
-    index(path, tmp_path)
+    index(path)
     document = json.loads(penstock("plan", "-c", path, "--json").stdout)["channels"]["train"]
     assert {each["order"] for each in document["ranks"].values()} == {document["order"]}
     assert (document["records"], document["steps"], len(document["keys"])) == (72, 6, 7)
@@ -412,13 +419,13 @@ def test_plan_shows_what_each_rank_gets(stub: S3Stub, tmp_path: Path) -> None:
 def test_a_limit_of_records_is_exact(stub: S3Stub, tmp_path: Path) -> None:
     """It cuts an object, and the digest of the order differs."""
     records = uneven(stub)
-    document = divided(stub, tmp_path, Count=1, Batch=1)
+    document = divided(stub, tmp_path, Count=1, GlobalBatch=1)
     orders = set()
     for most in (None, 13):
         if most is not None:
             document["InputDataConfig"][0]["Penstock"]["Limit"] = {"Records": most}
         path = write_job(tmp_path / "job.yaml", document)
-        index(path, tmp_path)
+        index(path)
         with sidecar(path) as running:
             planned = running.wait_for("planned")
             orders.add(planned["order"])
@@ -435,7 +442,9 @@ def test_two_channels_divide_an_object_by_block(stub: S3Stub, tmp_path: Path) ->
     stub.objects["b/train/0"] = b"".join(b"%08d" % number for number in range(1_000_000))
     found: list[set[bytes]] = []
     for take, count, seed in (("0-2", 2, 7), ("3", 1, None)):
-        document = divided(stub, tmp_path, Count=count, Batch=1 << 14, RecordSize=8, Remainder="repeat")
+        document = divided(
+            stub, tmp_path, records="fixed:8", Count=count, GlobalBatch=count << 14, Remainder="repeat"
+        )
         channel = document["InputDataConfig"][0]
         channel["Penstock"]["Split"] = {"Of": 4, "Take": take, "By": "block"}
         if seed is not None:
@@ -461,7 +470,7 @@ def test_prefixes_are_mixed_by_their_weights(stub: S3Stub, tmp_path: Path, by: s
         for each in range(2):
             lines = [f"{name} {each} {record:04}\n".encode() for record in range(number)]
             stub.objects[f"b/{name}/{each}"] = b"".join(lines)
-    document = divided(stub, tmp_path, GlobalBatch=10, Block="60")
+    document = divided(stub, tmp_path, records="lines", GlobalBatch=10, Block="60")
     channel = document["InputDataConfig"][0]
     channel["DataSource"]["S3DataSource"]["S3Uri"] = "s3://b/wide/"
     channel["ShuffleConfig"] = {"Seed": SEED}
@@ -473,7 +482,7 @@ def test_prefixes_are_mixed_by_their_weights(stub: S3Stub, tmp_path: Path, by: s
     for count in (1, 2):
         channel["Penstock"]["Ranks"]["Count"] = count
         path = write_job(tmp_path / "job.yaml", document)
-        index(path, tmp_path, kind="lines")
+        index(path)
         with sidecar(path) as running, ThreadPoolExecutor() as threads:
             planned = running.wait_for("planned")
             assert (planned["records"], planned["steps"]) == (1750, 175)
@@ -509,7 +518,7 @@ def test_a_rank_resumes_at_its_byte(stub: S3Stub, tmp_path: Path) -> None:
     uneven(stub)
     document = shuffled(divided(stub, tmp_path, Count=2, GlobalBatch=GLOBAL))
     path = write_job(tmp_path / "job.yaml", document)
-    index(path, tmp_path)
+    index(path)
     ranks = json.loads(penstock("plan", "-c", path, "--json").stdout)["channels"]["train"]["ranks"]
     state = {"format": 1, "channel": "train-1", "epoch": 0, "offset": 0, "skip": 0, "records": 0}
     state["digest"] = ranks["train-1"]["digest"]
@@ -532,30 +541,32 @@ def refused(path: str, code: int, text: str) -> None:
 
 def test_an_index_that_does_not_fit_is_an_error_by_name(stub: S3Stub, tmp_path: Path) -> None:
     uneven(stub)
-    document = divided(stub, tmp_path, Count=2, Batch=2)
+    document = divided(stub, tmp_path, Count=2, GlobalBatch=4)
     path = write_job(tmp_path / "job.yaml", document)
     file = tmp_path / "index" / "train.index"
-    build = f"penstock index build -c JOB --to {tmp_path / 'index'} --channel train --every 1 --format"
+    build = "penstock index build -c JOB --channel train"
     assert (
         f"FAILURE  index train        there is no record index {file}"
         in penstock("doctor", "-c", path).stdout
     )
     stub.listings.clear()
-    refused(path, 2, f"there is no record index {file}: make it by `{build} FORMAT`, or correct Ranks.Index")
+    refused(path, 2, f"there is no record index {file}: make it by `{build}`, or correct Records.Index")
     assert stub.listings == [], "it is refused before the listing"
-    index(path, tmp_path, every="256")
-    advice = f"remove {file} and run `{build} TFRecord`"
-    refused(path, 2, f"{file} has 1 record of 256, and Ranks with a batch need every one; {advice}")
-    file.unlink()
-    done = penstock(*shlex.split(f"{build} TFRecord".replace("JOB", path))[1:])
+    done = penstock(*shlex.split(build.replace("JOB", path))[1:])
     assert done.returncode == 0, done.stderr
     assert penstock("plan", "-c", path).returncode == 0, "the command of the text makes the index"
 
     extras = document["InputDataConfig"][0]["Penstock"]
-    extras["Join"] = "tar"
-    refused(write_job(Path(path), document), 2, f"{file} is of TFRecord, and channel 'train' has Join: tar")
-    del extras["Join"]
+    extras["Records"]["Format"] = "tar"
+    refused(write_job(Path(path), document), 2, f"{file} is of TFRecord, and not of tar; remove it")
+    extras["Records"]["Format"] = "TFRecord"
     write_job(Path(path), document)
+    whole = file.read_bytes()
+    file.write_bytes(with_stride(whole, 256))
+    refused(path, 7, f"{file} cannot be read as a record index: it has 1 record of 256, and this Penstock")
+    file.write_bytes(header(RecordFormat.parse("fixed:8")))
+    refused(path, 7, "it is of fixed:8, whose records need no index")
+    file.write_bytes(whole)
 
     before = dict(stub.objects)
     stub.objects["b/train/4"] = b"".join(tfrecord.encode(b"new") for _ in range(7))
@@ -577,7 +588,7 @@ def test_an_index_that_does_not_fit_is_an_error_by_name(stub: S3Stub, tmp_path: 
     ):
         rows = [row._replace(offsets=array("Q", row.offsets)) for row in good]
         rows[2].offsets[-1] += added
-        file.write_bytes(header(good.format, 1) + block(rows))
+        file.write_bytes(header(good.format) + block(rows))
         refused(path, 8, text)
         refused(path, 8, "s3://b/train/2")
     file.write_bytes(b"no index")
@@ -587,8 +598,8 @@ def test_an_index_that_does_not_fit_is_an_error_by_name(stub: S3Stub, tmp_path: 
 def test_an_index_too_large_for_memory_is_named(stub: S3Stub, tmp_path: Path) -> None:
     """A block of very many objects; the file is sparse, and no row of these is read."""
     uneven(stub)
-    path = write_job(tmp_path / "job.yaml", divided(stub, tmp_path, Count=2, Batch=2))
-    index(path, tmp_path)
+    path = write_job(tmp_path / "job.yaml", divided(stub, tmp_path, Count=2, GlobalBatch=4))
+    index(path)
     file, objects = tmp_path / "index" / "train.index", 1 << 31
     with open(file, "ab") as end:
         end.write(struct.pack("<4sIQ", b"ROWS", objects, 40 * objects))
@@ -605,7 +616,8 @@ def test_blocks_of_a_split_too_many_for_memory_are_named(tmp_path: Path) -> None
     with raw_server(lambda _: listing(("train/0", 1 << 55, "e"))) as server:
         document = job(server.url, tmp_path / "ml", "b/train/")
         document["InputDataConfig"][0]["Penstock"] = {
-            "Ranks": {"Count": 1, "Batch": 1, "RecordSize": 4096},
+            "Ranks": {"Count": 1, "GlobalBatch": 1},
+            "Records": {"Format": "fixed:4096"},
             "Split": {"Of": 4, "Take": 0, "By": "block"},
         }
         path = write_job(tmp_path / "job.yaml", document)
@@ -625,34 +637,38 @@ def test_objects_and_an_index_that_fill_the_memory_are_both_named() -> None:
 def test_a_last_line_without_an_end_is_refused(stub: S3Stub, tmp_path: Path) -> None:
     """A rank would read it and the next record as one line."""
     stub.objects |= {"b/train/0": b"a\nb\n", "b/train/1": b"c\nd"}
-    path = write_job(tmp_path / "job.yaml", divided(stub, tmp_path, Count=1, Batch=1))
-    index(path, tmp_path, kind="lines")
+    document = divided(stub, tmp_path, records="lines", Count=1, GlobalBatch=1)
+    path = write_job(tmp_path / "job.yaml", document)
+    index(path)
     refused(path, 8, "the object's last line has no end")
     refused(path, 8, "s3://b/train/1")
 
 
 def test_divisions_that_cannot_be_are_refused(stub: S3Stub, tmp_path: Path) -> None:
     stub.objects["b/train/0"] = bytes(70)
-    document = divided(stub, tmp_path, Count=2, GlobalBatch=4, RecordSize=7)
+    document = divided(stub, tmp_path, records="fixed:7", Count=2, GlobalBatch=4)
     document["InputDataConfig"][0]["DataSource"]["S3DataSource"]["S3DataDistributionType"] = "ShardedByS3Key"
     path = write_job(tmp_path / "job.yaml", document)
     done = penstock("plan", "-c", path, "--host-count", "3", "--host-index", "0")
     assert done.returncode == 2
     assert "4 records cannot be divided over 6 ranks in equal slices" in done.stderr
-    ranks = document["InputDataConfig"][0]["Penstock"]["Ranks"]
+    extras = document["InputDataConfig"][0]["Penstock"]
+    ranks = extras["Ranks"]
     ranks["GlobalBatch"] = 20
     refused(write_job(Path(path), document), 2, "has 10 records, fewer than one global batch of 20")
     ranks["Remainder"] = "repeat"
     assert penstock("plan", "-c", write_job(Path(path), document)).returncode == 0
-    ranks["RecordSize"] = 8
-    refused(write_job(Path(path), document), 2, "s3://b/train/0 has 70 bytes, no multiple of RecordSize, 8")
+    extras["Records"]["Format"] = "fixed:8"
+    refused(
+        write_job(Path(path), document), 2, "s3://b/train/0 has 70 bytes, no multiple of the 8 of Records."
+    )
 
 
 def test_ranks_go_on_in_the_fifos_of_a_keeper(stub: S3Stub, tmp_path: Path) -> None:
     """The sidecar is killed inside the second epoch; the next one goes on at the byte."""
     uneven(stub)
     path = write_job(tmp_path / "job.yaml", shuffled(divided(stub, tmp_path, Count=2, GlobalBatch=GLOBAL)))
-    index(path, tmp_path)
+    index(path)
     due = streams(path, tmp_path / "ml")
     data = tmp_path / "ml" / "input" / "data"
     with sidecar(path, "--keeper", "auto") as running:
@@ -684,7 +700,7 @@ def test_an_object_that_is_replaced_later_fails_the_epoch_by_name(stub: S3Stub, 
     """No byte of another version than the indexed one is streamed. Two epochs may be fetched beforehand."""
     records = uneven(stub)
     path = write_job(tmp_path / "job.yaml", divided(stub, tmp_path, Count=2, GlobalBatch=GLOBAL))
-    index(path, tmp_path)
+    index(path)
     with sidecar(path) as running:
         running.wait_for("ready")
         stub.objects["b/train/2"] = stub.objects["b/train/2"][::-1]
@@ -717,9 +733,11 @@ def test_an_index_that_is_overwritten_later_fails_by_name(
 ) -> None:
     """Offsets are read from its file; a wrong one never decides what is streamed. The FIFOs are held."""
     stub.objects["b/train/0"] = b"x\n" * 60_000
-    document = divided(stub, tmp_path, GlobalBatch=600, **ranks)  # more pages than are kept in memory
+    document = divided(
+        stub, tmp_path, records="lines", GlobalBatch=600, **ranks
+    )  # more pages than are kept in memory
     path = write_job(tmp_path / "job.yaml", shuffled(document) if seeded else document)
-    index(path, tmp_path, kind="lines")
+    index(path)
     file = tmp_path / "index" / "train.index"
     with sidecar(path) as running:
         running.wait_for("ready")

@@ -80,7 +80,7 @@ def test_a_shared_stream_has_the_bytes_of_every_fifo(
     document = shuffled(divided(stub, tmp_path, Count=count, Copies=copies, GlobalBatch=GLOBAL, **TOGETHER))
     document["Penstock"]["Transport"] = transport
     path = write_job(tmp_path / "job.yaml", document)
-    index(path, tmp_path)
+    index(path)
     with sidecar(path) as running:
         read = trained(tmp_path, count * copies, running)
         trailers = [
@@ -104,9 +104,13 @@ def filled(
     data = random.Random(3).randbytes(megabytes << 20)
     half = len(data) // 2
     stub.objects |= {"b/train/0": data[:half], "b/train/1": data[half:]}
-    extras = TOGETHER | {"RecordSize": RECORD, "Count": count, "Batch": batch} | ranks
+    extras = TOGETHER | {"Count": count, "GlobalBatch": count * batch} | ranks
     document = job(stub.url, tmp_path / "ml", "b/train/", MemoryBudget="32MiB", PartSize="1MiB")
-    document["InputDataConfig"][0]["Penstock"] = {"Ranks": extras, "WhenFailed": "close"}
+    document["InputDataConfig"][0]["Penstock"] = {
+        "Ranks": extras,
+        "Records": {"Format": f"fixed:{RECORD}"},
+        "WhenFailed": "close",
+    }
     slice_bytes = batch * RECORD
     pieces = [data[start : start + slice_bytes] for start in range(0, len(data), slice_bytes)]
     return write_job(tmp_path / "job.yaml", document), [
@@ -336,7 +340,7 @@ def test_what_cannot_be_shared_is_refused(stub: S3Stub, tmp_path: Path) -> None:
     channel = document["InputDataConfig"][0]
     for key, value in (("Copies", 2), ("Fetch", "together")):
         channel["Penstock"] = {"Ranks": {"Count": 2, key: value}}
-        refused(write_job(Path(path), document), 2, f"{key} has no meaning without Batch or GlobalBatch")
+        refused(write_job(Path(path), document), 2, f"{key} has no meaning without GlobalBatch")
 
 
 def tars(stub: S3Stub, tmp_path: Path, *, longest: int = 40_000, **ranks: Any) -> dict[str, Any]:
@@ -345,7 +349,7 @@ def tars(stub: S3Stub, tmp_path: Path, *, longest: int = 40_000, **ranks: Any) -
     for number, records in enumerate((7, 2, 12, 4)):
         samples = [payload(1 + (number + 3) * each * 997 % longest) for each in range(records)]
         stub.objects[f"b/train/{number}.tar"] = made("tar", samples)
-    document = shuffled(divided(stub, tmp_path, Batch=2, Remainder="repeat", **ranks))
+    document = shuffled(divided(stub, tmp_path, records="tar", Remainder="repeat", **ranks))
     document["InputDataConfig"][0]["Penstock"]["Ranks"]["Block"] = longest
     return document
 
@@ -366,10 +370,10 @@ def test_tar_samples_that_are_fetched_together(
     stub: S3Stub, tmp_path: Path, count: int, copies: int, transport: str
 ) -> None:
     """Each rank has the bytes, end marks included, that it has alone; also from a saved step on."""
-    document = tars(stub, tmp_path, Count=count, Copies=copies)
+    document = tars(stub, tmp_path, Count=count, GlobalBatch=2 * count, Copies=copies)
     document["Penstock"]["Transport"] = transport
     path = write_job(tmp_path / "job.yaml", document)
-    index(path, tmp_path, kind="tar")
+    index(path)
     fifos = count * copies
     due = tar_streams(path, tmp_path, fifos)
     document["InputDataConfig"][0]["Penstock"]["Ranks"] |= TOGETHER
@@ -395,10 +399,12 @@ def samples(stream: bytes) -> list[bytes]:
 
 def test_a_killed_sidecar_loses_no_end_mark(stub: S3Stub, tmp_path: Path) -> None:
     """A keeper holds the FIFOs, whose readers have reached different bytes."""
-    path = write_job(tmp_path / "job.yaml", tars(stub, tmp_path, longest=1 << 20, Count=2, Copies=2))
-    index(path, tmp_path, kind="tar")
+    path = write_job(
+        tmp_path / "job.yaml", tars(stub, tmp_path, longest=1 << 20, Count=2, GlobalBatch=4, Copies=2)
+    )
+    index(path)
     due = tar_streams(path, tmp_path, 4)
-    document = tars(stub, tmp_path, longest=1 << 20, Count=2, Copies=2, **TOGETHER)
+    document = tars(stub, tmp_path, longest=1 << 20, Count=2, GlobalBatch=4, Copies=2, **TOGETHER)
     path = write_job(tmp_path / "job.yaml", document)
     with contextlib.ExitStack() as stack:
         with running(path, "--keeper", "auto") as started:
@@ -419,9 +425,9 @@ def test_copies_of_tar_samples(stub: S3Stub, tmp_path: Path) -> None:
     stub.objects |= {f"b/train/{number}.tar": made("tar", [b"a", b"b", b"c"]) for number in range(2)}
     found = []
     for copies in (1, 2):
-        document = divided(stub, tmp_path, Count=2, Batch=1, Copies=copies)
+        document = divided(stub, tmp_path, records="tar", Count=2, GlobalBatch=2, Copies=copies)
         path = write_job(tmp_path / "job.yaml", document)
-        index(path, tmp_path, kind="tar")
+        index(path)
         with sidecar(path) as running:
             running.wait_for("ready")
             found.append(both(tmp_path, 0, 2 * copies))

@@ -39,7 +39,7 @@ class MixedJob:
         }
         path = write_job(self._tmp_path / "job.yaml", document)
         if not (self._tmp_path / "index").exists():
-            index(path, self._tmp_path)
+            index(path)
         return path
 
     def read(self, limit: int | None = None) -> list[tuple[int, int, list[str]]]:

@@ -1,4 +1,4 @@
-"""Scanners of record borders against naive ones: any blocks, any stride, damaged and truncated objects."""
+"""Scanners of record borders against naive ones: any blocks, damaged and truncated objects."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from streamer.errors import StreamError
 from streamer.formats import recordio, tfrecord
 from streamer.formats.borders import BadRecord, BorderScanner
 from streamer.formats.crc import masked_crc32c
-from streamer.formats.line_borders import LineScanner
 from streamer.formats.lines import LineReader
 from streamer.formats.record_format import WHOLE, RecordFormat
 from streamer.formats.recordio import RecordIOReader
@@ -27,10 +26,9 @@ from streamer.formats.tfrecord import TFRecordReader
 from streamer.formats.window import RecordReader
 from tests.unit.test_tar import archive
 
-FORMATS = ["TFRecord", "RecordIO", "lines", "tar", "fixed:7"]
+FORMATS = ["TFRecord", "RecordIO", "lines", "tar"]
 payloads = st.lists(st.binary(max_size=300), max_size=30)
 cuts = st.lists(st.one_of(st.integers(1, 20), st.integers(1, 2000)), min_size=1, max_size=20)
-strides = st.sampled_from([1, 2, 3, 7, 256])
 
 
 def parts_of(payload: bytes) -> bytes:
@@ -114,8 +112,8 @@ def blocks(data: bytes, sizes: list[int]) -> Iterator[memoryview]:
         number += 1
 
 
-def scan(kind: str, data: bytes, sizes: list[int], stride: int = 1) -> tuple[BorderScanner, int]:
-    scanner = RecordFormat.parse(kind).scanner(stride=stride)
+def scan(kind: str, data: bytes, sizes: list[int]) -> tuple[BorderScanner, int]:
+    scanner = RecordFormat.parse(kind).scanner()
     for block in blocks(data, sizes):
         scanner.feed(block)
     return scanner, scanner.finish()
@@ -123,14 +121,13 @@ def scan(kind: str, data: bytes, sizes: list[int], stride: int = 1) -> tuple[Bor
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_borders_are_those_of_a_naive_scan(kind: str) -> None:
-    @given(payloads, cuts, strides)
-    def check(payloads: list[bytes], sizes: list[int], stride: int) -> None:
+    @given(payloads, cuts)
+    def check(payloads: list[bytes], sizes: list[int]) -> None:
         data = made(kind, payloads)
         assume(kind != "lines" or recognised(data) is None)
-        scanner, end = scan(kind, data, sizes, stride)
+        scanner, end = scan(kind, data, sizes)
         offsets = naive(kind, data)
-        assert scanner.records == len(offsets)
-        assert list(scanner.offsets) == offsets[::stride]
+        assert list(scanner.offsets) == offsets
         assert end <= len(data) == scanner.fed
         if kind != "tar":
             assert end == len(data)
@@ -140,26 +137,24 @@ def test_borders_are_those_of_a_naive_scan(kind: str) -> None:
     check()
 
 
-def look(kind: str, data: bytes, offsets: list[int], place: int, stride: int = 1) -> str:
+def look(kind: str, data: bytes, offsets: list[int], place: int) -> str:
     """The fault of the spot check at a record of an index with these offsets."""
     record_format, end = RecordFormat.parse(kind), scan(kind, data, [1 << 20])[1]
-    indexed = offsets[::stride]
-    stop = indexed[place + 1] if place + 1 < len(indexed) else end
-    records = min(stride, len(offsets) - place * stride)
-    first, last = record_format.evidence(indexed[place], stop)
+    stop = offsets[place + 1] if place + 1 < len(offsets) else end
+    first, last = record_format.evidence(offsets[place], stop)
     assert 0 <= first <= last <= len(data)
-    return record_format.fault(data[first:last], indexed[place], stop, records)
+    return record_format.fault(data[first:last], offsets[place], stop)
 
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_every_border_passes_the_spot_check(kind: str) -> None:
-    @given(payloads, strides)
-    def check(payloads: list[bytes], stride: int) -> None:
+    @given(payloads)
+    def check(payloads: list[bytes]) -> None:
         data = made(kind, payloads)
         assume(kind != "lines" or recognised(data) is None)
         offsets = naive(kind, data)
-        for place in range(len(offsets[::stride])):
-            assert look(kind, data, offsets, place, stride) == ""
+        for place in range(len(offsets)):
+            assert look(kind, data, offsets, place) == ""
 
     check()
 
@@ -182,8 +177,6 @@ def test_the_spot_check_finds_two_records_as_one_and_a_last_one_that_lacks(kind:
         assert look(kind, data, [*offsets[:lost], *offsets[lost + 1 :]], lost - 1)
     if kind in ("TFRecord", "RecordIO"):
         assert look(kind, made(kind, [bytes(100_000)] * 2), [0], 0)
-    else:
-        assert look(kind, data, [*offsets[:5], *offsets[6:]], 0, 7), "7 records, and 8 are there"
 
 
 def test_a_line_may_begin_as_another_format_does() -> None:
@@ -205,7 +198,7 @@ READERS: dict[str, Any] = {
 
 
 def summary(scanner: BorderScanner, end: int) -> tuple[int, list[int], int]:
-    return scanner.records, list(scanner.offsets), end
+    return len(scanner.offsets), list(scanner.offsets), end
 
 
 def outcome(call: Callable[[], Any], *errors: type[Exception]) -> Any:
@@ -243,14 +236,12 @@ def test_damaged_objects_end_as_in_the_reader_however_they_are_cut(kind: str) ->
 
 @pytest.mark.parametrize("mean", [1, 3, 20, 100, 600, 9000])
 def test_lines_of_any_length_are_found(mean: int) -> None:
-    """Both ways of searching, and a change of the length in the middle."""
+    """A change of the length in the middle, too."""
     lines = [b"x" * (number * 7919 % (2 * mean)) for number in range(max(300, 20_000 // mean))]
     for data in (b"\n".join(lines), b"\n".join([*lines, *([b""] * 3000), *lines, b"y" * 5000, *lines])):
         expected = naive("lines", data)
         for size in (131_072, 1000, len(data)):
-            for stride in (1, 5, 256):
-                scanner, _ = scan("lines", data, [size], stride)
-                assert (scanner.records, list(scanner.offsets)) == (len(expected), expected[::stride])
+            assert list(scan("lines", data, [size])[0].offsets) == expected
 
 
 def test_several_archives_in_one_object() -> None:
@@ -293,11 +284,9 @@ def test_a_pax_header_of_two_million_records_is_read_in_linear_time() -> None:
 
 
 def test_formats_have_names() -> None:
-    for kind in FORMATS:
+    for kind in (*FORMATS, "fixed:7"):
         assert str(RecordFormat.parse(kind)) == kind
     assert RecordFormat.parse("tfrecord").kind == "TFRecord"
     for wrong in ("", "fixed", "fixed:0", "fixed:-1", "fixed:9999999999", "csv"):
         with pytest.raises(ValueError, match="no record format"):
             RecordFormat.parse(wrong)
-    with pytest.raises(ValueError, match="stride must be at least 1"):
-        LineScanner(stride=0)

@@ -29,8 +29,8 @@ PAYLOADS = [bytes([number % 256]) * (number * 37 % 900) for number in range(300)
 class Rows:
     """The rows that a learner finds, and the objects that it refuses."""
 
-    def __init__(self, kind: str = "TFRecord", stride: int = 1) -> None:
-        self.kind, self.stride = RecordFormat.parse(kind), stride
+    def __init__(self, kind: str = "TFRecord") -> None:
+        self.kind = RecordFormat.parse(kind)
         self.rows: list[IndexedObject] = []
         self.refused: dict[str, str] = {}
         self.added: list[int] = []
@@ -41,9 +41,7 @@ class Rows:
 
     def scans(self) -> ObjectScans:
         """A scan like that of a FIFO whose channel learns its index."""
-        return ObjectScans(
-            self.kind, self.stride, on_row=self.add, on_bad=self.refuse, lacks=self.lacks, limited=True
-        )
+        return ObjectScans(self.kind, on_row=self.add, on_bad=self.refuse, lacks=self.lacks, limited=True)
 
     def add(self, _: ObjectRef, row: IndexedObject) -> None:
         self.rows.append(row)

@@ -50,7 +50,7 @@ def rows_of(sizes: Sequence[Sequence[int]]) -> list[IndexedObject]:
 
 
 def table_of(sizes: Sequence[Sequence[int]]) -> IndexedRecords:
-    index = index_of("TFRecord", 1, rows_of(sizes))
+    index = index_of("TFRecord", rows_of(sizes))
     return IndexedRecords(index, entries_of(sizes), range(len(sizes)))
 
 
@@ -141,7 +141,7 @@ def test_an_index_that_is_overwritten_is_an_error_by_name(tmp_path: Path) -> Non
     sizes = [[8 + number % 5 for number in range(700)] for _ in range(6)]
     entries, rows = entries_of(sizes), rows_of(sizes)
     path = tmp_path / "train.index"
-    path.write_bytes(header(FORMAT, 1) + block(rows[:4]) + block(rows[4:]))
+    path.write_bytes(header(FORMAT) + block(rows[:4]) + block(rows[4:]))
     stored = open_stored(str(path))
     assert stored is not None
     table = IndexedRecords(stored.index(), entries, range(len(sizes)))

@@ -304,7 +304,7 @@ def test_records_of_one_size_need_whole_records() -> None:
     entries.add(ObjectRef("b", "even", 12, "e"))
     assert list(FixedRecords(entries, 4).counts) == [3]
     entries.add(ObjectRef("b", "odd", 13, "e"))
-    with pytest.raises(ConfigError, match="s3://b/odd has 13 bytes, no multiple of RecordSize, 4"):
+    with pytest.raises(ConfigError, match="s3://b/odd has 13 bytes, no multiple of the 4 of Records.Format"):
         FixedRecords(entries, 4)
 
 

@@ -132,7 +132,7 @@ class ChannelEpochs:
         if trailer is None or trailer.records is None or trailer.steps is None:
             raise TypeError(
                 f"the number of records of channel {self.channel} is unknown: only a channel whose Ranks "
-                "have Batch or GlobalBatch has it"
+                "have GlobalBatch has it"
             )
         self._counts = EpochCounts(trailer.records, trailer.steps, trailer.padding)
         return self._counts

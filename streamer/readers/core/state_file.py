@@ -66,7 +66,7 @@ def job_state(loader: Any) -> dict[str, Any]:
             state = loader.state_dict()
     if not is_step_state(state):
         raise ChannelError(
-            "the loader has no state of steps: divide its channel by record (Batch or GlobalBatch in Ranks), "
+            "the loader has no state of steps: divide its channel by record (GlobalBatch in Ranks), "
             "and give each FIFO a worker of its own"
         )
     return state

@@ -129,7 +129,8 @@ class Shape:
         if self.wrapped:
             of_a["RecordWrapperType"] = "RecordIO"
         if self.by_record:
-            of_a["Penstock"] = {"Ranks": {"Count": self.ranks, "Batch": BATCH, "RecordSize": RECORD}}
+            ranks = {"Count": self.ranks, "GlobalBatch": BATCH * self.ranks}
+            of_a["Penstock"] = {"Ranks": ranks, "Records": {"Format": f"fixed:{RECORD}"}}
         elif self.ranks > 1:
             of_a["Penstock"] = {"Ranks": self.ranks}
         return document

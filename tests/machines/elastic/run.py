@@ -68,7 +68,7 @@ class Data:
             document = job(self.url, None, f"b/{kind}/train/")
             document["InputDataConfig"][0]["Penstock"] = {"AlsoFrom": [f"s3://b/{kind}/rare/"]}
             path = write_job(directory / "index.yaml", document)
-            options = "--to", self.index(kind), "--format", kind, "--every", "1"
+            options = "--to", self.index(kind), "--format", kind
             done = penstock("index", "build", "-c", path, *options)
             assert done.returncode == 0, done.stderr
 
@@ -121,8 +121,8 @@ class _Runner:
         channel["DataSource"]["S3DataSource"]["S3DataDistributionType"] = "ShardedByS3Key"
         ranks: dict[str, Any] = {"Count": run.ranks // run.hosts, "Copies": run.copies}
         ranks["Fetch"] = run.fetch
-        ranks |= {"RecordSize": 64} if kind == "fixed:64" else {"Index": self._data.index(kind)}
-        channel["Penstock"] = drawn.channel() | {"Ranks": drawn.ranks() | ranks}
+        records = {"Format": kind} | ({} if kind == "fixed:64" else {"Index": self._data.index(kind)})
+        channel["Penstock"] = drawn.channel() | {"Ranks": drawn.ranks() | ranks, "Records": records}
         if run.joined:
             channel["Penstock"]["Join"] = "tar"
         if drawn.shuffle is not None:

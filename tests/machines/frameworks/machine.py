@@ -119,12 +119,8 @@ def job_file(server: Server, directory: Path, ranks: int) -> str:
     channel = document["InputDataConfig"][0]
     channel["ShuffleConfig"] = {"Seed": 5}
     channel["Penstock"] = {
-        "Ranks": {
-            "Count": ranks,
-            "GlobalBatch": GLOBAL_BATCH,
-            "Index": str(directory / "index"),
-            "Block": 600,
-        }
+        "Ranks": {"Count": ranks, "GlobalBatch": GLOBAL_BATCH, "Block": 600},
+        "Records": {"Format": "TFRecord", "Index": str(directory / "index")},
     }
     return write_job(directory / "job.yaml", document)
 
@@ -148,8 +144,7 @@ def train(framework: Framework, server: Server, ranks: int) -> Trained:
         directory, out = Path(name), Path(name, "out")
         out.mkdir()
         path = job_file(server, directory, ranks if framework.processes else 1)
-        options = "--to", str(directory / "index"), "--format", "TFRecord", "--every", "1"
-        built = penstock("index", "build", "-c", path, *options)
+        built = penstock("index", "build", "-c", path)
         if built.returncode:
             raise Broken(built.stderr)
         share, found = 0.0, list[Any]()

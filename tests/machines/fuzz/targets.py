@@ -145,7 +145,7 @@ def borders(kind: str) -> Callable[[bytes], None]:
 
     def scan(data: bytes) -> None:
         record_format = RecordFormat.parse(kind)
-        scanner, whole = record_format.scanner(stride=1), record_format.scanner(stride=1)
+        scanner, whole = record_format.scanner(), record_format.scanner()
         with contextlib.suppress(BadRecord):
             whole.feed(data)
         for piece in pieces(data):
@@ -161,13 +161,13 @@ def borders(kind: str) -> Callable[[bytes], None]:
 def index_file(data: bytes) -> None:
     """What is read is written again as the same index."""
     index = RecordIndex(IndexBytes(data))
-    again = RecordIndex(IndexBytes(header(index.format, index.stride) + block(index)))
+    again = RecordIndex(IndexBytes(header(index.format) + block(index)))
     if index.end > len(data) or list(again) != list(index):
         raise AssertionError(list(index))
 
 
-INDEX_HEADER = header(RecordFormat.parse("TFRecord"), 2)
-ROWS = [IndexedObject(number, 9, 100, 3, 100, array("Q", [0, 70])) for number in (1, 2, 1)]
+INDEX_HEADER = header(RecordFormat.parse("TFRecord"))
+ROWS = [IndexedObject(number, 9, 100, 2, 100, array("Q", [0, 70])) for number in (1, 2, 1)]
 
 
 def inflated(data: bytes) -> None:
