@@ -13,7 +13,7 @@ from sidecar.index.objects import Access
 from sidecar.index.stored import check_format
 from sidecar.process.memory import memory_limit
 from sidecar.records.rank_advice import expected_small_requests
-from sidecar.records.ranks import deal_of, load_index
+from sidecar.records.ranks import deal_of, find_index
 from streamer.aio import in_thread
 from streamer.errors import ConfigError, PenstockError
 from streamer.plan import Shard
@@ -49,9 +49,12 @@ async def record_indexes(job: Job, clients: Clients, hosts: Hosts) -> AsyncItera
             continue
         if not form.size:
             try:
-                index = await load_index(channel, PlanMemory(memory_limit() // 2), access)
+                index = await find_index(channel, PlanMemory(memory_limit() // 2), access)
             except PenstockError as error:
                 yield refused(check, error, "Do what the error says, or correct Records.Index.")
+                continue
+            if index is None:
+                yield Finding(check, "ok", "there is none yet; run builds it at its start, from all bytes")
                 continue
             objects = counted(len(index), "object")
             yield Finding(check, "ok", f"{counted(index.records, 'record')} of {index.format} in {objects}")

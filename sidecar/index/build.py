@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from sidecar.index.objects import read_plan
 from sidecar.index.scans import ObjectScans
+from sidecar.index.target import index_target
 from sidecar.process.logs import log
 from streamer.aio import in_thread
 from streamer.errors import CorruptObject, ErrorContext
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from sidecar.index.objects import Access, ChannelObjects
     from sidecar.index.target import IndexUpload
     from streamer.formats.borders import BadRecord
+    from streamer.formats.record_format import RecordFormat
     from streamer.formats.record_index import IndexedObject
     from streamer.plan import ObjectRef, Segment
 
@@ -96,16 +98,18 @@ class IndexBuild:
         self._objects = objects
         without_row = objects.without_row(file.index)
         self._to_read, self._empty = in_two(objects, without_row)
+        self.objects_to_read = len(self._to_read)
         self.bytes_to_read = sum(objects[number].size for number in self._to_read)
         self._findings = findings
         self._upload = upload
         self._pending: list[IndexedObject] = []
         self._appended = time.monotonic()
 
-    async def run(self, access: Access) -> None:
+    async def run(self, access: Access, *, tidy: bool = True) -> None:
         """Scan the objects without a row. Raises SourceError, SinkError; CorruptObject after all others.
 
-        What has been scanned is in the file, however this ends.
+        What has been scanned is in the file, however this ends. `tidy`: drop the rows of other objects, which
+        the job has no longer; not where another job may stream them.
         """
         index, objects = self._file.index, self._objects
         scans = ObjectScans(index.format, on_row=self._add, on_bad=self._findings.refuse)
@@ -129,7 +133,7 @@ class IndexBuild:
         wrong_format = everything and self._findings.at_start == len(self._to_read)
         self._findings.check(
             "more objects are refused",
-            f"no object is of the format {index.format}: give --format that of the objects"
+            f"no object is of the format {index.format}: correct Records.Format, or --format"
             if wrong_format
             else f"the format of the index is {index.format}, and the rows of all other objects are kept: "
             "repair the object, or leave it out by Exclude",
@@ -137,7 +141,8 @@ class IndexBuild:
         names = objects.names.tolist()
         if adopted := await self._upload.settle():
             names = list(dict.fromkeys([*names, *adopted]))
-        await in_thread(self._file.tidy, names)
+        if tidy:
+            await in_thread(self._file.tidy, names)
 
     def _add(self, _: ObjectRef, row: IndexedObject) -> None:
         self._pending.append(row)
@@ -150,3 +155,25 @@ class IndexBuild:
             self._file.append(rows)
             self._upload.appended(rows)
         self._appended = time.monotonic()
+
+
+async def add_missing(
+    place: str, channel: str, record_format: RecordFormat, objects: ChannelObjects, access: Access
+) -> None:
+    """Build the rows that the index of a channel lacks, and the index itself if there is none.
+
+    `place`: its folder, or prefix of S3. Raises SourceError, SinkError, ConfigError, CorruptObject.
+    """
+    async with (
+        index_target(place, channel, access) as target,
+        target.open(record_format) as (file, upload),
+    ):
+        building = await in_thread(IndexBuild, file, objects, Findings(channel), upload)
+        log.info(
+            "record index is built",
+            channel=channel,
+            index=target.name,
+            objects=building.objects_to_read,
+            bytes=building.bytes_to_read,
+        )
+        await building.run(access, tidy=False)

@@ -46,12 +46,18 @@ async def open_channel_index(
     `named_by`: the option or key that names the place. `build`: the command that makes the index. Raises
     ConfigError if there is none, SinkError, SourceError.
     """
-    uri = index_uri(place, channel)
-    name = index_path(place, channel) if uri is None else str(uri)
-    stored = await in_thread(open_stored, name) if uri is None else (await open_copy(uri, access))[0]
-    if stored is None:
+    if (stored := await find_channel_index(place, channel, access)) is None:
+        uri = index_uri(place, channel)
+        name = index_path(place, channel) if uri is None else str(uri)
         raise ConfigError(f"there is no record index {name}: make it by `{build}`, or correct {named_by}")
     return stored
+
+
+async def find_channel_index(place: str, channel: str, access: Access) -> StoredIndex | None:
+    """As `open_channel_index`; return None if there is no index. Raises SinkError, SourceError."""
+    if (uri := index_uri(place, channel)) is None:
+        return await in_thread(open_stored, index_path(place, channel))
+    return (await open_copy(uri, access))[0]
 
 
 async def open_copy(uri: S3Uri, access: Access) -> tuple[StoredIndex, str] | tuple[None, None]:

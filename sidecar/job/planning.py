@@ -19,7 +19,7 @@ from sidecar.job.planned import Planned
 from sidecar.job.planning_log import PlanningLog
 from sidecar.job.rehearsal import disk
 from sidecar.process.logs import log
-from sidecar.records.ranks import deal_of, load_index, plan_by_record
+from sidecar.records.ranks import deal_of, find_index, load_index, plan_by_record
 from streamer.aio import in_thread
 from streamer.formats.header_skipper import SKIP
 from streamer.plan import Arrangement, Shard
@@ -60,8 +60,8 @@ class JobPlanner:
     ) -> None:
         """`give_up_after`: seconds to wait while storage is unavailable. `layout`: of the File channels.
 
-        `early`: the channels are streamed while `listings` is open, so a plan may be open. `epochs`: by
-        channel the epoch that comes first, if it is not 0.
+        `early`: the channels are streamed while `listings` is open, so a plan may be open, and the rows that
+        a record index lacks are made. `epochs`: by channel the epoch that comes first, if it is not 0.
         """
         self._plans: dict[str, Planned] = {}
         """Plans by channel."""
@@ -118,9 +118,10 @@ class JobPlanner:
         access = Access(job, self._clients)
         if (ranks := channel.penstock.by_record) is not None:
             deal = deal_of(ranks, _arrangement(job, channel, self._state.hosts).shard)
+            load = find_index if self._early else load_index
             if not channel.record_format.size:
                 async with self._one_index:
-                    index = await load_index(channel, self._memory, access)
+                    index = await load(channel, self._memory, access)
 
         def plan(progressed: Callable[[], None]) -> Awaitable[Plan]:
             def note(entries: int) -> None:
@@ -135,7 +136,14 @@ class JobPlanner:
                 notes.record_index()
                 async with self._one_index:
                     whole = await plan_by_record(
-                        whole, channel, deal, index, access, memory=self._memory, epoch=epoch
+                        whole,
+                        channel,
+                        deal,
+                        index,
+                        access,
+                        memory=self._memory,
+                        epoch=epoch,
+                        build=self._early,
                     )
             planned = self._plans[name] = Planned.dealt(whole, job.fifos(channel), channel)
             notes.digest()

@@ -21,8 +21,9 @@ from array import array
 from functools import partial
 from typing import TYPE_CHECKING
 
+from sidecar.index.build import add_missing
 from sidecar.index.check import Border, check_borders, check_rows, sample_borders
-from sidecar.index.object import open_channel_index
+from sidecar.index.object import find_channel_index, open_channel_index
 from sidecar.index.objects import Access, ChannelObjects
 from sidecar.index.stored import check_format
 from streamer.aio import in_thread, task_group
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
     from sidecar.config.extras import RanksConfig
     from sidecar.config.request import ChannelConfig
+    from sidecar.index.stored import StoredIndex
     from streamer.formats.record_index import RecordIndex
     from streamer.plan import Entries, Plan, Shard
     from streamer.plan.mixed_order import Order
@@ -60,20 +62,28 @@ async def plan_by_record(
     *,
     memory: PlanMemory,
     epoch: int,
+    build: bool,
 ) -> RecordPlan:
     """Return the plan of this host's ranks. `plan`: of the channel. `memory`: counts a split's blocks.
 
-    `index`: None if the records have one size. `epoch`: the first one, which is summed up while sampled
+    `index`: None if there is none yet, or the records have one size. `build`: make the rows that it lacks,
+    for which the objects without one are read. `epoch`: the first one, which is summed up while sampled
     records are looked at. Raises ConfigError for too few records or too many blocks, SourceChanged for an
     object that the index does not have, CorruptObject for a record that is not where it is indexed, and
     SourceError.
     """
     table: RecordTable
     objects: ChannelObjects | None = None
-    if index is None:
+    if channel.record_format.size:
         table = await in_thread(FixedRecords, plan.entries, channel.record_format.size)
     else:
         objects = await in_thread(ChannelObjects, plan)
+        if build and (index is None or len(await in_thread(objects.without_row, index))):
+            place = channel.penstock.index or ""
+            await add_missing(place, channel.channel_name, channel.record_format, objects, access)
+            index = None
+        if index is None:
+            index = await load_index(channel, memory, access)
         join = channel.penstock.join is not None
         table = await in_thread(partial(_table, index, plan, objects, join=join))
 
@@ -143,6 +153,16 @@ async def load_index(channel: ChannelConfig, memory: PlanMemory, access: Access)
         named_by="Records.Index",
         build=f"penstock index build -c JOB --channel {name}",
     )
+    return await _read(stored, channel, memory)
+
+
+async def find_index(channel: ChannelConfig, memory: PlanMemory, access: Access) -> RecordIndex | None:
+    """As `load_index`; return None if there is no index yet, or a build has begun it and stored no row."""
+    stored = await find_channel_index(channel.penstock.index or "", channel.channel_name, access)
+    return None if stored is None or not stored.size else await _read(stored, channel, memory)
+
+
+async def _read(stored: StoredIndex, channel: ChannelConfig, memory: PlanMemory) -> RecordIndex:
     memory.count_index(stored.path, await in_thread(memory_of, stored))
     index = await in_thread(stored.index)
     check_format(stored.path, index, channel.record_format)

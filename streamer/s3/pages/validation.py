@@ -98,7 +98,8 @@ class PlanMemory:
         self._limit = limit
         self._bytes = 0
         self._objects = 0
-        self._index_bytes = 0
+        self._indexes: dict[str, int] = {}
+        """Bytes of record indexes, by path."""
 
     @property
     def objects(self) -> int:
@@ -114,7 +115,9 @@ class PlanMemory:
         self._objects += objects
         self._bytes += size
         if size > 0 and self._bytes > self._limit:
-            indexes = f" and {human_bytes(self._index_bytes)} of record indexes" if self._index_bytes else ""
+            indexes = (
+                f" and {human_bytes(sum(self._indexes.values()))} of record indexes" if self._indexes else ""
+            )
             raise ConfigError(
                 f"the plan has {self._objects} objects so far, and their names{indexes} fill "
                 f"{human_bytes(self._limit)}, half of the memory that this process may use; narrow S3Uri, or "
@@ -122,10 +125,11 @@ class PlanMemory:
             )
 
     def count_index(self, path: str, size: int) -> None:
-        """Add a record index. `size`: bytes that it takes while it is read.
+        """Add a record index, in place of what it was before. `size`: bytes that it takes while it is read.
 
         Raises ConfigError if less memory is left.
         """
+        self._bytes -= self._indexes.pop(path, 0)
         left = max(0, self._limit - self._bytes)
         if size > left:
             raise ConfigError(
@@ -134,7 +138,7 @@ class PlanMemory:
                 "this process may use; raise the container's memory limit, or narrow S3Uri and run "
                 "`penstock index build` again, which leaves the rows of other objects out"
             )
-        self._index_bytes += size
+        self._indexes[path] = size
         self._bytes += size
 
     def count_split(self, channel: str, size: int) -> None:
