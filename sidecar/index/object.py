@@ -54,7 +54,7 @@ async def open_channel_index(
 
 
 async def find_channel_index(place: str, channel: str, access: Access) -> StoredIndex | None:
-    """As `open_channel_index`; return None if there is no index. Raises SinkError, SourceError."""
+    """Open a channel's index, or return None if there is none. Raises SinkError, SourceError."""
     if (uri := index_uri(place, channel)) is None:
         return await in_thread(open_stored, index_path(place, channel))
     return (await open_copy(uri, access))[0]

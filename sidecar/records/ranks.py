@@ -157,7 +157,7 @@ async def load_index(channel: ChannelConfig, memory: PlanMemory, access: Access)
 
 
 async def find_index(channel: ChannelConfig, memory: PlanMemory, access: Access) -> RecordIndex | None:
-    """As `load_index`; return None if there is no index yet, or a build has begun it and stored no row."""
+    """Return the channel's index, or None before a build has stored its first row. Raises what that does."""
     stored = await find_channel_index(channel.penstock.index or "", channel.channel_name, access)
     return None if stored is None or not stored.size else await _read(stored, channel, memory)
 
