@@ -545,7 +545,10 @@ def test_an_index_that_does_not_fit_is_an_error_by_name(stub: S3Stub, tmp_path: 
     path = write_job(tmp_path / "job.yaml", document)
     file = tmp_path / "index" / "train.index"
     build = "penstock index build -c JOB --channel train"
-    assert "ok       index train        there is none yet; run builds it" in penstock("doctor", "-c", path).stdout
+    assert (
+        "ok       index train        there is none yet; run builds it"
+        in penstock("doctor", "-c", path).stdout
+    )
     stub.listings.clear()
     refused(path, 2, f"there is no record index {file}: make it by `{build}`, or correct Records.Index")
     assert stub.listings == [], "it is refused before the listing"
