@@ -54,7 +54,9 @@ def test_the_documented_table_is_of_every_server() -> None:
     checks = [cell for row in rows if row[0].startswith("Checks, ") for cell in row[1:]]
     assert all(re.fullmatch(r"\d+ of \d+(; [a-z_, ]+ (refused|not tried))*", cell) for cell in checks)
     explained = page.partition("| Row | What follows for a job |")[2].partition("\n\n")[0]
-    assert re.findall(r"^\| ([^|]+) \|", explained, re.MULTILINE) == list(HABITS)
+    named = re.findall(r"^\| ([^|]+) \|", explained, re.MULTILINE)
+    assert named, "habits of which a job's user has something to do"
+    assert named == [habit for habit in HABITS if habit in named]
 
 
 @pytest.mark.e2e
