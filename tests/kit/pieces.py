@@ -22,10 +22,11 @@ class Pieces(io.RawIOBase):
 
     def readinto(self, buffer: Buffer) -> int | None:
         room = memoryview(buffer)
-        size = next(self.sizes, len(room))
+        size = next(self.sizes, None)
         if size == 0:
             return None
-        piece, self.left = self.left[: min(size, len(room))], self.left[min(size, len(room)) :]
+        count = len(room) if size is None else min(size, len(room))
+        piece, self.left = self.left[:count], self.left[count:]
         room[: len(piece)] = piece
         return len(piece)
 
