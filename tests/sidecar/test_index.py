@@ -244,7 +244,7 @@ def test_a_wrong_format_is_told_from_corrupt_objects(stub: S3Stub, tmp_path: Pat
     path, folder = setup(stub, tmp_path), tmp_path / "index"
     done = build(path, folder, "--format", "RecordIO", code=8)
     assert (
-        "; no object is of the format RecordIO: give --format that of the objects: s3://b/train/0"
+        "; no object is of the format RecordIO: correct Records.Format, or --format: s3://b/train/0"
         in done.stderr
     )
     assert set(rows(folder)) == {object_name("b", "train/1")}, "an empty object fits every format"

@@ -222,7 +222,7 @@ def test_what_s3_answers_is_an_error_by_name(stub: S3Stub, tmp_path: Path) -> No
     absent = order.replace(path, "JOB")
     name = f"{PLACE}train.index"
     fails_with(2, f"there is no record index {name}: make it by `{absent}`, or correct Records.Index")
-    assert f"there is no record index {PLACE}" in penstock("doctor", "-c", path).stdout
+    assert "index train        there is none yet; run builds it" in penstock("doctor", "-c", path).stdout
     command = tuple(shlex.split(order)[1:])
     stub.puts.refused.append((403, "AccessDenied"))
     fails_with(3, "may not write this object; they need s3:PutObject", name, command=command)
