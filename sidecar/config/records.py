@@ -43,6 +43,13 @@ class RecordsConfig(Model):
         return self
 
     @property
+    def place(self) -> str:
+        """The place of the index, which records have unless they are of one size."""
+        if self.index is None:
+            raise AssertionError
+        return self.index
+
+    @property
     def record_format(self) -> RecordFormat:
         """The format of the objects' records."""
         return RecordFormat.parse(self.format)

@@ -207,11 +207,16 @@ class ChannelConfig(Model):
         return self
 
     @property
-    def record_format(self) -> RecordFormat:
-        """The format of the records of a channel that has `Records`, as each one with a global batch has."""
+    def records(self) -> RecordsConfig:
+        """The section of a channel that has `Records`, as each one with a global batch has."""
         if self.penstock.records is None:
             raise AssertionError
-        return self.penstock.records.record_format
+        return self.penstock.records
+
+    @property
+    def record_format(self) -> RecordFormat:
+        """The format of the records of such a channel."""
+        return self.records.record_format
 
     @property
     def learnt(self) -> RecordsConfig | None:

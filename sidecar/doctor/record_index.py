@@ -65,7 +65,7 @@ async def record_indexes(job: Job, clients: Clients, hosts: Hosts) -> AsyncItera
 
 async def _learnt(channel: str, records: RecordsConfig, access: Access) -> Finding:
     """Check the index that a channel learns, as far as it is there."""
-    check, place = f"index {channel}", records.index or ""
+    check, place = f"index {channel}", records.place
     if index_uri(place, channel) is None and (folder := _not_writable(place)):
         fix = "Let Records.Index name a directory that this user may write. The channel streams without, too."
         return Finding(check, "warning", f"the directory {folder} cannot be written", fix)

@@ -245,7 +245,7 @@ async def _learning(
     channel: str, records: RecordsConfig, plan: Plan, access: Access
 ) -> AsyncIterator[IndexLearner]:
     async with contextlib.AsyncExitStack() as stack:
-        target = await stack.enter_async_context(index_target(records.index or "", channel, access))
+        target = await stack.enter_async_context(index_target(records.place, channel, access))
         opening = open_index(target.path, records.record_format, name=target.name)
         file = await in_thread(stack.enter_context, opening)
         learner = IndexLearner(channel, file, plan, IndexUpload(target, file))

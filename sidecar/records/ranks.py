@@ -27,7 +27,7 @@ from sidecar.index.object import find_channel_index, open_channel_index
 from sidecar.index.objects import Access, ChannelObjects
 from sidecar.index.stored import check_format
 from streamer.aio import in_thread, task_group
-from streamer.errors import CorruptObject, PenstockError
+from streamer.errors import CorruptObject, PenstockError, SourceChanged
 from streamer.formats.record_index import memory_of, object_name
 from streamer.plan.mixed_order import MixedOrder
 from streamer.plan.record_order import BLOCK, Deal, RecordOrder
@@ -78,12 +78,18 @@ async def plan_by_record(
         table = await in_thread(FixedRecords, plan.entries, channel.record_format.size)
     else:
         objects = await in_thread(ChannelObjects, plan)
-        if build and (index is None or len(await in_thread(objects.without_row, index))):
-            place = channel.penstock.index or ""
-            await add_missing(place, channel.channel_name, channel.record_format, objects, access)
+        try:
+            if index is not None:
+                await in_thread(check_rows, index, objects)
+        except SourceChanged:
+            if not build:
+                raise
             index = None
         if index is None:
+            place = channel.records.place
+            await add_missing(place, channel.channel_name, channel.record_format, objects, access)
             index = await load_index(channel, memory, access)
+            await in_thread(check_rows, index, objects)
         join = channel.penstock.join is not None
         table = await in_thread(partial(_table, index, plan, objects, join=join))
 
@@ -121,8 +127,7 @@ def deal_of(ranks: RanksConfig, shard: Shard) -> Deal:
 
 
 def _table(index: RecordIndex, plan: Plan, objects: ChannelObjects, *, join: bool) -> IndexedRecords:
-    """Return the offsets of the records of the plan's objects, once its rows are compared with these."""
-    check_rows(index, objects)
+    """Return the offsets of the records of the plan's objects, which all have rows."""
     return IndexedRecords(index, plan.entries, _names(plan.entries, objects), join=join)
 
 
@@ -147,24 +152,30 @@ async def load_index(channel: ChannelConfig, memory: PlanMemory, access: Access)
     """
     name = channel.channel_name
     stored = await open_channel_index(
-        channel.penstock.index or "",
+        channel.records.place,
         name,
         access,
         named_by="Records.Index",
         build=f"penstock index build -c JOB --channel {name}",
     )
-    return await _read(stored, channel, memory)
+    return await _read(stored, channel, memory, growing=False)
 
 
 async def find_index(channel: ChannelConfig, memory: PlanMemory, access: Access) -> RecordIndex | None:
-    """Return the channel's index, or None before a build has stored its first row. Raises what that does."""
-    stored = await find_channel_index(channel.penstock.index or "", channel.channel_name, access)
-    return None if stored is None or not stored.size else await _read(stored, channel, memory)
+    """Return the channel's index for a start, which makes what it lacks; None if no row is stored yet.
+
+    A build that was killed may have left a block that is not whole, which the next one removes. Raises as
+    `load_index` for another fault.
+    """
+    stored = await find_channel_index(channel.records.place, channel.channel_name, access)
+    return None if stored is None or not stored.size else await _read(stored, channel, memory, growing=True)
 
 
-async def _read(stored: StoredIndex, channel: ChannelConfig, memory: PlanMemory) -> RecordIndex:
+async def _read(
+    stored: StoredIndex, channel: ChannelConfig, memory: PlanMemory, *, growing: bool
+) -> RecordIndex:
     memory.count_index(stored.path, await in_thread(memory_of, stored))
-    index = await in_thread(stored.index)
+    index = await in_thread(partial(stored.index, growing=growing))
     check_format(stored.path, index, channel.record_format)
     return index
 

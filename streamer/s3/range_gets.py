@@ -1,7 +1,7 @@
 """The GETs of the ranges of one part by our own client: how they are sent, and how responses are judged.
 
-range ─▶ `request`: bytes to send, signed ─▶ response header ─▶ `body`: checked, left in its socket
-└▶ `error`: of a response without the body
+range ─▶ `request`: bytes to send, signed ─▶ response header ─┬▶ `body`: checked, left in its socket
+                                                              └▶ `error`: of a response without the body
 """
 
 from __future__ import annotations

@@ -68,6 +68,22 @@ def test_a_start_makes_what_the_index_lacks(stub: S3Stub, tmp_path: Path, place:
     assert penstock("index", "verify", "-c", path, "--all").returncode == 0
 
 
+def test_a_start_goes_on_with_a_build_that_was_killed(stub: S3Stub, tmp_path: Path) -> None:
+    """It had written a part of its last block of rows."""
+    put(stub, 0)
+    path = by_record(stub, tmp_path, "folder")
+    started(path, tmp_path / "ml")
+    file = tmp_path / "folder" / "train.index"
+    whole = file.read_bytes()
+    put(stub, 1)
+    for torn, objects in ((whole + whole[-100:-50], 1), (whole[:-9], 2)):
+        file.write_bytes(torn)
+        assert penstock("plan", "-c", path).returncode == 7, "only a start writes"
+        _, (built,) = started(path, tmp_path / "ml")
+        assert built["objects"] == objects
+        assert len(read_index(str(file))) == 2
+
+
 def test_rows_that_another_job_needs_are_kept(stub: S3Stub, tmp_path: Path) -> None:
     put(stub, 0, 1, 2)
     started(by_record(stub, tmp_path, "folder"), tmp_path / "ml")
