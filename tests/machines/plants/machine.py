@@ -6,39 +6,26 @@ not count. A broken case means that a checker must become stronger.
 
 from __future__ import annotations
 
-import contextlib
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
-from tests.machines.machine import Machine, Result
+from tests.machines.machine import Result
 from tests.machines.plants.catalogue import PLANTS, Plant
 from tests.machines.plants.checkers import checkers
-from tests.machines.plants.trees import Trees
+from tests.machines.plants.trees import InTrees
 
 
-class Plants(Machine[Plant]):
+class Plants(InTrees[Plant]):
     """A case is a bug, and takes seconds to minutes."""
-
-    count = None
-    limit = 7200.0
-    workers = 2
-
-    @contextlib.contextmanager
-    def opened(self) -> Iterator[None]:
-        with tempfile.TemporaryDirectory(prefix="penstock-plants-") as directory:
-            self._trees = Trees(Path(directory))
-            yield
 
     def cases(self) -> Sequence[Plant]:
         return PLANTS
 
     def run(self, case: Plant) -> Result:
-        with self._trees.with_plant(case):
+        with self.trees.with_plant(case):
             for checker in checkers(case):
-                if what := self._trees.found_by(checker):
+                if what := self.trees.found_by(checker):
                     if self.trace is not None:
                         self.trace.append(f"{checker.name}: {what}")
                     return Result(Counter([f"by {checker.name}"]), cells={"found by": checker.name})

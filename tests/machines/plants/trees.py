@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.machines.machine import CaseT, Machine
 from tests.machines.plants.catalogue import Plant
 from tests.machines.plants.checkers import Checker
 
@@ -78,3 +80,17 @@ class Trees:
             clean = checker.look(self.clean, WITHIN)
             self._sound[checker.name] = not clean.complains or clean.hung
         return outcome.what if self._sound[checker.name] else ""
+
+
+class InTrees(Machine[CaseT]):
+    """Base of the machines that plant bugs: a worker has trees of its own, and a case takes minutes."""
+
+    count = None
+    limit = 7200.0
+    workers = 2
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        with tempfile.TemporaryDirectory(prefix="penstock-plants-") as directory:
+            self.trees = Trees(Path(directory))
+            yield
