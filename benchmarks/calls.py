@@ -27,6 +27,9 @@ OBJECTS = 10_000
 PAYLOAD = 100_000 - 16
 """Bytes of the one record of an object; TFRecord's header and checksums are the other 16."""
 COMMANDS = ("run", "cat")
+_AHEAD = "64MiB"
+"""Bytes that may be requested before they are read. With more, a reader that is late finds all of a short
+epoch requested, and the calls of its requests made."""
 _READ = 1 << 20
 _COUNTED = """
 import collections, os, signal, sys
@@ -59,9 +62,9 @@ def calls_an_object(command: str, objects: int = OBJECTS) -> float:
         open(counts) as lines,
     ):
         arguments = (
-            ["run", "-c", write_job(os.path.join(directory, "ml"))]
+            ["run", "-c", write_job(os.path.join(directory, "ml"), MemoryBudget=_AHEAD)]
             if command == "run"
-            else ["cat", "s3://bucket/data/"]
+            else ["cat", "--memory-budget", _AHEAD, "s3://bucket/data/"]
         )
         process = subprocess.Popen(
             [sys.executable, "-c", _COUNTED, str(child_counts), *arguments],
