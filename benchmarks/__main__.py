@@ -14,35 +14,27 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from types import FrameType
 from typing import Any, NoReturn
 
-from benchmarks import lineup, origin, scenarios
+from benchmarks import origin
 from benchmarks.clients import Client
 from benchmarks.dataset import directory_in_memory
+from benchmarks.lineup import CLIENTS, before
 from benchmarks.matrix import Matrix
 from benchmarks.netns import NetworkUnavailable
-from benchmarks.report import circumstances, keep
-from benchmarks.scenarios import Scenario
+from benchmarks.report import circumstances, keep, markdown, say
+from benchmarks.scenarios import SCENARIOS, Scenario
+from benchmarks.stats import list_of
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     made = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0])
-    made.add_argument(
-        "--scenarios",
-        type=_list(scenarios.choose),
-        default="all",
-        metavar="LIST",
-        help=f"comma-separated: {', '.join((*scenarios.SCENARIOS, *scenarios.GROUPS))} (all)",
-    )
-    made.add_argument(
-        "--peers",
-        type=_list(lineup.choose),
-        default="all",
-        metavar="LIST",
-        help=f"comma-separated: {', '.join(lineup.CLIENTS)} (all)",
-    )
+    for name, known in (("scenarios", SCENARIOS), ("peers", CLIENTS)):
+        text = f"comma-separated: {', '.join(known)} (all)"
+        made.add_argument(f"--{name}", type=list_of(known), default="all", metavar="LIST", help=text)
     made.add_argument(
         "--before",
         metavar="DIR",
@@ -53,18 +45,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--scale", type=float, default=1.0, help="times the bytes, for trying out (1)")
     made.add_argument("--out", default="build/benchmarks", metavar="DIR", help="results (build/benchmarks)")
     made.add_argument("--note", default="", help="a sentence about the circumstances, kept in the results")
-    made.add_argument("--no-plot", action="store_true", help="do not draw the picture")
     return made
-
-
-def _list(choose: Any) -> Any:
-    def convert(text: str) -> Any:
-        try:
-            return choose(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return convert
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -76,41 +57,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if reason := origin.missing():
         print(f"bench: {reason}", file=sys.stderr)
         return 2
+    clients = [CLIENTS[name] for name in chosen.peers]
     if chosen.before is not None:
-        chosen.peers.append(lineup.before(chosen.before))
+        clients.append(before(chosen.before))
     signal.signal(signal.SIGTERM, _terminated)
     os.makedirs(chosen.out, exist_ok=True)
-    results = _document(chosen.peers, chosen)
+    results = _document(clients, chosen)
     started = time.monotonic()
     try:
         with directory_in_memory("penstock-bench-") as directory:
             matrix = Matrix(
-                chosen.peers,
+                clients,
                 directory=directory,
                 rounds=chosen.rounds,
                 defaults=chosen.defaults,
-                say=_say,
             )
-            for scenario in chosen.scenarios:
-                _measure(
-                    matrix, scenario.scaled(chosen.scale), results, os.path.join(chosen.out, "results.json")
-                )
+            for name in chosen.scenarios:
+                scenario = SCENARIOS[name]
+                scenario = replace(scenario, shape=scenario.shape.scaled(chosen.scale))
+                _measure(matrix, scenario, results, os.path.join(chosen.out, "results.json"))
     except KeyboardInterrupt:
         print("bench: interrupted", file=sys.stderr)
         return 130
-    _show(results)
+    print(markdown(results))
     print(f"bench: {time.monotonic() - started:.0f} s; results in {chosen.out}/results.json")
-    if not chosen.no_plot:
-        _draw(results, os.path.join(chosen.out, "results.png"))
     return 1 if _failed(results) else 0
 
 
 def _measure(matrix: Matrix, scenario: Scenario, results: dict[str, Any], path: str) -> None:
-    _say(f"--- {scenario.name}: {scenario.text}")
+    say(f"--- {scenario.name}: {scenario.text}")
     try:
         results["scenarios"][scenario.name] = matrix.measure(scenario)
     except NetworkUnavailable as error:
-        _say(f"{scenario.name}: not measured: {error}")
+        say(f"{scenario.name}: not measured: {error}")
         results["scenarios"][scenario.name] = {"text": scenario.text, "problem": str(error), "clients": {}}
     keep(results, path)
 
@@ -145,48 +124,9 @@ def _document(chosen: Sequence[Client], arguments: argparse.Namespace) -> dict[s
     }
 
 
-def _show(results: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    from benchmarks.report import HEADINGS, cells, state
-    from benchmarks.stats import rows
-
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    for name, scenario in results["scenarios"].items():
-        if scenario.get("problem"):
-            console.print(f"\n{name}: not measured: {scenario['problem']}")
-            continue
-        table = Table(title=f"{name}: {scenario['text']} ({scenario['objects']})", title_justify="left")
-        for number, heading in enumerate(HEADINGS):
-            table.add_column(heading, justify="right" if 2 <= number <= 5 else "left")
-        made = rows(scenario)
-        for row in made:
-            table.add_row(*cells(row), style="bold" if row.client.startswith("penstock") else None)
-        console.print()
-        console.print(table)
-        if sentence := state(scenario):
-            console.print(sentence)
-
-
-def _draw(results: dict[str, Any], path: str) -> None:
-    from benchmarks.plot import draw
-
-    try:
-        draw(results, path)
-    except (ImportError, ValueError) as error:
-        print(f"bench: no picture: {error}", file=sys.stderr)
-    else:
-        print(f"bench: picture in {path}")
-
-
 def _terminated(number: int, _: FrameType | None) -> NoReturn:
     """End the benchmark on SIGTERM as on Ctrl-C, so that every `finally` runs."""
     raise SystemExit(128 + number)
-
-
-def _say(what: str) -> None:
-    print(f"bench: {what}", flush=True)
 
 
 if __name__ == "__main__":

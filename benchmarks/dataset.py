@@ -182,18 +182,20 @@ def nginx_etag(mtime: int, size: int) -> str:
     return f"{mtime:x}-{size:x}"
 
 
-def listing(bucket: str, entries: list[tuple[str, int, str]]) -> str:
-    """Return a ListObjectsV2 response for (key, size, ETag) entries, all in one page."""
+def listing(bucket: str, entries: list[tuple[str, int, str]], *, token: str = "") -> str:
+    """Return a ListObjectsV2 response for (key, size, ETag) entries. `token`: of a next page."""
     contents = "".join(
         f"<Contents><Key>{escape(key)}</Key><LastModified>2025-06-15T15:06:40.000Z</LastModified>"
         f"<ETag>&quot;{escape(etag)}&quot;</ETag><Size>{size}</Size>"
+        "<ChecksumAlgorithm>CRC64NVME</ChecksumAlgorithm><ChecksumType>FULL_OBJECT</ChecksumType>"
         "<StorageClass>STANDARD</StorageClass></Contents>\n"
         for key, size, etag in entries
     )
+    more = f"<NextContinuationToken>{token}</NextContinuationToken>" if token else ""
     return (
         '<?xml version="1.0" encoding="UTF-8"?>\n'
         '<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
         f"<Name>{escape(bucket)}</Name><Prefix></Prefix><KeyCount>{len(entries)}</KeyCount>"
-        f"<MaxKeys>{max(1000, len(entries))}</MaxKeys><IsTruncated>false</IsTruncated>\n"
-        f"{contents}</ListBucketResult>\n"
+        f"<MaxKeys>{max(1000, len(entries))}</MaxKeys><IsTruncated>{str(bool(token)).lower()}</IsTruncated>\n"
+        f"{more}{contents}</ListBucketResult>\n"
     )

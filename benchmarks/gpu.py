@@ -34,8 +34,8 @@ from benchmarks.gpu_task import IMAGE, LOADS, MARK, RECORD, Order
 from benchmarks.origin import Origin, OriginFailed, missing, running_origin
 from benchmarks.ours import Penstock, Sidecar
 from benchmarks.process import Child, ProcessFailed, on_cores
-from benchmarks.report import circumstances, insert_into, keep, kept
-from benchmarks.stats import in_turns, spread
+from benchmarks.report import circumstances, insert_into, keep, kept, say
+from benchmarks.stats import in_turns, list_of, spread
 from benchmarks.task import Stream, Task
 
 BEGIN = "<!-- gpu: begin; written by python -m benchmarks.gpu -->"
@@ -95,27 +95,40 @@ class Cores:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """The processes, directories and cores of one load's runs."""
+class Setup:
+    """Settings that the measurements of all loads share."""
 
     directory: str
     origin: Origin
     server: str
     data: Shards
     cores: Cores
+    device: str
+    workers: Sequence[int]
+    """Numbers of DataLoader workers to try."""
+    rounds: int
+    seconds: float
+    """Length of each run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The trainer of one load, and where its runs are made."""
+
+    setup: Setup
     trainer: Child
     ml: str
     """Base directory of the job, as the trainer uses it."""
 
     def run(self, feed: str, workers: int, seconds: float) -> Document:
         """Do one run and return its figures. Raises ProcessFailed, also for wrong records."""
-        shape = self.data.shape
+        shape = self.setup.data.shape
         order = Order(
             feed=feed,
-            url=self.origin.urls[self.server],
+            url=self.setup.origin.urls[self.setup.server],
             bucket=shape.bucket(0),
             keys=[shape.key(index) for index in range(shape.objects)],
-            directory=os.path.join(self.data.root, "objects", shape.bucket(0)),
+            directory=os.path.join(self.setup.data.root, "objects", shape.bucket(0)),
             size=shape.size,
             workers=workers,
             seconds=seconds,
@@ -126,9 +139,9 @@ class Place:
                 stack.callback(sidecar.close)
             self.trainer.say(json.dumps(asdict(order)))
             self._line("begin")
-            cpu, since = self.cores.busy(), time.monotonic()
+            cpu, since = self.setup.cores.busy(), time.monotonic()
             found: Document = json.loads(self._line())
-            found["cores"] = (self.cores.busy() - cpu) / (time.monotonic() - since)
+            found["cores"] = (self.setup.cores.busy() - cpu) / (time.monotonic() - since)
             if sidecar is not None:
                 found["waits"] = waits(sidecar.status())
             self.trainer.say("end")
@@ -145,16 +158,16 @@ class Place:
 
     def _sidecar(self, workers: int) -> Sidecar:
         shutil.rmtree(self.ml, ignore_errors=True)
-        shape = self.data.shape
+        shape = self.setup.data.shape
         stream = Stream(bucket=shape.bucket(0), keys=[], size=0, fifo=os.path.join(self.ml, "train_0"))
-        url = self.origin.urls[self.server]
+        url = self.setup.origin.urls[self.setup.server]
         task = Task(
             url=url,
-            ca_bundle=self.origin.ca_bundle if url.startswith("https:") else None,
+            ca_bundle=self.setup.origin.ca_bundle if url.startswith("https:") else None,
             streams=[stream],
             setting={},
         )
-        return _RequestLimits("penstock", {}, {}, {}, workers).start(task, self.directory)
+        return _RequestLimits("penstock", {}, {}, {}, workers).start(task, self.setup.directory)
 
 
 def waits(status: Document) -> dict[str, float]:
@@ -176,23 +189,6 @@ class _RequestLimits(Penstock):
         return made
 
 
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """Settings that the measurements of all loads share."""
-
-    directory: str
-    origin: Origin
-    server: str
-    data: Shards
-    cores: Cores
-    device: str
-    workers: Sequence[int]
-    """Numbers of DataLoader workers to try."""
-    rounds: int
-    seconds: float
-    """Length of each run."""
-
-
 def measure(load: str, feeds: Sequence[str], setup: Setup) -> Document:
     """Measure all feeds of one load; return its part of the results document."""
     ml = os.path.join(setup.directory, "ml")
@@ -200,24 +196,24 @@ def measure(load: str, feeds: Sequence[str], setup: Setup) -> Document:
     env["PATH"] = os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)))
     command = [sys.executable, "-m", "benchmarks.gpu_trainer", load, setup.device, str(max(setup.workers))]
     entries: dict[str, Document] = {}
-    cores, seconds = setup.cores, setup.seconds
-    with on_cores(cores.job):
+    seconds = setup.seconds
+    with on_cores(setup.cores.job):
         trainer = Child(f"the trainer of {load}", command, env=env, cwd=ROOT)
         try:
             name = trainer.line(deadline=time.monotonic() + _PATIENCE)
-            place = Place(setup.directory, setup.origin, setup.server, setup.data, cores, trainer, ml)
+            place = Place(setup, trainer, ml)
             for feed in feeds:
                 choices = setup.workers if feed != "memory" else [0]
                 tried = {}
                 for count in choices if len(choices) > 1 else ():
                     tried[count] = place.run(feed, count, seconds / 2)
-                    _say(f"{load}, {feed}: tried: {text(tried[count])}")
+                    say(f"{load}, {feed}: tried: {text(tried[count])}")
                 best = max(tried, key=lambda count: rate_of(tried[count]), default=choices[0])
                 entries[feed] = {"workers": best, "tried": tried, "runs": []}
             for number, feed in in_turns(setup.rounds, feeds):
                 found = place.run(feed, entries[feed]["workers"], seconds)
                 entries[feed]["runs"].append(found)
-                _say(f"{load}, {feed}: run {number + 1}: {text(found)}")
+                say(f"{load}, {feed}: run {number + 1}: {text(found)}")
         finally:
             trainer.close()
     return {"device": name, "feeds": entries}
@@ -296,8 +292,9 @@ def lacking(loads: Sequence[str]) -> str | None:
 
 def _parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.splitlines()[0])
-    made.add_argument("--loads", default="resnet18", metavar="LIST", help=f"of {', '.join(LOADS)} (resnet18)")
-    made.add_argument("--feeds", default=",".join(FEEDS), metavar="LIST", help=f"of {', '.join(FEEDS)} (all)")
+    for name, known, usual in (("loads", LOADS, "resnet18"), ("feeds", FEEDS, "all")):
+        text = f"of {', '.join(known)} ({usual})"
+        made.add_argument(f"--{name}", type=list_of(known), default=usual, metavar="LIST", help=text)
     made.add_argument("--workers", default="2,8", metavar="LIST", help="DataLoader workers to try (2,8)")
     made.add_argument("--server", default="paced", help="of the origin: paced, fast (paced)")
     made.add_argument("--rounds", type=int, default=3, help="counted runs of each (3)")
@@ -310,12 +307,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = _parser()
-    chosen = parser.parse_args(arguments)
-    loads, feeds = ([name for name in text.split(",") if name] for text in (chosen.loads, chosen.feeds))
-    for names, known in ((loads, LOADS), (feeds, FEEDS)):
-        if unknown := set(names) - set(known):
-            parser.error(f"no {min(unknown)!r}; there are {', '.join(known)}")
+    chosen = _parser().parse_args(arguments)
+    loads, feeds = chosen.loads, chosen.feeds
     results = kept(chosen.out) or {"loads": {}}
     if loads:
         if reason := lacking(loads):
@@ -373,10 +366,6 @@ def _measure(
                     },
                 }
                 keep(results, chosen.out)
-
-
-def _say(what: str) -> None:
-    print(f"bench: {what}", flush=True)
 
 
 if __name__ == "__main__":

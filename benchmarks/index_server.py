@@ -18,18 +18,10 @@ from dataclasses import dataclass
 from hashlib import md5
 from urllib.parse import parse_qs, urlsplit
 
+from benchmarks.dataset import listing
 from streamer.formats import tfrecord
 
 PAGE = 1000
-LISTING = (
-    '<?xml version="1.0" encoding="UTF-8"?>\n<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
-    "<Name>bucket</Name><Prefix></Prefix><KeyCount>{count}</KeyCount><MaxKeys>1000</MaxKeys>"
-    "<EncodingType>url</EncodingType><IsTruncated>{more}</IsTruncated>{token}{objects}</ListBucketResult>"
-)
-OBJECT = (
-    "<Contents><Key>{key}</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified>"
-    "<ETag>&quot;{etag}&quot;</ETag><Size>{size}</Size><StorageClass>STANDARD</StorageClass></Contents>"
-)
 _RANGE = re.compile(rb"\r\nrange: bytes=(\d+)-(\d+)", re.IGNORECASE)
 
 
@@ -88,12 +80,8 @@ def page(objects: dict[str, Served], target: str) -> bytes:
     query = {name: values[0] for name, values in parse_qs(urlsplit(target).query).items()}
     after = query.get("continuation-token", query.get("start-after", ""))
     keys = [key for key in objects if key.startswith(query.get("prefix", "")) and key > after]
-    shown = [OBJECT.format(key=key, etag=objects[key].etag, size=objects[key].size) for key in keys[:PAGE]]
-    more = len(keys) > PAGE
-    token = f"<NextContinuationToken>{keys[PAGE - 1]}</NextContinuationToken>" if more else ""
-    return LISTING.format(
-        count=len(shown), more=str(more).lower(), token=token, objects="".join(shown)
-    ).encode()
+    shown = [(key, objects[key].size, objects[key].etag) for key in keys[:PAGE]]
+    return listing("bucket", shown, token=shown[-1][0] if len(keys) > PAGE else "").encode()
 
 
 async def serve(folder: str, periodic: Periodic | None) -> None:

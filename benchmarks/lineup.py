@@ -64,13 +64,3 @@ CLIENTS: dict[str, Client] = {
 def before(checkout: str) -> Client:
     """Return the client `before`: Penstock of another checkout, whose virtual environment runs it."""
     return replace(_PENSTOCK, name="before", checkout=os.path.abspath(checkout))
-
-
-def choose(names: str) -> list[Client]:
-    """Return the clients of a comma-separated list, in the order of `CLIENTS`. Raises ValueError."""
-    wanted = {name.strip() for name in names.split(",")} - {""}
-    if "all" in wanted:
-        return list(CLIENTS.values())
-    if unknown := wanted - CLIENTS.keys():
-        raise ValueError(f"no client {min(unknown)!r}; there are {', '.join((*CLIENTS, 'all'))}")
-    return [client for name, client in CLIENTS.items() if name in wanted]

@@ -8,7 +8,7 @@ Shapes: `flat`, image files of one folder; `folders`, a thousand files in each; 
 A lister's figures are its own: CPU seconds of the listing, peak memory above that before the listing, and the
 CPU seconds that its event loop spent on the listing before another task had its turn, looked at every 2 ms.
 
-`--table COUNTS` lists COUNTS keys by our own client, `--into PAGE` writes the table into the page.
+`--keys COUNTS` lists several numbers of keys, `--into PAGE` writes the table into the page.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
 import resource
 import subprocess
 import sys
@@ -28,6 +27,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from benchmarks.dataset import listing
+from benchmarks.jobs import environment
 from benchmarks.report import insert_into
 from benchmarks.stats import in_turns, percentile, spread
 from streamer.plan import S3Uri
@@ -37,16 +38,6 @@ from streamer.s3.pages.listing import list_prefix
 from streamer.s3.pages.pages import open_pages
 
 PAGE = 1000
-HEAD = (
-    '<?xml version="1.0" encoding="UTF-8"?>\n<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
-    "<Name>bucket</Name><Prefix></Prefix>{more}<KeyCount>{count}</KeyCount><MaxKeys>1000</MaxKeys>"
-    "<EncodingType>url</EncodingType><IsTruncated>{truncated}</IsTruncated>"
-)
-OBJECT = (
-    "<Contents><Key>%s</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified><ETag>&quot;%032x&quot;</ETag>"
-    "<ChecksumAlgorithm>CRC64NVME</ChecksumAlgorithm><ChecksumType>FULL_OBJECT</ChecksumType><Size>%d</Size>"
-    "<StorageClass>STANDARD</StorageClass></Contents>"
-)
 SHAPES: dict[str, Callable[[int], str]] = {
     "flat": "train/img-{:08d}.jpg".format,
     "folders": lambda number: f"train/{number // 1000:05d}/{number % 1000:04d}.jpg",
@@ -54,7 +45,7 @@ SHAPES: dict[str, Callable[[int], str]] = {
 }
 """By name, the key of an object by its number; keys ascend with the numbers."""
 BEGIN, END = (
-    "<!-- listing: begin; written by python -m benchmarks.listing --table -->",
+    "<!-- listing: begin; written by python -m benchmarks.listing -->",
     "<!-- listing: end -->",
 )
 COLUMNS = (
@@ -94,10 +85,8 @@ def page(keys: Keys, query: dict[str, list[str]]) -> bytes:
         int(query["continuation-token"][0]) if "continuation-token" in query else bisect_right(keys, after)
     )
     end = min(begin + PAGE, len(keys))
-    more = f"<NextContinuationToken>{end}</NextContinuationToken>" if end < len(keys) else ""
-    head = HEAD.format(more=more, count=end - begin, truncated=str(bool(more)).lower())
-    values = [each for number in range(begin, end) for each in (keys[number], number, number + 1)]
-    return (head + OBJECT * (end - begin) % tuple(values) + "</ListBucketResult>").encode()
+    entries = [(keys[number], number + 1, f"{number:032x}") for number in range(begin, end)]
+    return listing("bucket", entries, token=str(end) if end < len(keys) else "").encode()
 
 
 async def serve(keys: Keys, delay: float) -> None:
@@ -138,19 +127,16 @@ async def measure(url: str, *, by_aiobotocore: bool) -> dict[str, float]:
     ) as clients:
         with open_pages(clients) as pages:
             looking = asyncio.create_task(look())
-            memory, cpu, began = peak_memory(), time.process_time(), time.monotonic()
+            memory, cpu = peak_memory(), time.process_time()
             entries = await list_prefix(pages, S3Uri("bucket", "train/"))
-            seconds, cpu = time.monotonic() - began, time.process_time() - cpu
+            cpu = time.process_time() - cpu
             ended = True
             await looking
-        requests = clients.request_counts["ListObjectsV2"]
     return {
         "keys": len(entries),
-        "seconds": seconds,
         "cpu": cpu,
         "memory": peak_memory() - memory,
         "name": sum(len(key) for start in range(0, len(entries), PAGE) for key in _keys(entries, start)),
-        "requests": requests,
         "busy": max(turns),
         "busy p50": percentile(turns, 0.5),
         "busy p99": percentile(turns, 0.99),
@@ -182,53 +168,31 @@ def running_server(shape: str, keys: int, delay: float) -> Iterator[str]:
 def listed(client: str, url: str) -> dict[str, float]:
     """List in a new process. Raises CalledProcessError."""
     command = [sys.executable, "-m", "benchmarks.listing", "--lister", client, "--url", url]
-    keys = {"AWS_ACCESS_KEY_ID": "AKIDBENCHMARK", "AWS_SECRET_ACCESS_KEY": "not-a-secret"}
-    variables = {**os.environ, **keys, "AWS_DEFAULT_REGION": "us-east-1"}
-    found: dict[str, float] = json.loads(subprocess.check_output(command, env=variables))
-    return found
-
-
-def compare(arguments: argparse.Namespace) -> None:
-    """List by each client in turns, and print the medians."""
-    found: dict[str, list[dict[str, float]]] = {}
-    with running_server(arguments.shape, arguments.keys, arguments.delay) as url:
-        for _, client in in_turns(arguments.rounds, arguments.clients.split(",")):
-            found.setdefault(client, []).append(listed(client, url))
-    for client, lists in found.items():
-        if any(each["keys"] != arguments.keys for each in lists):
-            raise SystemExit(f"{client} has found {lists[0]['keys']} of {arguments.keys} keys")
-        figures = {
-            "s": spread([each["seconds"] for each in lists]).text(),
-            "CPU-s": spread([each["cpu"] for each in lists]).text(),
-            "keys/CPU-s": f"{spread([each['keys'] / each['cpu'] for each in lists]).median:,.0f}",
-            "requests": f"{spread([each['requests'] for each in lists]).median:,.0f}",
-            "bytes/key besides the name": spread(
-                [(each["memory"] - each["name"]) / each["keys"] for each in lists]
-            ).text(),
-            "ms before another task": spread([each["busy"] * 1000 for each in lists]).text(),
-        }
-        print(f"{client:12}", ", ".join(f"{value} {name}" for name, value in figures.items()))
+    found = subprocess.check_output(command, env=environment(url, "/nonexistent"))
+    return dict(json.loads(found))
 
 
 def table(arguments: argparse.Namespace) -> str:
-    """List each number of keys by our own client, in turns, and return the medians as a table."""
-    counts = [int(count) for count in arguments.table.split(",")]
-    found: dict[int, list[dict[str, float]]] = {}
+    """List each number of keys by each client, in turns, and return the medians as a table."""
+    counts = [int(count) for count in arguments.keys.split(",")]
+    found: dict[tuple[int, str], list[dict[str, float]]] = {}
     with contextlib.ExitStack() as stack:
         urls = {
             count: stack.enter_context(running_server(arguments.shape, count, arguments.delay))
             for count in counts
         }
-        for _, count in in_turns(arguments.rounds, counts):
-            found.setdefault(count, []).append(listed("ours", urls[count]))
+        rows = [(count, client) for client in arguments.clients.split(",") for count in counts]
+        for _, (count, client) in in_turns(arguments.rounds, rows):
+            found.setdefault((count, client), []).append(listed(client, urls[count]))
     lines = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
-    for count, lists in found.items():
+    for (count, client), lists in found.items():
         if any(each["keys"] != count for each in lists):
-            raise SystemExit(f"{lists[0]['keys']} of {count} keys are found")
+            raise SystemExit(f"{client} has found {lists[0]['keys']} of {count} keys")
         cpu = spread([each["cpu"] for each in lists]).median
         memory = spread([each["memory"] - each["name"] for each in lists]).median
         turns = [spread([each[name] for each in lists]).median * 1000 for name in TURNS]
-        cells = [f"{count:,}", f"{cpu / count * 1e6:.1f}", f"{count / cpu:,.0f}", f"{memory / 1e6:.1f}"]
+        first = f"{count:,}" if client == "ours" else f"{count:,}, {client}"
+        cells = [first, f"{cpu / count * 1e6:.1f}", f"{count / cpu:,.0f}", f"{memory / 1e6:.1f}"]
         lines.append(f"| {' | '.join([*cells, *(f'{turn:.2f}' for turn in turns)])} |")
     return "\n".join(lines)
 
@@ -236,12 +200,11 @@ def table(arguments: argparse.Namespace) -> str:
 def main() -> None:
     """Run the server, a lister, or all of the measurement."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.listing", description=__doc__.splitlines()[0])
-    parser.add_argument("--keys", type=int, default=1_000_000, help="objects below the prefix (1000000)")
+    parser.add_argument("--keys", default="1000000", metavar="COUNTS", help="comma-separated (1000000)")
     parser.add_argument("--shape", choices=SHAPES, default="flat", help="form of the keys (flat)")
     parser.add_argument("--delay", type=float, default=0.1, help="seconds before each page is sent (0.1)")
     parser.add_argument("--rounds", type=int, default=3, help="listings by each client (3)")
     parser.add_argument("--clients", default="ours,aiobotocore", help="comma-separated (ours,aiobotocore)")
-    parser.add_argument("--table", metavar="COUNTS", help="a table of so many keys each, comma-separated")
     parser.add_argument("--into", metavar="PAGE", help="write the table into this page")
     parser.add_argument("--server", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--lister", help=argparse.SUPPRESS)
@@ -249,16 +212,14 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.server:
         with contextlib.suppress(KeyboardInterrupt):
-            asyncio.run(serve(Keys(arguments.shape, arguments.keys), arguments.delay))
+            asyncio.run(serve(Keys(arguments.shape, int(arguments.keys)), arguments.delay))
     elif arguments.lister:
         print(json.dumps(asyncio.run(measure(arguments.url, by_aiobotocore=arguments.lister != "ours"))))
-    elif arguments.table:
+    else:
         lines = table(arguments)
         print(lines)
         if arguments.into:
             insert_into(arguments.into, lines, begin=BEGIN, end=END)
-    else:
-        compare(arguments)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -22,10 +22,10 @@ from benchmarks.measure import Run, WrongBytes, run_once
 from benchmarks.netns import own_network
 from benchmarks.origin import Origin, running_origin
 from benchmarks.process import ProcessFailed
+from benchmarks.report import say
 from benchmarks.scenarios import Scenario
 from benchmarks.stats import fastest, in_turns
 
-Say = Callable[[str], None]
 Document = dict[str, Any]
 
 
@@ -39,14 +39,12 @@ class Matrix:
         directory: str,
         rounds: int,
         defaults: bool,
-        say: Say,
     ) -> None:
         """`defaults`: use every client's first setting without trying the others."""
         self._clients = clients
         self._directory = directory
         self._rounds = rounds
         self.defaults = defaults
-        self.say = say
         self._data: DataSet | None = None
         self.chosen: dict[tuple[str, str], str] = {}
         """Fastest setting by scenario and client."""
@@ -72,17 +70,12 @@ class Matrix:
     def _objects(self, shape: Shape) -> DataSet:
         """Return the data set of a shape; remove the last one first, so that only one takes memory."""
         if self._data is None or self._data.shape != shape:
-            self.drop()
-            self.say(f"writing {shape.describe()} ({shape.total_bytes / 1e9:.1f} GB of memory)")
+            if self._data is not None:
+                self._data.remove()
+            say(f"writing {shape.describe()} ({shape.total_bytes / 1e9:.1f} GB of memory)")
             self._data = DataSet(shape, os.path.join(self._directory, "data"))
             self._data.create()
         return self._data
-
-    def drop(self) -> None:
-        """Remove the objects of the last data set."""
-        if self._data is not None:
-            self._data.remove()
-            self._data = None
 
     @contextlib.contextmanager
     def _origin(self, scenario: Scenario, data: DataSet) -> Iterator[Origin]:
@@ -114,7 +107,7 @@ class _Work:
         self.entries[client.name] = entry
         if reason := client.unavailable():
             entry["problem"] = reason
-            self._matrix.say(f"{client.name}: not measured: {reason}")
+            say(f"{client.name}: not measured: {reason}")
             return
         entry["version"] = client.version()
         try:
@@ -159,11 +152,11 @@ class _Work:
         return run_once(client, setting, self._scenario, self._origin, self._data, hashed=hashed)
 
     def _tell(self, client: Client, setting: str, run: Run, what: str) -> None:
-        self._matrix.say(
+        say(
             f"{client.name} [{setting}]: {what}: {run.gb_per_second:.2f} GB/s, "
             f"{run.cpu_per_gb:.2f} CPU-s/GB, {run.peak_rss / 1e6:.0f} MB{', cut off' if run.cut else ''}"
         )
 
     def _fail(self, client: Client, error: Exception) -> None:
         self.entries[client.name]["problem"] = str(error)
-        self._matrix.say(f"{client.name}: FAILED: {error}")
+        say(f"{client.name}: FAILED: {error}")

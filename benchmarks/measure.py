@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from benchmarks.clients import Client, Running, environment
 from benchmarks.dataset import DataSet
 from benchmarks.origin import Origin
-from benchmarks.process import Child, ProcessFailed, cpu_seconds, memory, wait_for_all
+from benchmarks.process import Child, ProcessFailed, cpu_seconds, peak_memory, wait_for_all
 from benchmarks.scenarios import Scenario
 from benchmarks.task import Stream, Task
 
@@ -45,8 +45,6 @@ class Run:
     """User and system time of the client and its children."""
     peak_rss: int
     """Largest resident size since the client started, in bytes; the sum if it has several processes."""
-    idle_rss: int | None
-    """Resident bytes of the ready client; None for a program that is measured from its start."""
     cut: bool
     """Whether a reader reached its time limit before the stream's end."""
     verified: bool
@@ -134,7 +132,6 @@ def _measure(
     limit: float,
 ) -> Run:
     pid = running.child.pid
-    idle_rss = memory(pid)[0]
     beside = sum(cpu_seconds(each.pid) for each in inflaters)
     cpu, started = cpu_seconds(pid), time.monotonic()
     for reader, stream in zip(readers, task.streams, strict=True):
@@ -145,8 +142,8 @@ def _measure(
     lines = wait_for_all(readers, beside=running.child, deadline=started + limit + 30)
     cpu = cpu_seconds(pid) - cpu
     beside = sum(cpu_seconds(each.pid) for each in inflaters) - beside
-    peak_rss = memory(pid)[1]
-    peak_beside = sum(memory(each.pid)[1] for each in inflaters)
+    peak_rss = peak_memory(pid)
+    peak_beside = sum(peak_memory(each.pid) for each in inflaters)
     report = running.after()
     answers = [json.loads(line) for line in lines]
     cut = any(answer["cut"] for answer in answers)
@@ -159,7 +156,6 @@ def _measure(
         bytes=sum(answer["bytes"] for answer in answers),
         cpu_seconds=beside + (report["cpu"] if running.whole_process else cpu),
         peak_rss=peak_beside + (report["peak_rss"] if running.whole_process else peak_rss),
-        idle_rss=None if running.whole_process else idle_rss,
         cut=cut,
         verified=all(answer["sha256"] for answer in answers),
         received_bytes=report.get("received_bytes"),

@@ -150,13 +150,9 @@ def cpu_seconds(pid: int) -> float:
     return sum(_of_family(pid, _cpu_seconds))
 
 
-def memory(pid: int) -> tuple[int, int]:
-    """Return the resident bytes of a process and its descendants: now, and the sum of their peaks.
-
-    Raises ProcessLookupError.
-    """
-    resident, peak = zip(*_of_family(pid, _memory), strict=True)
-    return sum(resident), sum(peak)
+def peak_memory(pid: int) -> int:
+    """Return the most resident bytes of a process and its descendants in all. Raises ProcessLookupError."""
+    return sum(_of_family(pid, _peak_memory))
 
 
 def _of_family(pid: int, ask: Callable[[int], T]) -> list[T]:
@@ -176,11 +172,11 @@ def _cpu_seconds(pid: int) -> float:
         raise ProcessLookupError(f"process {pid} is gone") from None
 
 
-def _memory(pid: int) -> tuple[int, int]:
+def _peak_memory(pid: int) -> int:
     try:
         with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
             fields = dict(line.split(":", 1) for line in file)
-        return (int(fields["VmRSS"].split()[0]) * 1024, int(fields["VmHWM"].split()[0]) * 1024)
+        return int(fields["VmHWM"].split()[0]) * 1024
     except (OSError, KeyError):
         raise ProcessLookupError(f"process {pid} is gone") from None
 

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.dataset import MIB, DataSet, Shape
+from benchmarks.jobs import environment
 from benchmarks.netns import own_network
 from benchmarks.origin import Origin, missing, running_origin
 
@@ -67,21 +68,15 @@ def anybody_can_run() -> bool:
 
 def run(case: Case, origin: Origin) -> str:
     """Run one case; return the stream's SHA-256 in hex. Raises CalledProcessError."""
+    url = origin.urls[case.server]
     command = [sys.executable, "-m", "benchmarks.proof", "--child", case.transport, case.loop]
-    command += [origin.urls[case.server], SHAPE.bucket(0)]
+    command += [url, SHAPE.bucket(0)]
     if case.user.endswith("no pipes"):
         command.append("--no-pipes")
-    environment = os.environ | {
-        "AWS_ACCESS_KEY_ID": "proof",
-        "AWS_SECRET_ACCESS_KEY": "proof-secret",
-        "AWS_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true",
-        "AWS_CA_BUNDLE": origin.ca_bundle,
-        "HOME": "/nonexistent",
-    }
+    variables = environment(url, "/nonexistent") | {"AWS_CA_BUNDLE": origin.ca_bundle, "HOME": "/nonexistent"}
     user = AS_NOBODY if case.user.startswith("nobody") else {}
     digest = hashlib.sha256()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, **user) as child:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=variables, **user) as child:
         if child.stdout is None:
             raise RuntimeError("no pipe")
         while data := os.read(child.stdout.fileno(), MIB):

@@ -37,7 +37,7 @@ from typing import Any
 from benchmarks.dataset import directory_in_memory
 from benchmarks.process import Child
 from benchmarks.report import circumstances, insert_into, keep, kept
-from benchmarks.stats import in_turns, spread
+from benchmarks.stats import in_turns, list_of, spread
 from streamer.formats import recordio, tfrecord
 from streamer.trailer import Trailer, fifo_path, trailer_path, write_trailer
 
@@ -323,15 +323,9 @@ def markdown(results: Document) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.readers", description=__doc__.splitlines()[0])
     families = list(dict.fromkeys(each.family for each in READERS))
-    parser.add_argument(
-        "--readers",
-        default=",".join(families),
-        metavar="LIST",
-        help=f"comma-separated: {', '.join(families)} (all)",
-    )
-    parser.add_argument(
-        "--cases", default=",".join(CASES), metavar="LIST", help=f"comma-separated: {', '.join(CASES)} (all)"
-    )
+    for name, known in (("readers", families), ("cases", list(CASES))):
+        text = f"comma-separated: {', '.join(known)} (all)"
+        parser.add_argument(f"--{name}", type=list_of(known), default="all", metavar="LIST", help=text)
     parser.add_argument("--rounds", type=int, default=5, help="counted rounds (5)")
     parser.add_argument("--before", metavar="DIR", help="measure the readers of this checkout beside ours")
     parser.add_argument(
@@ -344,17 +338,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--into", metavar="FILE", help="put the tables of all results into this Markdown file"
     )
     chosen = parser.parse_args(arguments)
-    names, wanted = ([each for each in given.split(",") if each] for given in (chosen.cases, chosen.readers))
-    if unknown := [name for name in names if name not in CASES]:
-        parser.error(f"no case {', '.join(unknown)}; there are {', '.join(CASES)}")
-    if unknown := [name for name in wanted if name not in families]:
-        parser.error(f"no readers {', '.join(unknown)}; there are {', '.join(families)}")
     if chosen.rounds < 1:
         parser.error("--rounds must be at least 1")
     contestants = [
         each if checkout is None else replace(each, checkout=checkout)
         for each in READERS
-        if each.family in wanted
+        if each.family in chosen.readers
         for checkout in ([None, os.path.abspath(chosen.before)] if chosen.before and each.fifos else [None])
     ]
     results = kept(chosen.out) or {"cases": {}, "versions": {}}
@@ -364,8 +353,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         results.update(merged | circumstances() | {"rounds": chosen.rounds, "commit": commit()})
         keep(results, chosen.out)
 
-    if names:
-        measure([CASES[name] for name in names], contestants, chosen.rounds, add)
+    if chosen.cases:
+        measure([CASES[name] for name in chosen.cases], contestants, chosen.rounds, add)
     if chosen.into is not None:
         insert_into(chosen.into, markdown(results), begin=BEGIN, end=END)
     return 0

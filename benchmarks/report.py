@@ -19,8 +19,6 @@ from benchmarks.stats import Row, beside, rows
 
 BEGIN = "<!-- results: begin; written by python -m benchmarks.report -->"
 END = "<!-- results: end -->"
-HEADINGS = ("client", "setting", "GB/s", "CPU-s/GB", "peak RSS, MB", "above idle, MB", "notes")
-"""Columns of the table of one scenario that the benchmarks print."""
 Document = dict[str, Any]
 
 
@@ -98,21 +96,6 @@ def _matrix(results: Document, figure: Callable[[Row], str]) -> Iterator[str]:
         yield f"| `{name}` | {' | '.join(shown)} |"
 
 
-def cells(row: Row) -> tuple[str, ...]:
-    """Return the cells of a row, in the order of `HEADINGS`."""
-    if row.throughput is None or row.cpu is None or row.peak is None:
-        return (row.client, "", "-", "-", "-", "-", _shortened(row.problem or ""))
-    return (
-        row.client,
-        row.setting,
-        row.throughput.text(),
-        row.cpu.text(),
-        f"{row.peak.median / 1e6:.0f}",
-        "-" if row.growth is None else f"{row.growth.median / 1e6:.0f}",
-        ", ".join(notes(row)),
-    )
-
-
 def _shortened(problem: str) -> str:
     """Return a problem as one line of at most 160 characters."""
     line = " ".join(problem.split())
@@ -130,24 +113,6 @@ def notes(row: Row) -> Iterator[str]:
         yield f"{where}: {row.ahead:.0%}, its CPU included"
     if not row.verified:
         yield "NOT VERIFIED"
-
-
-def state(scenario: Document) -> str | None:
-    """Return a sentence that compares Penstock with the peers, losses as plainly as gains."""
-    found = beside(rows(scenario))
-    if found is None:
-        return None
-    stated = [f"{found.cpu:.2f} × the CPU of the cheapest ({found.cheapest_peer})"]
-    if not scenario.get("reader_rate"):
-        stated.insert(
-            0, f"{found.throughput:.2f} × the throughput of the fastest peer ({found.fastest_peer})"
-        )
-        if found.cheapest_quick_peer != found.cheapest_peer:
-            stated.append(
-                f"{found.cpu_quick:.2f} × that of the cheapest with at least half the fastest peer's "
-                f"throughput ({found.cheapest_quick_peer})"
-            )
-    return f"Penstock: {', '.join(stated)}."
 
 
 def _summary(results: Document) -> Iterator[str]:
@@ -177,6 +142,10 @@ def _summary(results: Document) -> Iterator[str]:
     )
     yield ""
     yield f"Penstock loses on {reported}." if reported else "Penstock loses nowhere in this run."
+
+
+def say(what: str) -> None:
+    print(f"bench: {what}", flush=True)
 
 
 def circumstances() -> Document:

@@ -28,10 +28,6 @@ class Scenario:
     single_setting: bool = False
     """Whether to use every client's first setting, its default."""
 
-    def scaled(self, factor: float) -> Scenario:
-        """Return the same scenario with about `factor` times the bytes."""
-        return replace(self, shape=self.shape.scaled(factor))
-
 
 SCENARIOS = {
     scenario.name: scenario
@@ -101,20 +97,3 @@ SCENARIOS = {
         ),
     )
 }
-GROUPS = {"nic": ("nic-9000", "nic-1500")}
-"""Names that stand for several scenarios."""
-
-
-def choose(names: str) -> list[Scenario]:
-    """Return the scenarios of a comma-separated list, in the order of `SCENARIOS`. Raises ValueError."""
-    wanted: set[str] = set()
-    for name in filter(None, (name.strip() for name in names.split(","))):
-        if name == "all":
-            wanted.update(SCENARIOS)
-        elif name in GROUPS:
-            wanted.update(GROUPS[name])
-        elif name in SCENARIOS:
-            wanted.add(name)
-        else:
-            raise ValueError(f"no scenario {name!r}; there are {', '.join((*SCENARIOS, *GROUPS, 'all'))}")
-    return [scenario for name, scenario in SCENARIOS.items() if name in wanted]

@@ -5,7 +5,7 @@ environment variables, and no AWS file exists. All programs take turns, so a bus
 the printed figures are medians. `--beside DIR` measures another checkout of Penstock too.
 
 `run` is measured until its log event `ready`. Peers are measured if they are on the PATH (`rclone`, `s5cmd`,
-`aws`), or installed for this interpreter or for the first `python3` on the PATH (`obstore`).
+`aws`), or installed for this interpreter (`obstore`).
 """
 
 from __future__ import annotations
@@ -93,18 +93,8 @@ def peers(url: str, directory: str) -> Iterator[Program]:
     ):
         if (path := shutil.which(name)) is not None:
             yield Program(name, [path, *arguments], directory)
-    if (python := _python_with("obstore")) is not None:
-        yield Program("obstore", [python, "-c", OBSTORE, BUCKET, KEY], directory)
-
-
-def _python_with(package: str) -> str | None:
-    """Return an interpreter that has the package: this one, or the first `python3` on the PATH."""
-    if find_spec(package) is not None:
-        return sys.executable
-    if (path := shutil.which("python3")) is None:
-        return None
-    check = f"import importlib.util as u, sys; sys.exit(u.find_spec({package!r}) is None)"
-    return path if subprocess.run([path, "-c", check], check=False).returncode == 0 else None
+    if find_spec("obstore") is not None:
+        yield Program("obstore", [sys.executable, "-c", OBSTORE, BUCKET, KEY], directory)
 
 
 def start(program: Program, variables: Mapping[str, str]) -> Start:

@@ -6,7 +6,8 @@ The functions use only the plain values of a results document, so a report can b
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from argparse import ArgumentTypeError
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -24,6 +25,20 @@ def in_turns(rounds: int, contestants: Sequence[T]) -> Iterator[tuple[int, T]]:
         turn = number % len(contestants)
         for each in (*contestants[turn:], *contestants[:turn]):
             yield number, each
+
+
+def list_of(known: Collection[str]) -> Callable[[str], list[str]]:
+    """Return a type for argparse: a comma-separated list of some of these names, or `all`, in their order."""
+
+    def convert(text: str) -> list[str]:
+        wanted = {name.strip() for name in text.split(",")} - {""}
+        if "all" in wanted:
+            return list(known)
+        if unknown := wanted - set(known):
+            raise ArgumentTypeError(f"no {min(unknown)!r}; there are {', '.join(known)}")
+        return [name for name in known if name in wanted]
+
+    return convert
 
 
 def percentile(values: Sequence[float], part: float) -> float:
@@ -65,8 +80,6 @@ class Row:
     """CPU seconds per GB."""
     peak: Spread | None = None
     """Peak memory, bytes."""
-    growth: Spread | None = None
-    """Peak memory above that when ready, bytes; None where it is unknown."""
     cut: bool = False
     verified: bool = False
     ahead: float = 0.0
@@ -85,25 +98,18 @@ def _row(name: str, entry: Mapping[str, Any]) -> Row:
     runs: list[Mapping[str, Any]] = entry.get("runs", [])
     if entry.get("problem") or not runs:
         return Row(client=name, problem=entry.get("problem") or "no run")
-    growth = [run["peak_rss"] - run["idle_rss"] for run in runs if run["idle_rss"] is not None]
     ahead = [run["received_bytes"] / run["bytes"] - 1 for run in runs if run["received_bytes"] is not None]
     return Row(
         client=name,
         setting=entry["setting"],
-        throughput=spread([throughput(run) for run in runs]),
+        throughput=spread([run["bytes"] / GB / run["seconds"] for run in runs]),
         cpu=spread([run["cpu_seconds"] / (run["bytes"] / GB) for run in runs]),
         peak=spread([run["peak_rss"] for run in runs]),
-        growth=spread(growth) if growth else None,
         cut=any(run["cut"] for run in runs),
         verified=bool(entry["verified"]),
         ahead=statistics.median(ahead) if ahead else 0.0,
         transport=runs[-1]["transport"],
     )
-
-
-def throughput(run: Mapping[str, Any]) -> float:
-    """Return the GB/s of a run."""
-    return float(run["bytes"] / GB / run["seconds"])
 
 
 def fastest(tried: Mapping[str, float]) -> str:
@@ -115,16 +121,12 @@ def fastest(tried: Mapping[str, float]) -> str:
 class Beside:
     """Penstock compared with the peers, as ratios of medians."""
 
-    client: str
     fastest_peer: str
     throughput: float
     """Throughput divided by that of the fastest peer."""
     cheapest_peer: str
     cpu: float
     """CPU per GB divided by that of the peer with the least CPU per GB, however slow that peer is."""
-    cheapest_quick_peer: str
-    cpu_quick: float
-    """Ratio of CPU per GB among the peers with at least half the throughput of the fastest."""
 
 
 def beside(made: Sequence[Row], *, ours: str = "penstock") -> Beside | None:
@@ -138,14 +140,9 @@ def beside(made: Sequence[Row], *, ours: str = "penstock") -> Beside | None:
     throughput, cpu = figures[ours]
     quick = max(peers, key=lambda name: peers[name][0])
     cheap = min(peers, key=lambda name: peers[name][1])
-    halfway = [name for name in peers if peers[name][0] >= peers[quick][0] / 2]
-    cheap_quick = min(halfway, key=lambda name: peers[name][1])
     return Beside(
-        client=ours,
         fastest_peer=quick,
         throughput=throughput / peers[quick][0],
         cheapest_peer=cheap,
         cpu=cpu / peers[cheap][1],
-        cheapest_quick_peer=cheap_quick,
-        cpu_quick=cpu / peers[cheap_quick][1],
     )

@@ -30,8 +30,8 @@ from benchmarks.mlperf.loads import LOADS
 from benchmarks.mlperf.runs import AHEAD, DISTRIBUTIONS, Bench, Document, measure, unavailable
 from benchmarks.mlperf.samples import DISTINCT_BYTES, Samples
 from benchmarks.origin import SERVERS, OriginFailed, missing, running_origin
-from benchmarks.report import circumstances, insert_into, keep, kept
-from benchmarks.stats import spread
+from benchmarks.report import circumstances, insert_into, keep, kept, say
+from benchmarks.stats import list_of, spread
 
 BEGIN = "<!-- mlperf: begin; written by python -m benchmarks.mlperf -->"
 END = "<!-- mlperf: end -->"
@@ -87,11 +87,9 @@ def markdown(results: Document) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m benchmarks.mlperf", description=__doc__.splitlines()[0])
-    default = "unet3d-a100,unet3d-h100"
-    made.add_argument("--loads", default=default, metavar="LIST", help=f"of {', '.join(LOADS)} ({default})")
-    made.add_argument(
-        "--clients", default=",".join(FEEDS), metavar="LIST", help=f"of {', '.join(FEEDS)} (all)"
-    )
+    for name, known, usual in (("loads", LOADS, "unet3d-a100,unet3d-h100"), ("clients", FEEDS, "all")):
+        text = f"of {', '.join(known)} ({usual})"
+        made.add_argument(f"--{name}", type=list_of(known), default=usual, metavar="LIST", help=text)
     made.add_argument("--accelerators", type=int, default=1, metavar="N", help="at a time (1)")
     made.add_argument("--server", default="fast", choices=SERVERS, help="of the origin (fast)")
     made.add_argument("--rounds", type=int, default=3, help="counted runs of each (3); 0: try settings only")
@@ -117,10 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; return 0, 1 if an installed client failed, 2 if nothing can be measured."""
     parser = _parser()
     chosen = parser.parse_args(arguments)
-    loads, feeds = ([name for name in text.split(",") if name] for text in (chosen.loads, chosen.clients))
-    for names, known in ((loads, LOADS), (feeds, FEEDS)):
-        if unknown := set(names) - set(known):
-            parser.error(f"no {min(unknown)!r}; there are {', '.join(known)}")
+    loads, feeds = chosen.loads, chosen.clients
     if chosen.rounds < 0 or chosen.accelerators < 1 or chosen.seconds <= 0 or chosen.gigabytes <= 0:
         parser.error("--rounds must not be negative, --accelerators at least 1, the others above 0")
     results = kept(chosen.out) or {"loads": {}}
@@ -171,10 +166,10 @@ def _of_load(name: str, feeds: Sequence[str], chosen: argparse.Namespace, earlie
             steps=steps,
             distinct_bytes=chosen.gigabytes * 1e9,
         )
-        _say(f"{name}: writing {data.distinct} objects, {len(data.sizes) - data.distinct} links to them")
+        say(f"{name}: writing {data.distinct} objects, {len(data.sizes) - data.distinct} links to them")
         data.create()
         with running_origin(data, os.path.join(made, "origin")) as origin:
-            bench = Bench(load, origin, chosen.server, data, chosen.seconds, _say)
+            bench = Bench(load, origin, chosen.server, data, chosen.seconds)
             return measure(bench, feeds, chosen.rounds, defaults=chosen.defaults, earlier=earlier)
 
 
@@ -183,10 +178,6 @@ def _versions(feeds: Sequence[str]) -> dict[str, str]:
     return {"penstock": CLIENTS["penstock"].version()} | {
         name: importlib.metadata.version(name) for name in names
     }
-
-
-def _say(what: str) -> None:
-    print(f"bench: {what}", flush=True)
 
 
 if __name__ == "__main__":

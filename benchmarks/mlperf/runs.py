@@ -15,7 +15,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ from benchmarks.mlperf.loads import Load, batches, utilisation
 from benchmarks.mlperf.samples import Samples
 from benchmarks.origin import Origin
 from benchmarks.process import Child, ProcessFailed, cpu_seconds
+from benchmarks.report import say
 from benchmarks.stats import in_turns
 from benchmarks.task import Stream, Task
 
@@ -43,7 +44,6 @@ AHEAD = 2
 _PATIENCE = 240.0
 """Most seconds until the libraries are imported, and beyond ten times the length of a run."""
 Document = dict[str, Any]
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,6 @@ class Bench:
     data: Samples
     seconds: float
     """Length of a run from the end of its first step."""
-    say: Say
 
     def run(self, feed: str, setting: Setting) -> Document:
         """Do one run; return its figures. Raises ProcessFailed."""
@@ -203,7 +202,7 @@ def measure(
         for name, setting in choices.items():
             if found := _run(bench, feed, setting, entry):
                 entry["tried"][name] = found
-                bench.say(f"{feed} [{name}]: tried: {text(found)}")
+                say(f"{feed} [{name}]: tried: {text(found)}")
         if entry["tried"]:
             entry["setting"] = max(entry["tried"], key=lambda name: entry["tried"][name]["gb_per_second"])
             entry["problem"] = None
@@ -213,7 +212,7 @@ def measure(
             continue
         if found := _run(bench, feed, settings(feed, bench.load)[entry["setting"]], entry):
             entry["runs"].append(found)
-            bench.say(f"{feed} [{entry['setting']}]: run {len(entry['runs'])}: {text(found)}")
+            say(f"{feed} [{entry['setting']}]: run {len(entry['runs'])}: {text(found)}")
     return entries
 
 
@@ -223,7 +222,7 @@ def _run(bench: Bench, feed: str, setting: Setting, entry: Document) -> Document
         return bench.run(feed, setting)
     except (ProcessFailed, ProcessLookupError) as error:
         entry["problem"] = str(error)
-        bench.say(f"{feed}: FAILED: {error}")
+        say(f"{feed}: FAILED: {error}")
         return None
 
 

@@ -100,9 +100,11 @@ async def stream_all(task: Task, get: Get) -> None:
     """Feed all streams of a task, with `setting.requests` in flight in all, parts of `setting.part_mib`."""
     part_size = round(task.setting["part_mib"] * MIB)
     ahead = max(2, task.setting["requests"] // len(task.streams))
+    wait_for_go()
     try:
         async with asyncio.TaskGroup() as group:
             for stream in task.streams:
                 group.create_task(in_order(stream, get, part_size=part_size, ahead=ahead))
     except* BrokenPipeError:
         pass  # the reader has reached its time limit
+    wait_for_end()

@@ -9,7 +9,7 @@ import uvloop
 from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
 
-from benchmarks.peers.agent import stream_all, wait_for_end, wait_for_go
+from benchmarks.peers.agent import stream_all
 from benchmarks.task import read_task
 
 
@@ -37,9 +37,7 @@ async def main() -> None:
                 raise EOFError(f"{key}: {left} bytes are missing")
             return body
 
-        wait_for_go()
         await stream_all(task, get)
-        wait_for_end()
 
 
 if __name__ == "__main__":

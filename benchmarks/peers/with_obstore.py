@@ -12,7 +12,7 @@ import obstore
 import uvloop
 from obstore.store import S3Store
 
-from benchmarks.peers.agent import stream_all, wait_for_end, wait_for_go
+from benchmarks.peers.agent import stream_all
 from benchmarks.task import read_task
 
 if TYPE_CHECKING:
@@ -44,9 +44,7 @@ async def main() -> None:
     async def get(bucket: str, key: str, start: int, end: int) -> Iterable[Any]:
         return (await obstore.get_range_async(stores[bucket], key, start=start, end=end),)
 
-    wait_for_go()
     await stream_all(task, get)
-    wait_for_end()
 
 
 if __name__ == "__main__":
