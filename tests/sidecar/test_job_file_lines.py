@@ -95,11 +95,22 @@ def test_each_mistake_has_a_line_of_its_own_that_names_file_line_and_key(tmp_pat
             YAML.replace("eval\n", "eval\n  InputMode: File\n  CompressionType: Gzip\n"),
             "job.yaml:7: InputDataConfig[1]: channel 'eval' in File mode",
         ),
-        (PENSTOCK.replace("  !", "\tAdmin: {}"), "job.yaml:10: cannot understand this YAML: a tab"),
+        (
+            PENSTOCK.replace("  !", "\tAdmin: {}"),
+            "job.yaml:10: cannot understand this YAML: a tab stands where only spaces may; indent with space",
+        ),
         (YAML + "InputDataConfig: []\n", "job.yaml:12: cannot understand this YAML: key 'InputDataConfig'"),
         (YAML + "Environment: a: b\n", "job.yaml:12: cannot understand this YAML: a ':' is not"),
-        (YAML.replace("Penstock:", "Penstock"), "job.yaml:9: cannot understand this YAML: could not find"),
-        (JSON.replace("true}}}", "true,}}}"), "job.yaml:10: cannot understand this JSON: "),
+        (
+            YAML.replace("Penstock:", "Penstock"),
+            "job.yaml:9: cannot understand this YAML: could not find expected ':'; correct the indentation, "
+            "or add the ':' after the key",
+        ),
+        (
+            JSON.replace("true}}}", "true,}}}"),
+            "job.yaml:10: cannot understand this JSON: Expecting property name enclosed in double quotes "
+            "(column 25); remove a comma that is too many",
+        ),
         (JSON.replace('"Ranks": []', '"Ranks": 4'), "job.yaml:9: Penstock.Ranks: "),
     ],
     ids=["same name", "budget", "ShardBy", "File mode", "tab", "twice", "colon", "no colon", "comma", "JSON"],
@@ -166,7 +177,7 @@ def test_rules_between_keys_and_syntax_errors_have_a_line(tmp_path: Path, text: 
         ),
         ("Penstock__Transport", "Splice", "did you mean 'splice'?"),
         ("InputDataConfig__0__CompressionType", "gzip", "did you mean 'Gzip'?"),
-        ("Penstock__MemoryBudget", "1,5 GB", "'1,5 GB' is not a size"),
+        ("Penstock__MemoryBudget", "1,5 GB", "'1,5 GB' is not a size; write 512MiB or a number of bytes"),
         ("Penstock__Bandwidth", "100MB/s", "'100MB/s' is not a size; leave out '/s'"),
         ("Penstock__MemoryBudget", "512MB,", "'512MB,' is not a size"),
         ("Penstock__MemoryBudget", "\u0663GB", "is not a size"),

@@ -353,40 +353,6 @@ def test_a_kill_loses_no_row_that_was_appended(stub: S3Stub, tmp_path: Path) -> 
     assert rows(tmp_path / "learned") == built(path, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("records", "more", "words"),
-    [
-        ({"Format": "fixed:8"}, {}, "Index has no meaning with Format: fixed:8, which needs none; remove it"),
-        (
-            {"Format": "fixed:8", "Index": None},
-            {},
-            "Records has no meaning without GlobalBatch in Ranks, or I",
-        ),
-        (
-            {"Index": None},
-            {},
-            "the place of the index that the channel then learns; add one, or remove Records",
-        ),
-        ({"Format": "Parquet"}, {}, "is no record format"),
-        ({"Index": "gs://b/"}, {}, "gs://"),
-        ({}, {"Penstock": {"Transport": "splice"}}, "Transport: splice keeps them out"),
-        ({}, {"Channel": {"CompressionType": "Gzip"}}, "no records at fixed offsets"),
-        ({}, {"Channel": {"RecordWrapperType": "RecordIO"}}, "every object one record"),
-        ({}, {"Channel": {"InputMode": "File"}}, "for Pipe mode only"),
-    ],
-)
-def test_what_contradicts_it_is_an_error(
-    stub: S3Stub, tmp_path: Path, records: dict[str, Any], more: dict[str, Any], words: str
-) -> None:
-    put(stub)
-    document = job(stub.url, tmp_path / "ml", "b/train/", **more.pop("Penstock", {}))
-    channel = document["InputDataConfig"][0]
-    channel |= more.pop("Channel", {})
-    channel["Penstock"] = {"Records": {"Format": "TFRecord", "Index": "index"} | records} | more
-    done = penstock("plan", "-c", write_job(tmp_path / "job.yaml", document))
-    assert (done.returncode, words in done.stderr) == (2, True), done.stderr
-
-
 async def test_versions_that_replace_each_other_end_learning(tmp_path: Path) -> None:
     """A plan with two versions of an object has no end of rows to replace; a replaced object has one."""
 

@@ -100,28 +100,6 @@ def test_a_header_of_each_object_is_left_out(
             assert (np.concatenate(list(TokenReader("train", "uint16", length=100))) == tokens).all()
 
 
-@pytest.mark.parametrize(
-    ("more", "match"),
-    [
-        ({"Penstock": {"SkipBytes": 8, "Join": "lines"}}, "Join and SkipBytes exclude each other"),
-        ({"Penstock": {"SkipBytes": 8, "RecordKeys": True}}, "SkipBytes: 8 makes one file of all objects"),
-        ({"Penstock": {"SkipBytes": 8}, "RecordWrapperType": "RecordIO"}, "SkipBytes: 8 contradicts"),
-        (
-            {"Penstock": {"SkipBytes": 8, "Ranks": {"Count": 2, "GlobalBatch": 4}}},
-            "SkipBytes: 8 joins",
-        ),
-        ({"Penstock": {"SkipBytes": 0}}, "SkipBytes"),
-    ],
-    ids=str,
-)
-def test_what_contradicts_it(stub: S3Stub, tmp_path: Path, more: dict[str, Any], match: str) -> None:
-    written = job(stub.url, tmp_path / "ml", "b/train/")
-    written["InputDataConfig"][0] |= more
-    done = penstock("plan", "-c", write_job(tmp_path / "job.yaml", written))
-    assert done.returncode == 2
-    assert match in done.stderr
-
-
 def test_joined_lines_are_the_lines_of_all_objects(
     stub: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

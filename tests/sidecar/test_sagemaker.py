@@ -21,7 +21,6 @@ from sidecar.config.request import (
     ShuffleConfig,
 )
 from sidecar.config.sources import DataSource, S3DataSource
-from streamer.errors import ConfigError
 
 REQUEST = {
     "TrainingJobName": "ranker-2024-05-01-10-00-00-123",
@@ -41,6 +40,8 @@ REQUEST = {
                     "S3DataType": "S3Prefix",
                     "S3Uri": "s3://my-bucket/train/",
                     "S3DataDistributionType": "FullyReplicated",
+                    "AttributeNames": [],
+                    "InstanceGroupNames": [],
                 }
             },
             "ContentType": "application/x-recordio",
@@ -116,39 +117,6 @@ def test_a_whole_training_job_is_a_job_file(
     assert [channel.channel_name for channel in job.channels("File")] == ["vocabulary"]
     assert job.resource_config.instance_type == "ml.p4d.24xlarge"
     assert job.training_job_arn == document.get("TrainingJobArn")
-
-
-def test_bare_timestamps_of_yaml_are_no_obstacle(tmp_path: Path) -> None:
-    text = (
-        yaml.safe_dump(REQUEST)
-        + "CreationTime: 2024-05-01T12:00:00.123000+02:00\nTrainingEndTime: 2024-05-01\n"
-    )
-    (tmp_path / "job").write_text(text)
-    load_job(tmp_path / "job")
-
-
-@pytest.mark.parametrize(
-    ("place", "key", "words"),
-    [
-        ((), "RoleArm", "did you mean RoleArn?"),
-        ((), "VolumeSizeInGB", "it belongs in ResourceConfig"),
-        (("ResourceConfig",), "InstanceCont", "did you mean InstanceCount?"),
-        (("AlgorithmSpecification",), "RoleArn", "it belongs in the top level"),
-        (("InputDataConfig", 0, "DataSource", "S3DataSource"), "Nonsense", "remove it"),
-    ],
-)
-def test_no_key_is_dropped_that_is_not_on_the_list(
-    tmp_path: Path, place: tuple[str | int, ...], key: str, words: str
-) -> None:
-    document = copy.deepcopy(DESCRIBED)
-    section: Any = document
-    for step in place:
-        section = section[step]
-    section[key] = "x"
-    (tmp_path / "job").write_text(json.dumps(document))
-    with pytest.raises(ConfigError) as caught:
-        load_job(tmp_path / "job")
-    assert words in str(caught.value)
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,6 @@ from tests.sidecar.test_record_ranks import (
     divided,
     due,
     index,
-    refused,
     shuffled,
     uneven,
 )
@@ -331,16 +330,6 @@ def test_the_drain_lets_a_running_epoch_end(stub: S3Stub, tmp_path: Path) -> Non
             readers = [Pull(file.read) for file in files]
             assert [first + reader.join() for first, reader in zip(begun, readers, strict=True)] == due
         assert running.wait() == 0
-
-
-def test_what_cannot_be_shared_is_refused(stub: S3Stub, tmp_path: Path) -> None:
-    path, _ = filled(stub, tmp_path, Copies=33)
-    refused(path, 2, "Count 2 times Copies 33 are more than 64 FIFOs")
-    document = job(stub.url, tmp_path / "ml", "b/train/")
-    channel = document["InputDataConfig"][0]
-    for key, value in (("Copies", 2), ("Fetch", "together")):
-        channel["Penstock"] = {"Ranks": {"Count": 2, key: value}}
-        refused(write_job(Path(path), document), 2, f"{key} has no meaning without GlobalBatch")
 
 
 def tars(stub: S3Stub, tmp_path: Path, *, longest: int = 40_000, **ranks: Any) -> dict[str, Any]:
