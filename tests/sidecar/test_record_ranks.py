@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import shlex
@@ -39,19 +40,23 @@ from tests.unit.test_borders import made, naive
 UNEVEN = [3, 0, 41, 1, 7, 18, 2]
 """Records of the objects."""
 SEED, BLOCK, GLOBAL = 5, 600, 12
-TRAINER = """
-import hashlib, json, sys
-from streamer.readers import PipeReader
 
-found = {}
-for channel in sys.argv[1:]:
-    reader = PipeReader(channel, "TFRecord")
-    length = len(reader), reader.steps_per_epoch
-    found[channel] = [[hashlib.sha256(record).hexdigest() for record in reader] for _ in range(2)]
-    assert length == (len(reader), reader.steps_per_epoch) == (len(found[channel][1]), 6), length
-print(json.dumps(found))
-"""
-"""Reads two epochs of each channel, one channel after the other."""
+
+def epochs_of(base: Path, channel: str, epochs: int = 2) -> tuple[list[list[str]], int]:
+    """Read epochs of a FIFO; return the hashes of their records, and how many of each are padding."""
+    reader = PipeReader(channel, "TFRecord", **directories(base))
+    length, steps = len(reader), reader.steps_per_epoch
+    found = [[hashlib.sha256(record).hexdigest() for record in reader] for _ in range(epochs)]
+    assert [(len(each), reader.steps_per_epoch) for each in found] == [(length, steps)] * epochs
+    return found, reader.padding
+
+
+def all_epochs(base: Path, fifos: int, epochs: int = 2) -> dict[str, tuple[list[list[str]], int]]:
+    """Read epochs of every FIFO at the same time."""
+    names = [f"train-{number}" for number in range(fifos)]
+    with ThreadPoolExecutor(fifos) as threads:
+        found = threads.map(lambda name: epochs_of(base, name, epochs), names)
+        return dict(zip(names, found, strict=True))
 
 
 def uneven(stub: S3Stub) -> list[list[bytes]]:
@@ -95,13 +100,13 @@ def index(path: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def due(records: list[list[bytes]], epoch: int, remainder: str = "drop") -> list[list[str]]:
+def due(records: list[list[bytes]], epoch: int) -> list[list[str]]:
     """Hashes of the payloads of every global batch, by the reference."""
     counts, sizes = [len(each) for each in records], [sum(map(len, each)) for each in records]
     order = reference.record_order(counts, sizes, seed=SEED, epoch=epoch, block=BLOCK)
     return [
         [hashlib.sha256(records[entry][number][12:-4]).hexdigest() for entry, number in batch]
-        for batch in reference.global_batches(order, GLOBAL, remainder)
+        for batch in reference.global_batches(order, GLOBAL, "drop")
     ]
 
 
@@ -114,7 +119,7 @@ def batches(ranks: list[list[str]]) -> list[list[str]]:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 def test_any_number_of_ranks_reads_the_same_global_batches(stub: S3Stub, tmp_path: Path, count: int) -> None:
-    """Each rank in a process of its own, over uneven objects: equal steps, every record once an epoch."""
+    """Over uneven objects: equal steps, every record once an epoch."""
     records = uneven(stub)
     path = write_job(
         tmp_path / "job.yaml", shuffled(divided(stub, tmp_path, Count=count, GlobalBatch=GLOBAL))
@@ -124,25 +129,14 @@ def test_any_number_of_ranks_reads_the_same_global_batches(stub: S3Stub, tmp_pat
         planned = running.wait_for("planned")
         assert (planned["ranks"], planned["records"], planned["steps"]) == (count, 72, 6)
         running.wait_for("ready")
-        trainers = [
-            subprocess.Popen(
-                [sys.executable, "-c", TRAINER, f"train-{rank}"],
-                env=os.environ | {"SAGEMAKER_BASE_DIR": str(tmp_path / "ml"), "LOCAL_RANK": str(rank)},
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(count)
-        ]
-        read: dict[str, list[list[str]]] = {}
-        for trainer in trainers:
-            read |= json.loads(trainer.communicate()[0])
+        read = all_epochs(tmp_path / "ml", count)
         trailers = [
             published_trailer(tmp_path / "ml/input/data", f"train-{rank}", 1) for rank in range(count)
         ]
         status = running.status()["channels"]
         assert running.end() == 0
     for epoch in range(2):
-        found = batches([read[f"train-{rank}"][epoch] for rank in range(count)])
+        found = batches([epochs[epoch] for epochs, _ in read.values()])
         assert found == due(records, epoch)
         assert max(Counter(record for batch in found for record in batch).values()) == 1
     assert {(each.steps, each.records) for each in trailers} == {(6, 72 // count)}
@@ -157,17 +151,22 @@ def test_two_hosts_share_every_global_batch(stub: S3Stub, tmp_path: Path) -> Non
     del document["Penstock"]["BaseDirectory"]
     path = write_job(tmp_path / "job.yaml", document)
     index(path)
-    read: list[list[list[str]]] = []
+    shares: list[list[Any]] = []
     for host in range(2):
         flags = ["--host-count", "2", "--host-index", str(host)]
-        trainer = [sys.executable, "-c", TRAINER, "train-0", "train-1"]
+        training = json.dumps({"path": str(tmp_path / f"state-{host}"), "epochs": 2})
+        trainer = [sys.executable, "-m", "tests.kit.stepping", training]
         done = penstock("exec", "-c", path, *flags, "--", *trainer)
         assert done.returncode == 0, done.stderr
-        read += json.loads(done.stdout).values()
+        shares.append([json.loads(line) for line in done.stdout.splitlines()])
+    counts, sizes = [len(each) for each in records], [sum(map(len, each)) for each in records]
+    found = [(one[:2], [*itertools.chain(*one[2], *other[2])]) for one, other in zip(*shares, strict=True)]
+    due = []
     for epoch in range(2):
-        found = batches([rank[epoch] for rank in read])
-        assert found == due(records, epoch, "repeat")
-        assert set(Counter(record for batch in found[:-1] for record in batch).values()) == {1}
+        order = reference.record_order(counts, sizes, seed=SEED, epoch=epoch, block=BLOCK)
+        for step, batch in enumerate(reference.global_batches(order, GLOBAL, "repeat")):
+            due.append(([epoch, step], [f"{entry}/{number}/" for entry, number in batch]))
+    assert found == due
 
 
 def test_a_start_refuses_an_index_with_two_records_as_one(stub: S3Stub, tmp_path: Path) -> None:
@@ -254,19 +253,6 @@ def test_workers_of_several_hosts_are_refused(
         assert not [each for each in tmp_path.glob("?-?") if each.stat().st_size]
 
 
-EVALUATION = """
-import hashlib, json, sys
-from streamer.readers import PipeReader
-
-found = {}
-for channel in sys.argv[1:]:
-    reader = PipeReader(channel, "TFRecord")
-    records = [hashlib.sha256(record).hexdigest() for record in reader]
-    found[channel] = [reader.steps_per_epoch, reader.padding, records]
-print(json.dumps(found))
-"""
-
-
 @pytest.mark.parametrize(("count", "copies", "together"), [(1, 1, False), (2, 2, True), (8, 1, False)])
 def test_padding_gives_every_record_once_at_equal_steps(
     stub: S3Stub, tmp_path: Path, count: int, copies: int, together: bool
@@ -280,35 +266,21 @@ def test_padding_gives_every_record_once_at_equal_steps(
     channels = [f"train-{number}" for number in range(count * copies)]
     with sidecar(path) as running:
         running.wait_for("ready")
-        environment = os.environ | {"SAGEMAKER_BASE_DIR": str(tmp_path / "ml")}
-        read: dict[str, tuple[int, int, list[str]]] = {}
-        trainers = [
-            subprocess.Popen(
-                [sys.executable, "-c", EVALUATION, name], env=environment, stdout=subprocess.PIPE
-            )
-            for name in channels
-        ]
-        for trainer in trainers:
-            read |= json.loads(trainer.communicate()[0])
+        read = all_epochs(tmp_path / "ml", len(channels), epochs=1)
         trailer = published_trailer(tmp_path / "ml/input/data", channels[-1], 0)
         assert running.end() == 0
-    assert {steps for steps, _, _ in read.values()} == {2}
-    assert len({len(records) for _, _, records in read.values()}) == 1
-    assert trailer.padding == read[channels[-1]][1] == min(8, 40 // count)
+    assert len({len(records) for (records,), _ in read.values()}) == 1
+    assert (trailer.steps, trailer.padding) == (2, read[channels[-1]][1])
+    assert trailer.padding == min(8, 40 // count)
     plan = penstock("plan", "-c", path, "--json").stdout
     planned = json.loads(plan)["channels"]["train"]["ranks"]
     assert {name: each["padding"] for name, each in planned.items()} == {
-        name: padding for name, (_, padding, _) in read.items()
+        name: padding for name, (_, padding) in read.items()
     }
+    due = sorted(hashlib.sha256(record[12:-4]).hexdigest() for each in records for record in each)
     for copy in range(copies):
-        found = [
-            record
-            for name in channels[copy::copies]
-            for record in read[name][2][: len(read[name][2]) - read[name][1]]
-        ]
-        assert sorted(found) == sorted(
-            hashlib.sha256(record[12:-4]).hexdigest() for each in records for record in each
-        )
+        ranks = [read[name] for name in channels[copy::copies]]
+        assert sorted(each for (found,), pad in ranks for each in found[: len(found) - pad]) == due
 
 
 def requested(stub: S3Stub) -> set[tuple[str, int, int]]:

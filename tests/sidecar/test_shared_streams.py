@@ -5,11 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +24,7 @@ from tests.kit.trailers import published_trailer
 from tests.sidecar.test_keeper import keeper_of, running
 from tests.sidecar.test_record_ranks import (
     GLOBAL,
-    TRAINER,
+    all_epochs,
     batches,
     divided,
     due,
@@ -40,24 +37,6 @@ from tests.unit.test_borders import made
 TOGETHER = {"Fetch": "together"}
 RECORD = 4096
 """Bytes of a record. A FIFO may hold 16 MiB of large network fragments."""
-
-
-def trained(tmp_path: Path, fifos: int, running: Any) -> dict[str, list[list[str]]]:
-    """Read two epochs of every FIFO, each in a process of its own, at the same time."""
-    running.wait_for("ready")
-    trainers = [
-        subprocess.Popen(
-            [sys.executable, "-c", TRAINER, f"train-{number}"],
-            env=os.environ | {"SAGEMAKER_BASE_DIR": str(tmp_path / "ml"), "LOCAL_RANK": str(number)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(fifos)
-    ]
-    read: dict[str, list[list[str]]] = {}
-    for trainer in trainers:
-        read |= json.loads(trainer.communicate()[0])
-    return read
 
 
 @pytest.mark.parametrize(
@@ -81,7 +60,8 @@ def test_a_shared_stream_has_the_bytes_of_every_fifo(
     path = write_job(tmp_path / "job.yaml", document)
     index(path)
     with sidecar(path) as running:
-        read = trained(tmp_path, count * copies, running)
+        running.wait_for("ready")
+        read = all_epochs(tmp_path / "ml", count * copies)
         trailers = [
             published_trailer(tmp_path / "ml/input/data", f"train-{number}", 1)
             for number in range(count * copies)
@@ -90,7 +70,7 @@ def test_a_shared_stream_has_the_bytes_of_every_fifo(
         assert running.end() == 0
     for epoch in range(2):
         for copy in range(copies):
-            ranks = [read[f"train-{rank * copies + copy}"][epoch] for rank in range(count)]
+            ranks = [read[f"train-{rank * copies + copy}"][0][epoch] for rank in range(count)]
             assert batches(ranks) == due(records, epoch)
     assert {(each.state, each.steps, each.records) for each in trailers} == {("complete", 6, 72 // count)}
     assert len({each.digest for each in trailers}) == count
