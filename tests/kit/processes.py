@@ -79,6 +79,28 @@ def _warm_penstock(
     return subprocess.CompletedProcess([*PENSTOCK, *arguments], code, *shown)
 
 
+def findings(path: str, *options: str, code: int | None = None, **process: Any) -> dict[str, dict[str, Any]]:
+    """What `penstock doctor` finds, by names of checks; fails unless it ends with `code`, if given."""
+    done = penstock("doctor", "--json", "-c", path, *options, **process)
+    assert code in (None, done.returncode), done.stdout + done.stderr
+    return {each["check"]: each for each in json.loads(done.stdout)["findings"]}
+
+
+def penstock_with(*settings: str) -> list[str]:
+    """`penstock` with other values of its modules, each as `sidecar.MODULE.NAME = VALUE`.
+
+    Also for `prefix` of `Sidecar`: the command after it is left out.
+    """
+    modules = {setting.split(" = ")[0].rpartition(".")[0] for setting in settings}
+    return [
+        sys.executable,
+        "-c",
+        f"import sys, {', '.join(sorted(modules))}; {'; '.join(settings)}\n"
+        f"if sys.argv[1:4] == {PENSTOCK}: del sys.argv[1:4]\n"
+        "from sidecar.cli import main; main()",
+    ]
+
+
 class Sidecar:
     """A running `penstock run`; its log is read continuously and kept."""
 
@@ -167,6 +189,9 @@ def sidecar(path: str, *options: str, prefix: Sequence[str] = (), cold: bool = F
     running = Sidecar(path, *options, prefix=prefix, cold=cold)
     try:
         yield running
+    except BaseException:
+        print(*running.events, sep="\n")
+        raise
     finally:
         if running.process.poll() is None:
             running.process.send_signal(signal.SIGCONT)

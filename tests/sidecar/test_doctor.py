@@ -17,7 +17,7 @@ import pytest
 from aiohttp import web
 
 from tests.kit.harness import fill
-from tests.kit.processes import PENSTOCK, job, penstock, write_job
+from tests.kit.processes import PENSTOCK, findings, job, penstock, write_job
 from tests.kit.raw import RawServer, answer, listing, raw_server
 from tests.kit.stub import S3Stub, fails, whole, with_headers
 from tests.kit.terminal import terminal
@@ -68,8 +68,7 @@ def test_objects_of_a_manifest_are_looked_at(stub: S3Stub, tmp_path: Path) -> No
 
     def found(*keys: str) -> dict[str, Any]:
         stub.objects["b/manifest"] = json.dumps([{"prefix": "s3://b/"}, *keys]).encode()
-        done = penstock("doctor", "--json", "-c", path)
-        return {each["check"]: each for each in json.loads(done.stdout)["findings"]}
+        return findings(path)
 
     stub.if_match_refused = (501, "NotImplemented")
     assert found(*[key] * 100)["list train"]["text"] == "ManifestFile; objects of its first rows: 8"
@@ -240,12 +239,8 @@ def test_no_fifo_can_be_made_and_memory_is_short(stub: S3Stub, tmp_path: Path) -
 def test_few_open_files(stub: S3Stub, tmp_path: Path) -> None:
     fill(stub, [10], prefix="b/train/")
     path = write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/"))
-    done = penstock(
-        "doctor", "--json", "-c", path,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (512, 512)), env=dict(os.environ),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found = {each["check"]: each for each in json.loads(done.stdout)["findings"]}
+    limit = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (512, 512))  # noqa: E731
+    found = findings(path, code=0, preexec_fn=limit, env=dict(os.environ))
     assert (found["open files"]["state"], found["open files"]["text"]) == ("warning", "at most 512")
 
 
@@ -327,9 +322,7 @@ def test_what_would_end_a_run_with_7_is_a_failure(stub: S3Stub, tmp_path: Path) 
             run = penstock("run", "-c", path)
             assert run.returncode == 7, run.stderr
             assert not stub.listings
-            done = penstock("doctor", "--json", "-c", path)
-            assert done.returncode == 7, done.stderr
-            failed = [each for each in json.loads(done.stdout)["findings"] if each["state"] == "failure"]
+            failed = [each for each in findings(path, code=7).values() if each["state"] == "failure"]
             assert failed[0]["text"] in run.stderr
             return [each["check"] for each in failed]
 
@@ -338,6 +331,7 @@ def test_what_would_end_a_run_with_7_is_a_failure(stub: S3Stub, tmp_path: Path) 
         assert both() == ["FIFO directory", "admin port"]
         (data / "files").rmdir()
         assert both() == ["admin port"]
+        assert "Penstock.Admin.Port" in penstock("run", "-c", path).stderr
 
 
 def test_too_few_open_files_for_the_job_are_a_failure(stub: S3Stub, tmp_path: Path) -> None:
@@ -346,10 +340,9 @@ def test_too_few_open_files_for_the_job_are_a_failure(stub: S3Stub, tmp_path: Pa
     limited = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))}
     run = penstock("run", "-c", path, **limited)
     assert (run.returncode, stub.listings) == (7, [])
-    done = penstock("doctor", "--json", "-c", path, **limited)
-    assert done.returncode == 7
-    found = {each["check"]: each for each in json.loads(done.stdout)["findings"]}
+    found = findings(path, code=7, **limited)
     assert found["open files"]["state"] == "failure"
+    assert "40 open files are too few for 1 FIFO; raise `ulimit -n` to 58" in run.stderr
     assert found["open files"]["text"] in run.stderr
 
 
@@ -378,15 +371,9 @@ def test_a_disk_that_is_too_small_is_found_before_it_is_filled(
     assert run.returncode == 7
     assert "File channels need 6 MB and 2 files" in run.stderr
     assert not stub.seen
-    done = penstock("doctor", "--json", "-c", path)
-    assert done.returncode == 7
-    found = {each["check"]: each for each in json.loads(done.stdout)["findings"]}
-    assert found["disk"]["text"] in run.stderr
+    assert findings(path, code=7)["disk"]["text"] in run.stderr
     document["InputDataConfig"].pop()
-    write_job(tmp_path / "job.yaml", document)
-    done = penstock("doctor", "--json", "-c", path)
-    assert done.returncode == 0, done.stdout
-    found = {each["check"]: each for each in json.loads(done.stdout)["findings"]}
+    found = findings(write_job(tmp_path / "job.yaml", document), code=0)
     assert found["disk"]["text"].startswith("File channels need 3 MB and 1 file of 4.19 MB in ")
 
 
@@ -394,8 +381,7 @@ def test_a_job_of_files_has_no_fifos(stub: S3Stub, tmp_path: Path) -> None:
     fill(stub, [10], prefix="b/train/")
     document = job(stub.url, tmp_path / "ml", "b/train/")
     document["InputDataConfig"][0]["InputMode"] = "File"
-    done = penstock("doctor", "--json", "-c", write_job(tmp_path / "job.yaml", document))
-    found = {each["check"]: each for each in json.loads(done.stdout)["findings"]}
+    found = findings(write_job(tmp_path / "job.yaml", document))
     assert found["pipes"]["text"] == "the job has no FIFOs: every channel is in File mode"
 
 
@@ -413,9 +399,8 @@ def test_advice_about_the_network_is_by_the_cause(
 ) -> None:
     url = tls_stub.url if endpoint == "TLS" else endpoint.replace("@PORT@", stub.url.rsplit(":", 1)[1])
     document = job(url, tmp_path / "ml", "b/train/", GiveUpAfter=2)
-    done = penstock("doctor", "--json", "-c", write_job(tmp_path / "job.yaml", document))
-    assert done.returncode == 5, done.stdout
-    failures = [each for each in json.loads(done.stdout)["findings"] if each["state"] == "failure"]
+    found = findings(write_job(tmp_path / "job.yaml", document), code=5)
+    failures = [each for each in found.values() if each["state"] == "failure"]
     assert any(words in each["fix"] for each in failures), failures
 
 

@@ -45,12 +45,8 @@ def serve(stub: S3Stub, tmp_path: Path) -> Callable[..., Any]:
         document = job(stub.url, tmp_path / "ml", "b/train/", **channel.pop("penstock", {}))
         document["InputDataConfig"][0] |= channel
         with sidecar(write_job(tmp_path / "job.yaml", document), *options) as running:
-            try:
-                running.wait_for("ready")
-                yield running
-            except BaseException:
-                print(*running.events, sep="\n")
-                raise
+            running.wait_for("ready")
+            yield running
 
     return start
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.harness import fill
-from tests.kit.processes import PENSTOCK, job, write_job
+from tests.kit.processes import PENSTOCK, job, penstock_with, write_job
 from tests.kit.stub import S3Stub
 from tests.kit.terminal import terminal
 
@@ -171,13 +171,10 @@ else:
 @pytest.mark.parametrize("end", ["saves", "stays"])
 def test_what_the_trainer_leaves_is_ended_before_the_fifos(path: str, tmp_path: Path, end: str) -> None:
     """A shell as the trainer ends at SIGTERM at once; its program gets the signal then, and a grace."""
-    program = (
-        "from sidecar.commands import execute; execute.GRACE = 0.5 if STAYS else 60;"
-        "from sidecar.cli import main; main()"
-    ).replace("STAYS", str(end == "stays"))
+    penstock = penstock_with(f"sidecar.commands.execute.GRACE = {0.5 if end == 'stays' else 60}")
     (tmp_path / "orphan.py").write_text(ORPHAN)
     script = f"{sys.executable} {tmp_path}/orphan.py {end}; true"
-    command = [sys.executable, "-c", program, "exec", "-c", path, "--", "sh", "-c", script]
+    command = [*penstock, "exec", "-c", path, "--", "sh", "-c", script]
     code, output, errors = signalled(command, signal.SIGTERM)
     assert code == 128 + signal.SIGTERM, errors
     assert output == ("saved\n" if end == "saves" else "5\n")
@@ -204,8 +201,8 @@ signal.pause()
 def test_a_zombie_of_another_parent_is_not_waited_for(path: str, tmp_path: Path) -> None:
     """Its parent is of another process group, and a signal to this one does not make it read the code."""
     (tmp_path / "zombie.py").write_text(ZOMBIE)
-    program = "from sidecar.commands import execute; execute.GRACE = 60; from sidecar.cli import main; main()"
-    command = [sys.executable, "-c", program, "exec", "-c", path, "--", sys.executable]
+    penstock = penstock_with("sidecar.commands.execute.GRACE = 60")
+    command = [*penstock, "exec", "-c", path, "--", sys.executable]
     code, _, errors = signalled(
         [*command, str(tmp_path / "zombie.py"), str(tmp_path / "parent")], signal.SIGTERM
     )

@@ -19,7 +19,7 @@ from aiohttp import web
 from streamer.formats import recordio, tfrecord
 from tests.kit.harness import fill
 from tests.kit.pipes import read_all
-from tests.kit.processes import job, penstock, sidecar, write_job
+from tests.kit.processes import job, penstock, penstock_with, sidecar, write_job
 from tests.kit.stub import Answer, S3Stub, fails
 from tests.kit.trailers import published_trailer
 from tests.sidecar import foreign
@@ -194,16 +194,12 @@ def test_exec_ends_its_child_with_a_message_and_the_failure_s_code(
     document = job(stub.url, tmp_path / "ml", "b/train/", PartSize="64KiB")
     document["InputDataConfig"][0]["Penstock"] = extras
     grace = 0.8 if policy == "hold" else 40  # the others end by themselves, however slowly
-    patched = (
-        "from sidecar.commands import execute; from sidecar.job import failures;"
-        f"execute.GRACE = {grace};"
-        "failures.REMIND_EVERY = 0.2; from sidecar.cli import main; main()"
-    )
+    settings = f"sidecar.commands.execute.GRACE = {grace}", "sidecar.job.failures.REMIND_EVERY = 0.2"
     data = str(tmp_path / "ml" / "input" / "data")
     child = [sys.executable, PROGRAM, reader, data, "1", "train"]
     path = write_job(tmp_path / "job.yaml", document)
     done = subprocess.run(
-        [sys.executable, "-c", patched, "exec", "-c", path, "--", *child],
+        [*penstock_with(*settings), "exec", "-c", path, "--", *child],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     events = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]

@@ -23,7 +23,7 @@ from streamer.formats.record_format import RecordFormat
 from streamer.formats.record_index import IndexedObject, block, header, object_name
 from tests.kit.faults import resets_after
 from tests.kit.index import read_index, with_stride
-from tests.kit.processes import job, penstock, write_job
+from tests.kit.processes import job, penstock, penstock_with, write_job
 from tests.kit.raw import etag
 from tests.kit.stub import S3Stub, fails, stalls
 from tests.unit.test_borders import made, naive
@@ -163,11 +163,7 @@ def test_only_objects_that_changed_are_scanned_again(stub: S3Stub, tmp_path: Pat
     verify(path, folder, "--all")
 
 
-AT_ONCE = [
-    sys.executable,
-    "-c",
-    "from sidecar.index import build; build.APPEND_EVERY = 0; from sidecar.cli import main; main()",
-]
+AT_ONCE = penstock_with("sidecar.index.build.APPEND_EVERY = 0")
 """`penstock` that appends each row at once."""
 
 

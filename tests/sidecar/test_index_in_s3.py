@@ -7,7 +7,6 @@ import os
 import shlex
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from aiohttp import web
 from streamer.formats.record_index import RecordIndex, object_name
 from tests.kit.index import IndexBytes
 from tests.kit.pipes import read_all
-from tests.kit.processes import job, penstock, sidecar, write_job
+from tests.kit.processes import job, penstock, penstock_with, sidecar, write_job
 from tests.kit.stub import Answer, Fault, S3Stub, error, fails, stalls
 from tests.unit.test_borders import made, naive
 
@@ -30,9 +29,12 @@ OBJECTS = {
 }
 PLACE, KEY = "s3://b/train/", "b/train/train.index"
 """Beside the data."""
-SETTINGS = "from sidecar.index import build, target; from streamer.s3.client import object_put; "
-EAGER = SETTINGS + "build.APPEND_EVERY = target.UPLOAD_EVERY = target.UPLOAD_SHARE = 0; "
-IN_PARTS = SETTINGS + "object_put.PART = 3000; "
+EAGER = (
+    "sidecar.index.build.APPEND_EVERY = 0",
+    "sidecar.index.target.UPLOAD_EVERY = 0",
+    "sidecar.index.target.UPLOAD_SHARE = 0",
+)
+IN_PARTS = ("streamer.s3.client.object_put.PART = 3000",)
 
 
 def written(stub: S3Stub, tmp_path: Path, *, place: str = PLACE, **ranks: Any) -> str:
@@ -121,7 +123,7 @@ def test_a_job_keeps_the_index_of_its_start(stub: S3Stub, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("settings", [EAGER, IN_PARTS])
-def test_two_builds_do_not_undo_each_other(stub: S3Stub, tmp_path: Path, settings: str) -> None:
+def test_two_builds_do_not_undo_each_other(stub: S3Stub, tmp_path: Path, settings: tuple[str, ...]) -> None:
     """The other one has found an object that this one has not listed."""
     path = written(stub, tmp_path)
     OBJECTS["b/train/3"] = OBJECTS["b/train/0"]
@@ -136,11 +138,7 @@ def test_two_builds_do_not_undo_each_other(stub: S3Stub, tmp_path: Path, setting
     stub.puts.seen.clear()
     stub.puts.before.append(lambda: stub.objects.update({KEY: other}))
     command = ["index", "build", "-c", path, "--to", PLACE, "--format", "TFRecord"]
-    done = subprocess.run(
-        [sys.executable, "-c", f"{settings}from sidecar.cli import main; main()", *command],
-        stderr=subprocess.PIPE,
-        check=False,
-    )
+    done = subprocess.run([*penstock_with(*settings), *command], stderr=subprocess.PIPE, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
     assert rows(stub.objects[KEY]) == expected("b/train/0", "b/train/1", "b/train/2", "b/train/3")
     del OBJECTS["b/train/3"]
@@ -155,9 +153,9 @@ def test_objects_of_which_no_byte_is_read_are_stored(stub: S3Stub, tmp_path: Pat
     """The rows are appended several times, each of which may begin an upload."""
     path = written(stub, tmp_path)
     stub.objects |= {f"b/train/{number}": b"" for number in range(11)}
-    few = f"{EAGER}build.MOST_PENDING = 2; from sidecar.cli import main; main()"
+    few = penstock_with(*EAGER, "sidecar.index.build.MOST_PENDING = 2")
     command = ["index", "build", "-c", path, "--to", PLACE, "--format", "TFRecord"]
-    subprocess.run([sys.executable, "-c", few, *command], check=True)
+    subprocess.run([*few, *command], check=True)
     assert rows(stub.objects[KEY]) == {object_name("b", f"train/{number}"): [] for number in range(11)}
 
 
@@ -169,7 +167,7 @@ def test_a_build_goes_on_where_one_was_killed_on_another_host(stub: S3Stub, tmp_
     stub.script(*[stalls(stub, after=5000)] * 9, key="b/train/2")
     command = ["index", "build", "-c", path, "--to", PLACE, "--format", "TFRecord"]
     with subprocess.Popen(
-        [sys.executable, "-c", f"{EAGER}from sidecar.cli import main; main()", *command],
+        [*penstock_with(*EAGER), *command],
         env=os.environ | {"TMPDIR": str(tmp_path)},
     ) as process:
         # Not for more rows: what is appended during an upload goes with the next one, after further bytes.

@@ -18,7 +18,7 @@ import pytest
 
 from streamer.formats.tar_joiner import TarJoiner
 from tests.kit.pipes import read_all
-from tests.kit.processes import Sidecar, job, penstock, sidecar, write_job
+from tests.kit.processes import Sidecar, findings, job, penstock, sidecar, write_job
 from tests.kit.stub import S3Stub
 from tests.kit.trailers import published_trailer
 from tests.sidecar.test_keeper import killed, place, sha
@@ -144,8 +144,7 @@ def test_without_it_a_part_is_read_and_the_loss_is_told(stub: S3Stub, tmp_path: 
             assert f'penstock_channel_unjoined{{channel="{channel}"}} 1.0' in metrics
             assert f'penstock_reader_end_disconnects_total{{channel="{channel}"}} {count}.0' in metrics
         assert running.end() == 0
-    report = json.loads(penstock("doctor", "--json", "-c", str(tmp_path / "job.yaml")).stdout)
-    found = {each["check"]: each for each in report["findings"]}
+    found = findings(str(tmp_path / "job.yaml"))
     assert found["end marks tars"]["state"] == found["end marks rows"]["state"] == "warning"
     assert DO["arrow"] in found["end marks rows"]["fix"]
 

@@ -15,7 +15,7 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,24 +79,9 @@ class Reader:
 
 
 @contextlib.contextmanager
-def running(path: str, *options: str, prefix: Sequence[str] = ()) -> Iterator[Sidecar]:
-    """A sidecar, killed at the end of the block as the kernel kills for memory. `prefix`: as of `Sidecar`."""
-    started = Sidecar(path, *options, prefix=prefix)
-    try:
-        yield started
-    except BaseException:
-        print(*started.events, sep="\n")
-        raise
-    finally:
-        if started.process.poll() is None:
-            started.process.kill()
-        started.wait()
-
-
-@contextlib.contextmanager
 def open_after_ready(path: str, data: Path) -> Iterator[io.FileIO]:
     """A reader of epoch 0 whose sidecar has died."""
-    with running(path, "--keeper", "auto") as started:
+    with sidecar(path, "--keeper", "auto") as started:
         started.wait_for("ready")
         file = open(data / "train_0", "rb", buffering=0)  # noqa: SIM115 - closed below
         file.read(1)
@@ -150,11 +135,11 @@ def killed(path: str, data: Path, truth: list[str], kills: list[int]) -> None:
     """Kill a sidecar when its reader has some bytes, and the next; compare what the reader got."""
     reader = None
     for kill_at in sorted(kills):
-        with running(path, "--keeper", "auto") as started:
+        with sidecar(path, "--keeper", "auto") as started:
             started.wait_for("ready")
             reader = reader or Reader(data, len(truth))
             reader.wait_for(kill_at)
-    with running(path, "--keeper", "auto") as started:
+    with sidecar(path, "--keeper", "auto") as started:
         started.wait_for("ready")
         assert reader is not None
         assert reader.join() == truth
@@ -179,7 +164,7 @@ def test_every_epoch_of_an_arranged_channel_goes_on(stub: S3Stub, place: Any) ->
     """Shuffled and wrapped, the rest of each epoch is of that epoch's own order."""
     fill(stub, [200_000 + i for i in range(40)], prefix="b/train/")
     path, data = place(ShuffleConfig={"Seed": 7}, RecordWrapperType="RecordIO")
-    with running(path) as started:
+    with sidecar(path) as started:
         started.wait_for("ready")
         truth = Reader(data).join()
         assert started.end() == 0
@@ -193,7 +178,7 @@ def test_a_reader_that_leaves_while_no_sidecar_is_there(stub: S3Stub, place: Any
     path, data = place()
     with open_after_ready(path, data) as file:
         assert file.read(10)
-    with running(path, "--keeper", "auto") as started:
+    with sidecar(path, "--keeper", "auto") as started:
         started.wait_for("epoch abandoned", epoch=0)
         assert Reader(data, 1, first=1).join() == [sha(content)]
         assert started.end() == 0
@@ -208,7 +193,7 @@ def test_a_reader_that_comes_when_another_has_left_does_not_wait_for_ever(
     path, data = place()
     moved = data.with_name("moved")
     for _ in range(20):
-        with running(path, *options) as started:
+        with sidecar(path, *options) as started:
             started.wait_for("ready")
             first = os.open(data / "train_0", os.O_RDONLY | os.O_NONBLOCK)
             data.rename(moved)
@@ -242,7 +227,7 @@ def test_bytes_that_a_reader_leaves_in_the_fifo_are_not_read(
     """The FIFO has all bytes of the epoch when the reader leaves, which reads ten of them."""
     fill(stub, [40_000], prefix="b/train/")
     path, data = place()
-    with running(path, *options) as started:
+    with sidecar(path, *options) as started:
         started.wait_for("ready")
         for epoch in range(8):
             with open(data / f"train_{epoch}", "rb", buffering=0) as file:
@@ -258,7 +243,7 @@ def test_a_fifo_that_is_replaced_while_it_waits_is_offered_again(
     """By the process that waits in the one before: sidecar or keeper."""
     content = fill(stub, SIZES, prefix="b/train/")
     path, data = place()
-    with running(path, *options) as started:
+    with sidecar(path, *options) as started:
         started.wait_for("ready")
         for replaced in range(1, 4):
             os.mkfifo(data / "other")
@@ -293,7 +278,7 @@ def test_a_changed_plan_fails_by_name_and_the_fifo_stays_open(stub: S3Stub, plac
     with open_after_ready(path, data) as file:
         received = len(file.read(100))
         stub.objects["b/train/more"] = b"more"
-        with running(path, "--keeper", "auto") as started:
+        with sidecar(path, "--keeper", "auto") as started:
             failed = started.wait_for("epoch failed", epoch=0)
             assert "the plan has changed" in failed["error"]
             assert failed["fifo"] == "held open"
@@ -310,7 +295,7 @@ def test_a_keeper_that_dies_ends_the_sidecar_and_proves_nothing(stub: S3Stub, pl
     """The reader sees an end, as without a keeper, and the trailer does not say complete."""
     fill(stub, [MORE_THAN_A_FIFO], prefix="b/train/")
     path, data = place()
-    with running(path, "--keeper", "auto") as started:
+    with sidecar(path, "--keeper", "auto") as started:
         started.wait_for("ready")
         with open(data / "train_0", "rb", buffering=0) as file:
             file.read(10)
@@ -326,7 +311,7 @@ def test_a_keeper_that_dies_ends_the_sidecar_and_proves_nothing(stub: S3Stub, pl
 def test_a_keeper_that_is_not_there(stub: S3Stub, place: Any, tmp_path: Path) -> None:
     fill(stub, [10], prefix="b/train/")
     path, _ = place()
-    with running(path, "--keeper", str(tmp_path / "none")) as started:
+    with sidecar(path, "--keeper", str(tmp_path / "none")) as started:
         assert started.process.wait() == 7
     assert "penstock keeper" in started.wait_for("ended", code=7)["error"]
 
@@ -337,7 +322,7 @@ def test_sigusr2_is_a_pause(stub: S3Stub, place: Any, options: tuple[str, str]) 
     """One process, its code loaded anew, under a reader in mid-epoch and one that has not come."""
     content = fill(stub, SIZES, prefix="b/train/")
     path, data = place()
-    with running(path, *options) as started:
+    with sidecar(path, *options) as started:
         started.wait_for("ready")
         started.process.send_signal(signal.SIGUSR2)
         started.wait_for("ready", times=2)
@@ -361,7 +346,7 @@ def test_a_signal_while_a_restart_loads_its_code_ends_the_sidecar(
     path, _ = place()
     document, pipe = Path(path).read_text(), tmp_path / "again.yaml"
     os.mkfifo(pipe)
-    with running(str(pipe)) as started:
+    with sidecar(str(pipe)) as started:
         pipe.write_text(document)
         started.wait_for("ready")
         started.process.send_signal(signal.SIGUSR2)
@@ -374,16 +359,9 @@ def test_a_signal_while_a_restart_loads_its_code_ends_the_sidecar(
             started.process.send_signal(signal.SIGTERM)
             file.write(document)
         assert started.wait() == 0
-    with running(path, "--keeper", "auto") as started:
+    with sidecar(path, "--keeper", "auto") as started:
         assert started.wait_for("keeper")["holds"] == ["train"]
         assert started.end() == 0
-
-
-def test_restart_where_nothing_runs(tmp_path: Path) -> None:
-    (tmp_path / "input" / "data").mkdir(parents=True)
-    done = penstock("restart", "--base-directory", str(tmp_path))
-    assert done.returncode == 7
-    assert "give the sidecar's base directory" in done.stderr
 
 
 def test_restart_says_why_there_is_none(stub: S3Stub, place: Any, tmp_path: Path) -> None:
@@ -391,7 +369,7 @@ def test_restart_says_why_there_is_none(stub: S3Stub, place: Any, tmp_path: Path
     content = fill(stub, SIZES, prefix="b/train/")
     path, data = place()
     base = str(data.parent.parent)
-    with running(path) as started:
+    with sidecar(path) as started:
         started.wait_for("ready")
         document = Path(path).read_text()
         Path(path).write_text("Penstok: {}\n")
@@ -433,7 +411,7 @@ def test_resume_begins_where_a_state_was_taken(
         "config_dir": str(data.parent / "config"),
         "state_dir": str(tmp_path / "ml" / "pipe_state"),
     }
-    with running(path) as started:
+    with sidecar(path) as started:
         started.wait_for("ready")
         reader = PipeReader("train", **context)
         list(reader)
@@ -443,7 +421,7 @@ def test_resume_begins_where_a_state_was_taken(
     assert (state["epoch"], state["records"]) == (1, 15_000)
     # What the first one asked for at last may be seen only now.
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIARESUMED")
-    with running(path, "--resume", json.dumps(state)) as started:
+    with sidecar(path, "--resume", json.dumps(state)) as started:
         started.wait_for("ready")
         again = PipeReader("train", **context)
         again.load_state_dict(state)

@@ -22,9 +22,8 @@ from streamer.formats.record_index import IndexedObject, RecordIndex
 from streamer.plan import ObjectRef, Plan
 from tests.kit.index import IndexBytes, read_index
 from tests.kit.pipes import read_all, read_some
-from tests.kit.processes import Sidecar, job, penstock, sidecar, write_job
+from tests.kit.processes import Sidecar, findings, job, penstock, sidecar, write_job
 from tests.kit.stub import S3Stub, fails
-from tests.sidecar.test_keeper import running
 from tests.unit.test_borders import made
 
 PAYLOADS = [bytes([number % 256]) * (number * 37 % 900) for number in range(700)]
@@ -217,7 +216,7 @@ def test_an_epoch_that_is_resumed_inside_an_object(stub: S3Stub, tmp_path: Path)
     stub.objects["b/train/2"] = third = made("TFRecord", [bytes(1000)] * 60)
     path = written(stub, tmp_path)
     stream = first + second + third
-    with running(path, "--keeper", "auto") as started:
+    with sidecar(path, "--keeper", "auto") as started:
         started.wait_for("ready")
         file = open(fifo(tmp_path, 0), "rb", buffering=0)  # noqa: SIM115 - closed below
         half = b""
@@ -345,7 +344,7 @@ def test_an_index_of_another_kind_is_an_error(stub: S3Stub, tmp_path: Path) -> N
 def test_a_kill_loses_no_row_that_was_appended(stub: S3Stub, tmp_path: Path) -> None:
     stream = put(stub)
     path = written(stub, tmp_path)
-    with running(path) as started:
+    with sidecar(path) as started:
         streamed(started, tmp_path, stream, 0)
         started.wait_for("record index learnt")
         started.process.send_signal(signal.SIGKILL)
@@ -378,8 +377,7 @@ def test_doctor_and_the_index_to_be_learnt(stub: S3Stub, tmp_path: Path) -> None
     path = written(stub, tmp_path)
 
     def finding() -> tuple[str, str]:
-        examined = json.loads(penstock("doctor", "-c", path, "--json").stdout)["findings"]
-        (found,) = [each for each in examined if each["check"] == "index train"]
+        found = findings(path)["index train"]
         return found["state"], found["text"]
 
     assert finding() == ("ok", "there is none yet; the channel learns it while it streams")

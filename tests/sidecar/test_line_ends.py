@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 import subprocess
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 
 from streamer.readers import PipeReader
 from streamer.readers.tokens import TokenReader
-from tests.kit.processes import PENSTOCK, job, penstock, sidecar, write_job
+from tests.kit.processes import PENSTOCK, findings, job, sidecar, write_job
 from tests.kit.stub import S3Stub, stalls
 
 EVENT = "an object does not end with a line feed"
@@ -43,8 +42,7 @@ def test_the_start_and_the_doctor_warn(stub: S3Stub, tmp_path: Path, section: di
         assert warning["object"] == "s3://b/train/3.jsonl"
         assert "add Penstock: {Join: lines}" in warning["do"]
         assert "penstock_channel_unjoined" in running.get("/metrics")[1]
-    report = json.loads(penstock("doctor", "--json", "-c", path).stdout)
-    (found,) = [each for each in report["findings"] if each["check"] == "line ends train"]
+    found = findings(path)["line ends train"]
     assert found["state"] == "warning"
     assert "s3://b/train/3.jsonl does not end with a line feed" in found["text"]
 

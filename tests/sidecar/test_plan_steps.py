@@ -10,7 +10,7 @@ import pytest
 
 from sidecar.config.job import load_job
 from sidecar.records.rank_advice import small_requests
-from tests.kit.processes import job, penstock, write_job
+from tests.kit.processes import findings, job, penstock, write_job
 from tests.kit.stub import S3Stub
 
 RECORDS = {"Format": "fixed:100"}
@@ -92,8 +92,7 @@ def test_small_requests_are_named_with_what_sends_fewer(
     assert do in last
     if do:
         assert "by 15 requests of 100 B on average" in last
-    examined = json.loads(penstock("doctor", "-c", path, "--json").stdout)["findings"]
-    found = [each for each in examined if each["check"] == "requests train"]
+    found = [each for check, each in findings(path).items() if check == "requests train"]
     assert len(found) == (ranks.get("Fetch") == "separately" or "WhenFailed" in extras)
     for each in found:
         assert f"by requests of about {100 * ranks['GlobalBatch'] // 3} B" in each["text"]
@@ -103,9 +102,7 @@ def test_small_requests_are_named_with_what_sends_fewer(
 def test_doctor_names_a_batch_that_has_no_equal_slices(stub: S3Stub, tmp_path: Path) -> None:
     ranks = {"Count": 2, "GlobalBatch": 6}
     path = job_file(stub, tmp_path, hosts=2, Penstock={"Ranks": ranks, "Records": RECORDS})
-    done = penstock("doctor", "-c", path, "--host-index", "0", "--json")
-    examined = json.loads(done.stdout)["findings"]
-    (finding,) = [each for each in examined if each["check"] == "ranks train"]
+    finding = findings(path, "--host-index", "0")["ranks train"]
     assert finding["state"] == "failure"
     assert "cannot be divided over 4 ranks" in finding["text"]
 
@@ -130,8 +127,7 @@ def test_unequal_steps_are_named_with_what_helps(
     host = ["--host-index", "0"] if hosts > 1 else []
     planned = plan(path, *host)[-1]
     assert planned.startswith("  steps    unequal: ")
-    examined = json.loads(penstock("doctor", "-c", path, *host, "--json").stdout)["findings"]
-    (finding,) = [each for each in examined if each["check"] == "steps train"]
+    finding = findings(path, *host)["steps train"]
     assert finding["state"] == "ok"
     for each in words:
         assert each in planned

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from aiohttp import web
 
 from sidecar.process.progress import ERASE
 from tests.kit import stub as kit
-from tests.kit.processes import job, sidecar, write_job
+from tests.kit.processes import job, penstock_with, sidecar, write_job
 from tests.kit.stub import S3Stub
 from tests.kit.terminal import terminal
 
@@ -39,19 +38,9 @@ def shuffled(stub: S3Stub, tmp_path: Path) -> str:
     return write_job(tmp_path / "job.yaml", document)
 
 
-OFTEN = [
-    sys.executable,
-    "-c",
-    "import sys; sys.argv[1:4] = []; "
-    "from sidecar.job import planning_log; planning_log.PROGRESS_EVERY = 0.01; "
-    "from sidecar.cli import main; main()",
-]
+OFTEN = penstock_with("sidecar.job.planning_log.PROGRESS_EVERY = 0.01")
 """Put before a command, it logs the progress of plans a hundred times a second."""
-AT_ONCE = [
-    sys.executable,
-    "-c",
-    "from sidecar.process import progress; progress.FIRST_AFTER = 0; from sidecar.cli import main; main()",
-]
+AT_ONCE = penstock_with("sidecar.process.progress.FIRST_AFTER = 0")
 """`penstock` whose progress line does not wait for its second."""
 
 

@@ -14,13 +14,7 @@ from sidecar.process.progress import ERASE, transferred
 from tests.kit.processes import job, penstock, write_job
 from tests.kit.stub import S3Stub, stalls
 from tests.kit.terminal import terminal
-
-AT_ONCE = [
-    sys.executable,
-    "-c",
-    "from sidecar.process import progress; progress.FIRST_AFTER = 0; from sidecar.cli import main; main()",
-]
-"""`penstock` whose line does not wait for its second."""
+from tests.sidecar.test_progress import AT_ONCE
 
 
 def cat(stub: S3Stub) -> str:

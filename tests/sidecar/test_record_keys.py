@@ -20,7 +20,6 @@ from streamer.readers import KeyedRecord, PipeReader
 from streamer.readers.tokens import TokenReader
 from tests.kit.processes import job, sidecar, write_job
 from tests.kit.stub import S3Stub
-from tests.sidecar.test_keeper import running
 
 KEYS = ["a", "b\n[0, 0]", "c/ü💥", "d empty", "e", "f"]
 """Last steps of keys. The fourth object is empty."""
@@ -167,11 +166,11 @@ def test_a_killed_sidecar_and_a_resumed_one_go_on_with_the_list(stub: S3Stub, tm
     names = ("plain", "gzip")
     readers = {name: PipeReader(name, "TFRecord", key=True, **directories(base)) for name in names}
     epochs = {name: iter(reader) for name, reader in readers.items()}
-    with running(path, "--keeper", "auto") as started:
+    with sidecar(path, "--keeper", "auto") as started:
         started.wait_for("ready")
         for name, records in epochs.items():
             check(list(islice(records, 1900)), name)
-    with running(path, "--keeper", "auto") as started:
+    with sidecar(path, "--keeper", "auto") as started:
         started.wait_for("ready")
         for name, records in epochs.items():
             rest = list(records)

@@ -28,7 +28,7 @@ from streamer.readers import PipeReader
 from streamer.s3.pages.validation import PlanMemory
 from tests.kit.index import read_index, with_stride
 from tests.kit.pipes import read_all
-from tests.kit.processes import job, penstock, sidecar, write_job
+from tests.kit.processes import findings, job, penstock, sidecar, write_job
 from tests.kit.raw import listing, raw_server
 from tests.kit.stub import S3Stub
 from tests.kit.trailers import published_trailer
@@ -363,8 +363,7 @@ def test_the_warning_of_end_marks_names_no_key_that_the_job_file_refuses(
         with sidecar(path) as running:
             warning = running.wait_for("objects carry end marks", channel="train", format="tar")
             assert running.end() == 0
-        report = json.loads(penstock("doctor", "--json", "-c", path).stdout)
-        (fix,) = (each["fix"] for each in report["findings"] if each["check"] == "end marks train")
+        fix = findings(path)["end marks train"]["fix"]
         for text in (warning["do"], fix):
             assert "with Penstock's own readers" in text
             assert ("Join: tar" in text) == ("Index" in records)

@@ -11,7 +11,7 @@ import pytest
 from sidecar.config.job import Job
 from sidecar.process.exits import Exit
 from streamer.plan import S3Uri
-from tests.kit.processes import job, penstock, sidecar, write_job
+from tests.kit.processes import findings, job, penstock, sidecar, write_job
 from tests.kit.stub import S3Stub
 
 
@@ -60,8 +60,7 @@ def test_objects_that_may_not_be_data_are_named_with_what_leaves_them_out(
         assert reported["keys"] == ["train/a/2.txt.crc"]
         assert reported["do"].startswith('add Penstock: {Exclude: ["*.crc"]} to the channel')
         assert running.end() == 0
-    done = penstock("doctor", "--json", "-c", path)
-    found = {each["check"]: each for each in json.loads(done.stdout)["findings"]}
+    found = findings(path)
     assert found["strays train"]["state"] == "warning"
     assert "train/a/2.txt.crc" in found["strays train"]["text"]
     assert '{Exclude: ["*.crc"]}' in found["strays train"]["fix"]
@@ -75,16 +74,9 @@ def test_objects_that_may_not_be_data_are_named_with_what_leaves_them_out(
 def test_doctor_looks_at_every_prefix_and_only_at_what_is_selected(stub: S3Stub, tmp_path: Path) -> None:
     fill_folders(stub)
     path = selecting(stub, tmp_path, Exclude=["*.crc"], AlsoFrom=["s3://b/more/"])
-    found = {
-        each["check"]: each
-        for each in json.loads(penstock("doctor", "--json", "-c", path).stdout)["findings"]
-    }
-    assert found["list train"]["text"] == "objects: 4"
+    assert findings(path)["list train"]["text"] == "objects: 4"
     path = selecting(stub, tmp_path, AlsoFrom=["s3://b/gone/"])
-    found = {
-        each["check"]: each
-        for each in json.loads(penstock("doctor", "--json", "-c", path).stdout)["findings"]
-    }
+    found = findings(path)
     assert found["list train"]["state"] == "failure"
     assert "s3://b/gone/" in found["list train"]["text"]
 

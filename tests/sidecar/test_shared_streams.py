@@ -21,7 +21,7 @@ from tests.kit.pipes import probe, read_all, read_some
 from tests.kit.processes import Sidecar, job, penstock, sidecar, write_job
 from tests.kit.stub import S3Stub
 from tests.kit.trailers import published_trailer
-from tests.sidecar.test_keeper import keeper_of, running
+from tests.sidecar.test_keeper import keeper_of
 from tests.sidecar.test_record_ranks import (
     GLOBAL,
     all_epochs,
@@ -263,7 +263,7 @@ def test_a_killed_sidecar_loses_no_byte_of_any_fifo(
     path, streams = filled(stub, tmp_path, megabytes=48, count=count, Copies=copies)
     due = [stream for stream in streams for _ in range(copies)]
     with contextlib.ExitStack() as stack:
-        with running(path, "--keeper", "auto") as started:
+        with sidecar(path, "--keeper", "auto") as started:
             started.wait_for("ready")
             files = opened(stack, [fifo(tmp_path, number) for number in range(len(due))])
             begun = [file.read(1) + file.read(10_000 * number) for number, file in enumerate(files)]
@@ -376,7 +376,7 @@ def test_a_killed_sidecar_loses_no_end_mark(stub: S3Stub, tmp_path: Path) -> Non
     document = tars(stub, tmp_path, longest=1 << 20, Count=2, GlobalBatch=4, Copies=2, **TOGETHER)
     path = write_job(tmp_path / "job.yaml", document)
     with contextlib.ExitStack() as stack:
-        with running(path, "--keeper", "auto") as started:
+        with sidecar(path, "--keeper", "auto") as started:
             started.wait_for("ready")
             files = opened(stack, [fifo(tmp_path, number) for number in range(4)])
             begun = [file.read(1) + file.read(100_000 * number) for number, file in enumerate(files)]
