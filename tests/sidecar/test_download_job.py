@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,12 +13,7 @@ from tests.kit.harness import fill
 from tests.kit.pipes import eventually, read_all
 from tests.kit.processes import Sidecar, job, penstock, sidecar, write_job
 from tests.kit.stub import S3Stub, stalls
-
-
-def tree(directory: Path) -> dict[Any, Any]:
-    return {
-        str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()
-    }
+from tests.sidecar.test_download import tree
 
 
 def mixed(stub: S3Stub, tmp_path: Path) -> str:

@@ -38,34 +38,6 @@ JOB = Job.model_validate(
 ONE = Hosts(0, ("algo-1",))
 
 
-def test_config_files(tmp_path: Path) -> None:
-    layout = Layout(str(tmp_path))
-    layout.create()
-    write_config_files(layout, JOB, ONE)
-    config = tmp_path / "input" / "config"
-    assert json.loads((config / "inputdataconfig.json").read_text()) == {
-        "train-a": {
-            "ContentType": "application/x-recordio",
-            "TrainingInputMode": "Pipe",
-            "S3DistributionType": "FullyReplicated",
-            "RecordWrapperType": "None",
-        },
-        "eval": {
-            "TrainingInputMode": "Pipe",
-            "S3DistributionType": "FullyReplicated",
-            "RecordWrapperType": "None",
-        },
-    }
-    assert json.loads((config / "resourceconfig.json").read_text())["hosts"] == ["algo-1"]
-    assert json.loads((config / "hyperparameters.json").read_text())["lr"] == "0.1"
-    assert sorted(os.listdir(config)) == [
-        ".resourceconfig.json.penstock",
-        "hyperparameters.json",
-        "inputdataconfig.json",
-        "resourceconfig.json",
-    ]
-
-
 def test_environment_is_the_toolkit_s() -> None:
     found = trainer_environment(Layout("/opt/ml"), JOB, ONE)
     assert found["SM_CHANNELS"] == '["eval","train-a"]'
@@ -76,12 +48,8 @@ def test_environment_is_the_toolkit_s() -> None:
     assert found["SM_CURRENT_HOST"] == "algo-1"
     assert found["SM_MODEL_DIR"] == "/opt/ml/model"
     assert found["TRAINING_JOB_NAME"] == "my-job"
+    assert (found["MINE"], found["SM_NUM_CPUS"]) == ("1", "99"), "the request's own variables win"
     assert json.loads(found["SM_INPUT_DATA_CONFIG"])["eval"]["TrainingInputMode"] == "Pipe"
-
-
-def test_the_request_s_environment_wins() -> None:
-    found = trainer_environment(Layout("/opt/ml"), JOB, ONE)
-    assert (found["MINE"], found["SM_NUM_CPUS"]) == ("1", "99")
 
 
 def test_files_are_byte_for_byte_what_the_platform_prints(tmp_path: Path) -> None:
@@ -105,6 +73,8 @@ def test_files_are_byte_for_byte_what_the_platform_prints(tmp_path: Path) -> Non
     )
     write_config_files(layout, job, identify(job, environment={}))
     config = tmp_path / "input" / "config"
+    written = {f"{name}.json" for name in ("hyperparameters", "inputdataconfig", "resourceconfig")}
+    assert set(os.listdir(config)) == written | {".resourceconfig.json.penstock"}
     assert (config / "resourceconfig.json").read_bytes() == (
         b'{"current_host":"algo-1","current_instance_type":"ml.c5.xlarge",'
         b'"current_group_name":"homogeneousCluster","hosts":["algo-1"],"instance_groups":'
@@ -241,16 +211,6 @@ def test_a_lock_that_was_removed_under_a_sidecar_is_not_taken_again(tmp_path: Pa
         pass
 
 
-def test_a_lock_that_is_a_symbolic_link_is_refused(tmp_path: Path) -> None:
-    layout = Layout(str(tmp_path))
-    layout.create()
-    (tmp_path / "victim").write_text("kept")
-    os.symlink(tmp_path / "victim", os.path.join(layout.data, ".penstock.lock"))
-    with pytest.raises(SinkError), layout.locked():
-        pass
-    assert (tmp_path / "victim").read_text() == "kept"
-
-
 def test_directories_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SinkError, match="Penstock.BaseDirectory"):
@@ -267,12 +227,3 @@ def test_readers_of_an_earlier_run_start_again_at_epoch_0(tmp_path: Path) -> Non
     assert not state.exists()
     assert other.exists()
     assert (tmp_path / "pipe_state" / ".train-pipe_mode-state").read_text() == "2"
-
-
-def test_readers_of_rank_fifos_start_again_at_epoch_0_too(tmp_path: Path) -> None:
-    states = [tmp_path / "pipe_state" / f".{name}-pipe_mode-state" for name in ("eval-0", "eval-1", "eval-2")]
-    states[0].parent.mkdir()
-    for state in states:
-        state.write_text("7")
-    set_reader_state(Layout(str(tmp_path)), dict.fromkeys(("eval-0", "eval-1"), 0))
-    assert [state.exists() for state in states] == [False, False, True]
