@@ -18,6 +18,18 @@ from tests.sidecar.test_record_ranks import BLOCK, GLOBAL, SEED, divided, index,
 from tests.unit import reference
 
 EPOCHS = 2
+Batches = list[tuple[int, int, list[str]]]
+"""Epoch, step and names of the records of each global batch."""
+
+
+def trained(base: Path, *, error: str = "", **training: Any) -> Batches:
+    """Run a trainer; return the global batches that it took. `error`: end of its error."""
+    trainer = [sys.executable, "-m", "tests.kit.stepping", json.dumps(training)]
+    env = os.environ | {"SAGEMAKER_BASE_DIR": str(base)}
+    done = subprocess.run(trainer, env=env, capture_output=True, text=True, check=False)
+    assert done.stderr.strip().endswith(error) if error else done.returncode == 0, done.stderr
+    lines = map(json.loads, done.stdout.splitlines())
+    return [(epoch, step, [name for share in shares for name in share]) for epoch, step, shares in lines]
 
 
 class Elastic:
@@ -43,20 +55,14 @@ class Elastic:
             index(path)
         return path
 
-    def train(
-        self, path: str, *options: str, error: str = "", **training: Any
-    ) -> list[tuple[int, int, list[str]]]:
-        """Run sidecar and trainer; return the global batches. `error`: end of the trainer's error."""
-        fields = {"path": str(self.state), "epochs": EPOCHS} | training
-        trainer = [sys.executable, "-m", "tests.kit.stepping", json.dumps(fields)]
+    def train(self, path: str, *options: str, **training: Any) -> Batches:
+        """Run sidecar and trainer; return the global batches."""
         with sidecar(path, *options) as running:
             running.wait_for("ready")
-            env = os.environ | {"SAGEMAKER_BASE_DIR": str(self._tmp_path / "ml")}
-            done = subprocess.run(trainer, env=env, capture_output=True, text=True, check=False)
+            fields: dict[str, Any] = {"path": str(self.state), "epochs": EPOCHS} | training
+            found = trained(self._tmp_path / "ml", **fields)
             running.process.kill()
-        assert done.stderr.strip().endswith(error) if error else done.returncode == 0, done.stderr
-        lines = map(json.loads, done.stdout.splitlines())
-        return [(epoch, step, [name for share in shares for name in share]) for epoch, step, shares in lines]
+        return found
 
 
 @pytest.fixture

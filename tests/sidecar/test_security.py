@@ -8,7 +8,6 @@ import http.server
 import json
 import logging
 import os
-import pty
 import resource
 import shutil
 import signal
@@ -35,6 +34,7 @@ from tests.kit.harness import fill
 from tests.kit.pipes import read_all
 from tests.kit.processes import PENSTOCK, job, penstock, sidecar, write_job
 from tests.kit.stub import Answer, S3Stub
+from tests.kit.terminal import terminal
 from tests.kit.users import NOBODY, root, two_users
 
 KEY_ID, SECRET, TOKEN = (
@@ -341,23 +341,14 @@ def test_on_a_terminal_too(stub: S3Stub, planted: Path) -> None:
     fill(stub, [100], prefix="b/train/")
     stub.script(echo)
     path = write_job(planted / "job.yaml", document(stub, planted))
-    master, slave = pty.openpty()
-    with subprocess.Popen(
-        [*PENSTOCK, "exec", "-c", path, "--log-level", "debug", "sh", "-c", READ],
-        stderr=slave, start_new_session=True,
-    ) as process:  # fmt: skip
-        os.close(slave)
-        stated = b""
-        while b"epoch failed" not in stated:
-            stated += os.read(master, 65536)
-        process.terminate()  # and with it the reader, to which nothing more comes
-        with contextlib.suppress(OSError):  # EIO: the other end has closed
-            while chunk := os.read(master, 65536):
-                stated += chunk
-        os.close(master)
-        process.wait()
-    assert b"\x1b[" in stated, "this was not taken for a terminal"
-    assert found_in(stated.decode()) == []
+    command = [*PENSTOCK, "exec", "-c", path, "--log-level", "debug", "sh", "-c", READ]
+    with terminal(command, columns=300, rows=50) as window:
+        window.wait_for(lambda screen: "epoch failed" in screen.written)
+        window.process.terminate()  # and with it the reader, to which nothing more comes
+        window.end()
+        stated = window.screen.written
+    assert "\x1b[" in stated, "this was not taken for a terminal"
+    assert found_in(stated) == []
 
 
 @pytest.mark.parametrize(
@@ -449,15 +440,8 @@ LEAST = (
 READ_ONLY = 'mount --bind "$1" "$1" && mount -o remount,bind,ro / && shift && exec "$@"'
 
 
-def unprivileged(
-    place: Path,
-) -> tuple[str, str, str, str, str, str, str, str, str, str, str, str, str, str, str, str]:
-    return ("unshare", "--mount", "--propagation", "private", "sh", "-c", READ_ONLY, "sh", str(place), *LEAST)
-
-
-def children(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+def unprivileged(place: Path) -> list[str]:
+    return ["unshare", "--mount", "--propagation", "private", "sh", "-c", READ_ONLY, "sh", str(place), *LEAST]
 
 
 @root

@@ -43,8 +43,7 @@ def shown(screen: Screen) -> bool:
     )
 
 
-@pytest.mark.parametrize(("columns", "rows"), SIZES)
-@pytest.mark.parametrize("colour", [True, False], ids=["colour", "NO_COLOR"])
+@pytest.mark.parametrize(("columns", "rows", "colour"), [(60, 20, True), (140, 40, False)])
 def test_a_terminal_shows_the_whole_frame(running: Sidecar, columns: int, rows: int, colour: bool) -> None:
     """With colours and without."""
     command = [*PENSTOCK, "top", "--url", running.url]
@@ -78,10 +77,9 @@ def test_the_end_of_the_sidecar_ends_it(running: Sidecar) -> None:
         assert "The sidecar has ended." in window.screen.text
 
 
-@pytest.mark.parametrize("columns", [60, 80, 140])
-def test_once_prints_a_whole_frame_and_no_control_sequences(running: Sidecar, columns: int) -> None:
-    environment = {**os.environ, "COLUMNS": str(columns)}
-    for arguments in (["--once"], []):  # standard output is no terminal
+def test_once_prints_a_whole_frame_and_no_control_sequences(running: Sidecar) -> None:
+    for columns, arguments in ((60, ["--once"]), (140, [])):  # standard output is no terminal
+        environment = {**os.environ, "COLUMNS": str(columns)}
         done = penstock("top", "--url", running.url, *arguments, env=environment)
         assert done.returncode == 0, done.stderr
         assert "\x1b" not in done.stdout

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +11,7 @@ import pytest
 from streamer.formats import tfrecord
 from tests.kit.processes import penstock, sidecar, write_job
 from tests.kit.stub import S3Stub
+from tests.sidecar.test_elastic import Batches, trained
 from tests.sidecar.test_record_ranks import GLOBAL, divided, index, refused, shuffled, uneven
 
 EPOCHS, RARE = 4, 30
@@ -42,17 +40,11 @@ class MixedJob:
             index(path)
         return path
 
-    def read(self, limit: int | None = None) -> list[tuple[int, int, list[str]]]:
+    def read(self, limit: int | None = None) -> Batches:
         """Train; return the global batches."""
-        fields = {"path": str(self.state), "epochs": EPOCHS, "limit": limit}
-        trainer = [sys.executable, "-m", "tests.kit.stepping", json.dumps(fields)]
-        env = os.environ | {"SAGEMAKER_BASE_DIR": str(self._tmp_path / "ml")}
-        done = subprocess.run(trainer, env=env, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        lines = map(json.loads, done.stdout.splitlines())
-        return [(epoch, step, [name for share in shares for name in share]) for epoch, step, shares in lines]
+        return trained(self._tmp_path / "ml", path=str(self.state), epochs=EPOCHS, limit=limit)
 
-    def train(self, ranks: int, limit: int | None = None) -> list[tuple[int, int, list[str]]]:
+    def train(self, ranks: int, limit: int | None = None) -> Batches:
         with sidecar(self.path(ranks), "--resume", str(self.state)) as running:
             running.wait_for("ready")
             found = self.read(limit)
