@@ -37,7 +37,7 @@ def check_url(value: str) -> str:
 
 def check_together(values: Mapping[str, Any], name: Callable[[str], str]) -> None:
     """Raise ValueError for settings that contradict each other. `name`: returns what the user calls one."""
-    if values["anonymous"] and values["profile"]:
+    if values["anonymous"] and values.get("profile"):
         raise ValueError(f"{name('anonymous')} and {name('profile')} contradict each other; remove one")
     if values["ca_bundle"] and (values["url"] or "").startswith("http://"):
         raise ValueError(

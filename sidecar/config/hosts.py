@@ -9,8 +9,8 @@ shard, or no host reads a shard, the only symptom is a worse model. The results 
     an index without a count,  an error that says what to set
     or several hosts without an index
 
-The job's own ResourceConfig says how many hosts SageMaker would start; explicit flags or
-`Penstock.Hosts` override it (and nothing else), so that a request for eight hosts can run on one.
+The job's own ResourceConfig says how many hosts SageMaker would start; explicit flags override it (and
+nothing else), so that a request for eight hosts can run on one.
 
 Hosts are counted, not GPU processes: under torchrun RANK and WORLD_SIZE are divided by LOCAL_WORLD_SIZE.
 The host of index i is the i-th of the lexicographically sorted names (contract §2.2), so that a trainer
@@ -37,7 +37,7 @@ HOMOGENEOUS = "homogeneousCluster"
 """SageMaker's name for the only group of a job without instance groups."""
 MOST_HOSTS = 100_000
 """Most hosts of a job. A higher number is a mistake, and the names of the hosts would fill memory."""
-_FIX = "set --host-index and --host-count, or Penstock.Hosts"
+_FIX = "set --host-index and --host-count"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,18 +112,12 @@ def identify(
 
     `flags`: `--host-index`, `--host-count`. `document`: the platform's resourceconfig.json.
     """
-    section = job.penstock.hosts
-    explicit = [
-        Claim("--host-index/--host-count", *flags),
-        Claim("Penstock.Hosts", section.index, section.count),
-    ]
-    is_explicit = any(claim.count is not None for claim in explicit)
-    claims = [*explicit, *_from_environment(environment)]
+    claims = [Claim("--host-index/--host-count", *flags), *_from_environment(environment)]
     if document is not None:
         claims.append(_from_document(document))
     resources = job.resource_config
     instances = resources.instance_count or sum(group.instance_count for group in resources.instance_groups)
-    if instances and not is_explicit:
+    if instances and flags[1] is None:
         claims.append(Claim("ResourceConfig of the job", None, instances))
     index = _agreed("host index", [(claim.source, claim.index) for claim in claims])
     count = _agreed("number of hosts", [(claim.source, claim.count) for claim in claims])

@@ -15,6 +15,9 @@ RETIRED = {
     "InputDataConfig[].Penstock.Ranks.RecordSize": "write Records: {Format: fixed:BYTES} beside Ranks",
     "InputDataConfig[].Penstock.LearnIndex": "write Records: {Format: TFRecord, Index: DIRECTORY}, with the "
     "format of the objects: without GlobalBatch in Ranks the channel learns the index",
+    "Penstock.Endpoint.Profile": "set AWS_PROFILE, as for every AWS client",
+    "Penstock.Hosts": "give each host --host-index and --host-count, or the variables of a launcher",
+    "Penstock.RequestPrices": "remove it; the metric of the cost has the prices of S3 Standard in us-east-1",
     "Penstock.Processes": "one process sends all requests; remove it, and to use more cores run several "
     "sidecars, each with some of the channels",
 }

@@ -48,7 +48,6 @@ class EndpointConfig(Model):
         | None
     ) = None
     region: Annotated[StrictStr, Field(pattern=REGION)] | None = None
-    profile: Text | None = None
     path_style: bool = False
     """Put the bucket into the path, not into the host name; most S3-compatible servers want it."""
     anonymous: bool = False
@@ -126,20 +125,6 @@ def read_token(path: str) -> str:
     return token
 
 
-class PricesConfig(Model):
-    """Dollars for a thousand requests, for the cost metric. Default: S3 Standard in us-east-1."""
-
-    get: Annotated[float, Field(ge=0, le=1e6)] = 0.0004
-    list: Annotated[float, Field(ge=0, le=1e6)] = 0.005
-
-
-class HostsConfig(Model):
-    """Index of this host and number of hosts, if the environment has neither; see `sidecar.config.hosts`."""
-
-    index: Annotated[int, Field(ge=0)] | None = None
-    count: Annotated[int, Field(ge=1)] | None = None
-
-
 class PenstockConfig(Model):
     """The `Penstock` section of a job: settings that SageMaker does not have."""
 
@@ -172,8 +157,6 @@ class PenstockConfig(Model):
     own rule is `objects`."""
     bandwidth: Annotated[Size, Field(gt=0)] | None = None
     """Bytes per second into all FIFOs together. Unset: no limit. Those of one channel: its own section."""
-    request_prices: PricesConfig = PricesConfig()
-    hosts: HostsConfig = HostsConfig()
     endpoint: EndpointConfig = EndpointConfig()
     admin: AdminConfig = AdminConfig()
 

@@ -241,7 +241,7 @@ METRICS: dict[str, Spec] = {
         "counter", ("operation",), "Requests other than ranged GETs for parts: listings, HEADs, manifests."
     ),
     "penstock_request_cost_dollars_total": Spec(
-        "counter", (), "Estimated price of all requests, by `Penstock.RequestPrices`."
+        "counter", (), "Estimated price of all requests, at S3 Standard's prices in us-east-1."
     ),
     "penstock_planning_seconds": Spec("gauge", (), "Seconds that listing and planning took at the start."),
     "penstock_download_written_bytes_total": _of_channel(

@@ -114,7 +114,6 @@ def test_keys_that_plan_adds_leave_all_others_as_they_are(tmp_path: Path) -> Non
         ("TrainingImage", "x", "it belongs in AlgorithmSpecification"),
         ("Penstock__RoleArn", "arn", "it belongs in the top level"),
         ("ResourceConfig__InstanceCount", -1, "greater than or equal to 0"),
-        ("Penstock__Hosts__Count", 0, "greater than or equal to 1"),
         ("Penstock__ShardBy", "bytes", "ShardBy has no meaning without a ShardedByS3Key channel"),
         (
             "Penstock__Ranks",
@@ -150,7 +149,7 @@ def test_keys_that_plan_adds_leave_all_others_as_they_are(tmp_path: Path) -> Non
         ("Penstock__FifoMode", 640, "quoted octal"),
         ("Penstock__FifoMode", "0999", "quoted octal"),
         ("Penstock__RequestsInFlight", 0, "greater than or equal to 1"),
-        ("Penstock__Endpoint", {"Anonymous": True, "Profile": "me"}, "contradict each other"),
+        ("Penstock__Endpoint", {"Anonymous": True, "RequesterPays": True}, "contradict each other"),
         ("Penstock__Endpoint", {"Url": "http://h", "CaBundle": "/x"}, "use https://"),
     ],
 )

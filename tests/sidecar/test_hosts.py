@@ -23,7 +23,6 @@ from tests.kit.stub import S3Stub
 
 def job(
     *,
-    hosts: dict[str, Any] | None = None,
     resources: dict[str, list[dict[str, object]]] | None = None,
     shard: bool = False,
     groups: Any = (),
@@ -32,7 +31,7 @@ def job(
     if shard:
         source["S3DataDistributionType"] = "ShardedByS3Key"
     channel = {"ChannelName": "train", "DataSource": {"S3DataSource": source}}
-    document = {"InputDataConfig": [channel], "Penstock": {"Hosts": hosts or {}}}
+    document = {"InputDataConfig": [channel]}
     return Job.model_validate(document | ({"ResourceConfig": resources} if resources else {}))
 
 
@@ -75,29 +74,22 @@ def test_files_flags_and_job_file() -> None:
     document = {"current_host": "algo-2", "hosts": ["algo-2", "algo-10", "algo-1"]}
     assert found(document=document) == (2, 3)  # sorted lexicographically: algo-1, algo-10, algo-2
     assert found(flags=(1, 2)) == (1, 2)
-    assert found(hosts={"Index": 1, "Count": 2}) == (1, 2)
     assert found({"JOB_COMPLETION_INDEX": "1"}, flags=(None, 2)) == (1, 2)
     assert found({"JOB_COMPLETION_INDEX": "3"}, resources={"InstanceCount": 4}) == (3, 4)
-    assert found({"RANK": "1", "WORLD_SIZE": "2"}, flags=(1, 2), hosts={"Count": 2}) == (1, 2)
+    assert found({"RANK": "1", "WORLD_SIZE": "2"}, flags=(1, 2)) == (1, 2)
 
 
 def test_a_request_for_many_hosts_runs_on_one_if_told_so() -> None:
     assert found(resources={"InstanceCount": 8}, flags=(None, 1)) == (0, 1)
-    assert found(resources={"InstanceCount": 8}, hosts={"Count": 1}) == (0, 1)
 
 
 @pytest.mark.parametrize(
     ("environment", "changes", "words"),
     [
         ({"RANK": "1", "WORLD_SIZE": "2"}, {"flags": (0, 2)}, "host index 0, but RANK/WORLD_SIZE gives 1"),
-        (
-            {"NODE_RANK": "0", "NNODES": "3"},
-            {"hosts": {"Count": 2}},
-            "Penstock.Hosts gives number of hosts 2",
-        ),
+        ({"NODE_RANK": "0", "NNODES": "3"}, {"flags": (0, 2)}, "gives number of hosts 2, but NODE_RANK"),
         ({"RANK": "0", "WORLD_SIZE": "2"}, {"resources": {"InstanceCount": 4}}, "ResourceConfig of the job"),
         ({"RANK": "8", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8", "GROUP_RANK": "0"}, {}, "GROUP_RANK"),
-        ({}, {"flags": (0, 1), "hosts": {"Count": 2}}, "gives number of hosts 1, but Penstock.Hosts gives 2"),
         ({"JOB_COMPLETION_INDEX": "0"}, {}, "nothing says of how many; set --host-index"),
         ({}, {"resources": {"InstanceCount": 4}}, "--host-count 1 runs it on one host"),
         ({}, {"flags": (2, 2)}, "host index 2 is not below"),

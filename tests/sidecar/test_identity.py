@@ -94,6 +94,8 @@ def test_profiles_and_their_region(nobody: S3Stub, tmp_path: Path, monkeypatch: 
     assert "Credential=AKIDME/" in authorization
     assert "/eu-west-3/s3/" in authorization
     assert "/us-east-2/s3/" in (cat(nobody, "--profile", "me", "--region", "us-east-2").authorization or "")
+    monkeypatch.setenv("AWS_PROFILE", "me")
+    assert "/eu-west-3/s3/" in (cat(nobody).authorization or "")
 
 
 @pytest.mark.parametrize("name", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"])

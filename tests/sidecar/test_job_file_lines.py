@@ -131,6 +131,13 @@ def test_rules_between_keys_and_syntax_errors_have_a_line(tmp_path: Path, text: 
         ("Penstock__path_style", True, "PathStyle belongs in Penstock.Endpoint"),
         ("Url", "http://h", "it belongs in Penstock.Endpoint"),
         ("Penstock__Zebra", 1, "remove it"),
+        (
+            "Penstock__Hosts",
+            {"Index": 0, "Count": 2},
+            "Penstock.Hosts: is retired: give each host --host-index",
+        ),
+        ("Penstock__RequestPrices", {"Get": 0.1}, "Penstock.RequestPrices: is retired: remove it"),
+        ("Penstock__Endpoint__Profile", "me", "Penstock.Endpoint.Profile: is retired: set AWS_PROFILE"),
         *(
             ("Penstock__Processes", each, "Penstock.Processes: is retired: one process")
             for each in (0, "auto")

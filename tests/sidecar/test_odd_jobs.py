@@ -77,8 +77,6 @@ WHOLE: dict[str, Any] = {
         "FifoMode": "0640",
         "ShardBy": "objects",
         "Bandwidth": "1GB",
-        "RequestPrices": {"Get": 0.1, "List": 0.1},
-        "Hosts": {"Index": 0, "Count": 1},
         "Endpoint": {"Url": "http://127.0.0.1:9000", "Region": "us-east-1", "PathStyle": True},
         "Admin": {"Host": "127.0.0.1", "Port": 0, "Protect": "limits"},
     },
@@ -338,7 +336,6 @@ def test_a_platform_s_file_is_valid_or_refused(file: Path, place: Any, value: An
     with open(os.path.join(layout.config, "resourceconfig.json"), "w", encoding="ascii") as resources:
         json.dump(document, resources)
     plain = copy.deepcopy(WHOLE)
-    del plain["Penstock"]["Hosts"]
     del plain["ResourceConfig"]
     del plain["InputDataConfig"][0]["DataSource"]["S3DataSource"]["InstanceGroupNames"]
     job = load_job(written(file, json.dumps(plain)))
