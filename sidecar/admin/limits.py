@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import ConfigDict, Field, ValidationError
 
-from sidecar.config.byte_size import Size
 from sidecar.config.mistakes import explain
-from sidecar.config.model import Model
+from sidecar.config.model import Model, Size
 from streamer.errors import ConfigError
 from streamer.units import MIB, human_bytes
 

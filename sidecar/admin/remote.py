@@ -10,7 +10,7 @@ from http.client import HTTPException
 from typing import TYPE_CHECKING, Any
 
 from sidecar.admin.probe import MOST_REASON, response
-from sidecar.config.byte_size import parse_size
+from sidecar.config.model import parse_size
 from streamer.errors import ConfigError, SinkError
 from streamer.escaping import escape_control
 from streamer.units import decimal_bytes, human_bytes

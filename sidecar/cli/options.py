@@ -229,7 +229,7 @@ class Size(click.ParamType[int]):
 
 def _size(value: Any) -> int | None:
     """Return a number of bytes; None if the value is no size."""
-    from sidecar.config.byte_size import parse_size
+    from sidecar.config.model import parse_size
 
     try:
         return parse_size(value)

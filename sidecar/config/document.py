@@ -13,6 +13,7 @@ import json
 import os
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -23,7 +24,7 @@ from streamer.file_reads import read_file
 from streamer.units import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     Path = Sequence[str | int]
     """Keys and indexes that lead to a value of a document."""
@@ -35,11 +36,9 @@ MOST_YAML = 1 << 18
 MOST_VALUES = 100_000
 """Most values of a document, with aliases expanded."""
 _IMPOSSIBLE = re.compile("[\0\ud800-\udfff]")
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+')
-"""A token of valid JSON."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Document:
     """The value in a file, and the text that it was read from."""
 
@@ -50,9 +49,29 @@ class Document:
     def line(self, path: Path) -> int | None:
         """Return the line, from 1, of the value at `path`: that of its key, if it has one.
 
-        If the value is absent, the line is that of the section that lacks it; None for the whole document.
+        If the value is absent, the line is that of the section that lacks it; None for the whole document,
+        and for JSON that the parser of YAML does not read, or reads for too long.
         """
-        return _json_line(self.text, path) if self.is_json else _yaml_line(self.text, path)
+        line, node = None, self._node
+        for step in path:
+            if isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
+                node = node.value[step]
+                line = node.start_mark.line + 1
+                continue
+            pairs = node.value if isinstance(node, yaml.MappingNode) else []
+            found = next(((key, value) for key, value in pairs if key.value == str(step)), None)
+            if found is None:
+                break
+            line, node = found[0].start_mark.line + 1, found[1]
+        return line
+
+    @cached_property
+    def _node(self) -> yaml.Node | None:
+        """The tree of the values. JSON is YAML but for tabs, which no text of JSON may hold."""
+        if len(self.text) <= MOST_YAML:
+            with contextlib.suppress(yaml.YAMLError, RecursionError):
+                return yaml.compose(self.text.replace("\t", " ") if self.is_json else self.text, _Loader)
+        return None
 
 
 class FileMistakes(ConfigError):
@@ -171,67 +190,6 @@ def _yaml(text: str) -> Any:
         return loader.construct_document(node)
     finally:
         loader.dispose()
-
-
-def _yaml_line(text: str, path: Path) -> int | None:
-    """Return the line of the value at `path` in valid YAML."""
-    loader = _Loader(text)
-    try:
-        node, line = loader.get_single_node(), None
-    finally:
-        loader.dispose()
-    for step in path:
-        if isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
-            node = node.value[step]
-            line = node.start_mark.line + 1
-            continue
-        pairs = node.value if isinstance(node, yaml.MappingNode) else []
-        found = next(((key, value) for key, value in pairs if key.value == str(step)), None)
-        if found is None:
-            break
-        line, node = found[0].start_mark.line + 1, found[1]
-    return line
-
-
-def _json_line(text: str, path: Path) -> int | None:
-    """Return the line of the value at `path` in valid JSON."""
-    wanted, best, offset = tuple(path), 0, None
-    for inner, start in _json_places(text):
-        if len(inner) > best and wanted[: len(inner)] == inner:
-            best, offset = len(inner), start
-            if best == len(wanted):
-                break
-    return None if offset is None else text.count("\n", 0, offset) + 1
-
-
-def _json_places(text: str) -> Iterator[tuple[tuple[str | int, ...], int]]:
-    """Yield the path and the offset of every key and every item of a list in valid JSON."""
-    steps: list[str | int] = []
-    """The current key or index of each object and list around the token."""
-    expects_value = True
-    for token in _TOKEN.finditer(text):
-        match token[0]:
-            case "}" | "]":
-                steps.pop()
-            case ",":
-                if isinstance(steps[-1], int):
-                    steps[-1] += 1
-                    expects_value = True
-                else:
-                    expects_value = False
-            case ":":
-                expects_value = True
-            case word:
-                if not expects_value:
-                    steps[-1] = json.loads(word)
-                    yield tuple(steps), token.start()
-                elif steps and isinstance(steps[-1], int):
-                    yield tuple(steps), token.start()
-                if word == "[":
-                    steps.append(0)
-                elif word == "{":
-                    steps.append("")
-                    expects_value = False
 
 
 def _values(node: Any, counts: dict[int, int]) -> int:

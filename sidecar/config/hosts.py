@@ -165,7 +165,14 @@ def _agreed(what: str, claims: list[tuple[str, int | None]]) -> int | None:
 
 def _from_environment(environment: Mapping[str, str]) -> Iterator[Claim]:
     """Yield the claims of launchers' environment variables."""
-    number = _Numbers(environment)
+
+    def number(name: str, *, least: int = 0) -> int | None:
+        if not (text := environment.get(name)):
+            return None
+        if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < least:
+            raise ConfigError(f"{name}={text!r} is not a number of {least} or more; correct or unset it")
+        return int(text)
+
     rank, world = number("RANK"), number("WORLD_SIZE", least=1)
     local = number("LOCAL_WORLD_SIZE", least=1) or 1
     if world is not None and world % local:
@@ -183,21 +190,6 @@ def _from_environment(environment: Mapping[str, str]) -> Iterator[Claim]:
     yield Claim("JOB_COMPLETION_INDEX", number("JOB_COMPLETION_INDEX"))
     if text := environment.get("TF_CONFIG"):
         yield _from_tf_config(text)
-
-
-class _Numbers:
-    """Reads numbers from environment variables. Raises ConfigError for any other text."""
-
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        self._environment = environment
-
-    def __call__(self, name: str, *, least: int = 0) -> int | None:
-        text = self._environment.get(name)
-        if not text:
-            return None
-        if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < least:
-            raise ConfigError(f"{name}={text!r} is not a number of {least} or more; correct or unset it")
-        return int(text)
 
 
 def _from_tf_config(text: str) -> Claim:

@@ -14,8 +14,7 @@ from pydantic import BeforeValidator, Field, StrictInt, StrictStr, model_validat
 
 from sidecar.config.extras import SELECTING, SELECTING_FILES, ChannelExtras
 from sidecar.config.model import Model
-from sidecar.config.sources import DataSource, S3DataSource
-from sidecar.config.uris import parse_source
+from sidecar.config.sources import DataSource, S3DataSource, parse_source
 from streamer.plan import S3Uri
 
 if TYPE_CHECKING:
@@ -156,19 +155,13 @@ class ChannelConfig(Model):
     def not_by_record(self) -> str | None:
         """Why ranks cannot share the channel by record, and what to do; None if they can."""
         extras = self.penstock
-        why = {
-            f"CompressionType: {self.compression_type}": self.compression_type != "None"
-            and "has no records at fixed offsets; store the objects inflated",
-            f"RecordWrapperType: {self.record_wrapper_type}": self.record_wrapper_type != "None"
-            and "makes every object one record; use Ranks without GlobalBatch",
-            "AugmentedManifestFile": self.source.s3_data_type == "AugmentedManifestFile"
-            and "has a sample on each line of its manifest; use Ranks without GlobalBatch",
-            extras.joining or "": extras.joining not in {None, "Join: tar"}
-            and "joins whole objects; remove it",
-            "Integrity: checksum": extras.integrity == "checksum"
-            and "compares whole objects, which no rank reads; remove it",
-        }
-        return next((f"{key} {text}" for key, text in why.items() if text), None)
+        if (why := self.not_indexable) is not None:
+            return why if self.compression_type != "None" else f"{why}; use Ranks without GlobalBatch"
+        if extras.joining not in {None, "Join: tar"}:
+            return f"{extras.joining} joins whole objects; remove it"
+        if extras.integrity == "checksum":
+            return "Integrity: checksum compares whole objects, which no rank reads; remove it"
+        return None
 
     @model_validator(mode="after")
     def _mixable(self) -> Self:
@@ -227,9 +220,8 @@ class ChannelConfig(Model):
     def not_indexable(self) -> str | None:
         """Why no index can address the records of the channel's objects; None if one can."""
         if self.compression_type != "None":
-            return (
-                f"CompressionType: {self.compression_type} has no records at fixed offsets; store it inflated"
-            )
+            given = f"CompressionType: {self.compression_type}"
+            return f"{given} has no records at fixed offsets; store the objects inflated"
         if self.record_wrapper_type != "None":
             return f"RecordWrapperType: {self.record_wrapper_type} makes every object one record"
         if self.source.s3_data_type == "AugmentedManifestFile":

@@ -16,9 +16,8 @@ from pydantic import (
 )
 from pydantic.alias_generators import to_pascal
 
-from sidecar.config.byte_size import Size
 from sidecar.config.endpoint import BARE_URL, REGION, check_together, check_url, resolved
-from sidecar.config.model import Model
+from sidecar.config.model import Model, Size
 from streamer.errors import ConfigError
 from streamer.file_reads import read_file
 from streamer.s3.client.endpoint import STALL_TIMEOUT, Endpoint, IfMatch
