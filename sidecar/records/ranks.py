@@ -38,7 +38,7 @@ from streamer.plan.record_table import FixedRecords, IndexedRecords, only_object
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sidecar.config.extras import RanksConfig
+    from sidecar.config.records import RanksConfig
     from sidecar.config.request import ChannelConfig
     from sidecar.index.stored import StoredIndex
     from streamer.formats.record_index import RecordIndex
