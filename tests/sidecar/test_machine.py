@@ -330,7 +330,8 @@ def test_cat_says_that_it_waits_for_storage(stub: S3Stub, proxy: TcpProxy) -> No
 def test_an_endpoint_that_is_down_at_the_start_is_waited_for(
     stub: S3Stub, proxy: TcpProxy, tmp_path: Path
 ) -> None:
-    """Every page of the admin port answers meanwhile, and a signal ends the wait."""
+    """Nothing is offered meanwhile, every page of the admin port answers, and a signal ends the wait."""
+    truth = fill(stub, [1000], prefix="b/train/")
     proxy.refuse()
     path = write_job(
         tmp_path / "job.yaml", job(f"http://127.0.0.1:{proxy.port}", tmp_path / "ml", "b/train/")
@@ -339,3 +340,9 @@ def test_an_endpoint_that_is_down_at_the_start_is_waited_for(
         first.wait_for("waiting for storage", channel="train")
         assert {first.get(page)[0] for page in ("/", "/status", "/metrics", "/limits", "/livez")} == {200}
         assert first.end() == 0
+    with sidecar(path) as second:
+        second.wait_for("waiting for storage", channel="train")
+        proxy.accept()
+        second.wait_for("ready")
+        assert read_all(tmp_path / "ml" / "input" / "data" / "train_0") == truth
+        assert second.end() == 0

@@ -112,6 +112,18 @@ def test_nothing_is_offered_if_a_channel_cannot_be_listed(
     assert not (tmp_path / "ml").exists()
 
 
+def test_second_sidecar_on_the_same_directory(stub: S3Stub, tmp_path: Path) -> None:
+    fill(stub, [10], prefix="b/train/")
+    path = write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/"))
+    with sidecar(path) as first:
+        first.wait_for("ready")
+        second = penstock("run", "-c", path)
+        assert second.returncode == 7
+        assert "another sidecar serves" in second.stderr
+        assert read_all(tmp_path / "ml" / "input" / "data" / "train_0")
+        assert first.end() == 0
+
+
 def test_sigterm_lets_the_running_epoch_finish(stub: S3Stub, tmp_path: Path) -> None:
     truth = fill(stub, [MORE_THAN_A_FIFO], prefix="b/train/")
     with serving(stub, tmp_path, "b/train/") as running:
@@ -230,6 +242,20 @@ def test_compressed_objects_are_inflated_and_a_damaged_one_has_its_exit_code(
             assert "it was cut off: s3://b/eval/0.gz" in failed["error"]
             assert "of" not in failed
             assert running.end() == 8
+
+
+def test_a_killed_sidecar_leaves_no_proof(stub: S3Stub, tmp_path: Path) -> None:
+    """SIGKILL in mid-epoch: the reader's end of file is covered by an `open` trailer, no complete one."""
+    fill(stub, [MORE_THAN_A_FIFO], prefix="b/train/")
+    with serving(stub, tmp_path, "b/train/") as running:
+        running.wait_for("ready")
+        data = tmp_path / "ml" / "input" / "data"
+        with open(data / "train_0", "rb", buffering=0) as reader:
+            reader.read(1000)
+            running.end(signal.SIGKILL)
+            assert len(reader.readall()) < MORE_THAN_A_FIFO - 1000
+    trailer = published_trailer(data, "train", 0)
+    assert (trailer.state, trailer.bytes_total) == ("open", MORE_THAN_A_FIFO)
 
 
 def test_a_restarted_sidecar_serves_a_reader_that_waits(stub: S3Stub, tmp_path: Path) -> None:

@@ -211,6 +211,16 @@ def test_a_lock_that_was_removed_under_a_sidecar_is_not_taken_again(tmp_path: Pa
         pass
 
 
+def test_a_lock_that_is_a_symbolic_link_is_refused(tmp_path: Path) -> None:
+    layout = Layout(str(tmp_path))
+    layout.create()
+    (tmp_path / "victim").write_text("kept")
+    os.symlink(tmp_path / "victim", os.path.join(layout.data, ".penstock.lock"))
+    with pytest.raises(SinkError), layout.locked():
+        pass
+    assert (tmp_path / "victim").read_text() == "kept"
+
+
 def test_directories_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SinkError, match="Penstock.BaseDirectory"):
@@ -227,3 +237,12 @@ def test_readers_of_an_earlier_run_start_again_at_epoch_0(tmp_path: Path) -> Non
     assert not state.exists()
     assert other.exists()
     assert (tmp_path / "pipe_state" / ".train-pipe_mode-state").read_text() == "2"
+
+
+def test_readers_of_rank_fifos_start_again_at_epoch_0_too(tmp_path: Path) -> None:
+    states = [tmp_path / "pipe_state" / f".{name}-pipe_mode-state" for name in ("eval-0", "eval-1", "eval-2")]
+    states[0].parent.mkdir()
+    for state in states:
+        state.write_text("7")
+    set_reader_state(Layout(str(tmp_path)), dict.fromkeys(("eval-0", "eval-1"), 0))
+    assert [state.exists() for state in states] == [False, False, True]
