@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import logging
 import os
 import pickle
 import subprocess
@@ -138,6 +139,25 @@ def test_the_length_is_not_kept_from_the_trailer_of_an_earlier_run(feeder: Feede
     feeder.feed(0, encoded("TFRecord", RECORDS[:20]), records=20, steps=2)
     assert list(reader) == RECORDS[:20]
     assert (len(reader), reader.steps_per_epoch, reader.padding) == (20, 2, 0)
+
+
+def test_the_length_of_an_epoch_that_another_reader_took_meanwhile_is_in_its_trailer(feeder: Feeder) -> None:
+    """Its FIFO came and went between two looks of the waiting reader, as beside another DataLoader worker."""
+
+    class Taken(logging.Handler):
+        """Takes the epoch when the reader says that it waits for it."""
+
+        def emit(self, record: logging.LogRecord) -> None:
+            assert "train_0 has not appeared" in record.getMessage()
+            EpochState(feeder.state_dir, "train").put(1)
+            feeder.publish(0, "complete", records=20, steps=2)
+
+    logger, handler = logging.getLogger("penstock"), Taken()
+    logger.addHandler(handler)
+    try:
+        assert len(PipeReader("train", timeout=2)) == 20
+    finally:
+        logger.removeHandler(handler)
 
 
 def test_an_evaluation_leaves_out_the_padding(feeder: Feeder) -> None:

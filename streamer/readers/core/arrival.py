@@ -13,8 +13,12 @@ import contextlib
 import os
 import select
 import time
+from typing import TYPE_CHECKING
 
 from streamer.linux import watch_for_arrivals
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _CHECK_S = 1.0
 _CHECK_WITHOUT_INOTIFY_S = 0.1
@@ -28,12 +32,12 @@ class Arrival:
         self._inotify = -1
         """The inotify descriptor, or -1 while there is none."""
 
-    def wait(self, seconds: float) -> bool:
-        """Wait at most `seconds` for the path; return whether it exists."""
+    def wait(self, seconds: float, over: Callable[[], bool] = bool) -> bool:
+        """Wait at most `seconds` until the path exists or `over` is true; return whether either is so."""
         deadline = time.monotonic() + seconds
         while True:
             self._start_inotify()  # before the check, so that no event is missed between the two
-            if os.path.exists(self._path):
+            if os.path.exists(self._path) or over():
                 return True
             if (left := deadline - time.monotonic()) <= 0:
                 return False

@@ -128,7 +128,9 @@ class ChannelEpochs:
             # Another program that serves FIFOs publishes no counts, so nothing is worth a wait.
             first = trailer is None and os.path.lexists(os.path.join(self._pipe_dir, SIDECAR_LOCK))
         if first:
-            trailer = self._stream(epoch, hint=self._hint(epoch)).offered()
+            stream = self._stream(epoch, hint=self._hint(epoch))
+            # Another reader of the state file may take this epoch, whose FIFO is then seen no more.
+            trailer = stream.offered(over=lambda: self.peek() != epoch)
         if trailer is None or trailer.records is None or trailer.steps is None:
             raise TypeError(
                 f"the number of records of channel {self.channel} is unknown: only a channel whose Ranks "

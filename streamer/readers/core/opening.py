@@ -58,11 +58,11 @@ class Opening:
     def __repr__(self) -> str:
         return f"<Opening of {self._name}{' [used]' if self._used else ''}>"
 
-    def wait(self) -> None:
-        """Wait until the FIFO exists, without opening it. Raises ChannelError."""
+    def wait(self, over: Callable[[], bool]) -> None:
+        """Wait until the FIFO exists, without opening it, or `over` is true. Raises ChannelError."""
         self._deadline = time.monotonic() + self._timeout
         with contextlib.closing(Arrival(self._name)) as arrival:
-            if not self._appears(arrival, self._timeout):
+            if not self._appears(arrival, self._timeout, over):
                 raise self._absent()
 
     def open(self, wait: float | None) -> ReadEnd | None:
@@ -83,13 +83,13 @@ class Opening:
             with contextlib.suppress(FileNotFoundError):  # removed since `wait` returned: wait for another
                 return self._attach(self._name)
 
-    def _appears(self, arrival: Arrival, seconds: float) -> bool:
-        """Wait at most `seconds` for the FIFO, and log once that it is late; return whether it exists."""
+    def _appears(self, arrival: Arrival, seconds: float, over: Callable[[], bool] = bool) -> bool:
+        """Wait at most `seconds` as `Arrival.wait`, and log once that the FIFO is late."""
         rest = self._timeout * (1 - WARNED_AT)
         silent = self._deadline - time.monotonic() - rest
         if self._warned or seconds <= silent or rest < WARNED_BEFORE:
-            return arrival.wait(seconds)
-        if arrival.wait(max(0.0, silent)):
+            return arrival.wait(seconds, over)
+        if arrival.wait(max(0.0, silent), over):
             return True
         self._warned = True
         logger.warning(
@@ -99,7 +99,7 @@ class Opening:
             rest,
             self._offer(),
         )
-        return arrival.wait(seconds - max(0.0, silent))
+        return arrival.wait(seconds - max(0.0, silent), over)
 
     def open_withdrawn(self) -> ReadEnd | None:
         """Open the FIFO that another process of this reader has opened; return None if its epoch has ended.

@@ -133,13 +133,13 @@ class PipeStream(io.RawIOBase):
             raise io.UnsupportedOperation("the stream is not open")
         return self._read_end.fd
 
-    def offered(self) -> Trailer | None:
-        """Wait until the FIFO exists, without opening it; return its trailer, None if it has none.
+    def offered(self, over: Callable[[], bool]) -> Trailer | None:
+        """Wait until the FIFO exists, without opening it, or `over` is true; return its trailer, if any.
 
         Raises ChannelError if the FIFO does not appear within `timeout` seconds, StreamError if its trailer
         cannot be read.
         """
-        self._opening.wait()
+        self._opening.wait(over)
         self._proof.look()
         return self.trailer
 
