@@ -17,7 +17,7 @@ from streamer.plan import Join
 from streamer.plan.globs import compile_globs
 from streamer.plan.record_selection import RecordSelection
 from streamer.plan.selection import Selection
-from streamer.relay.deliver.failure_policy import WhenFailed
+from streamer.relay.channel_spec import WhenFailed
 
 MOST_GLOBS = 100
 """Most globs of one list; each takes time for every key."""

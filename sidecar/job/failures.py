@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from streamer.errors import SourceError
     from streamer.relay.channel import Channel
-    from streamer.relay.deliver.failure_policy import FifoFate
+    from streamer.relay.channel_state import FifoFate
 
 REMIND_EVERY = 300.0
 """Seconds between two reminders about a FIFO."""

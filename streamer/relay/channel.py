@@ -11,10 +11,9 @@ This machine may refuse to write a trailer, or to make, open or remove a FIFO. T
 and tries again for `GiveUpAfter` seconds, as it does for storage. After that the epoch has failed, and its
 FIFO is held open under every policy. Only a dead keeper ends the process.
 
-A failed epoch first gets its trailer, `failed` (`streamer.relay.failed_epoch`). Then the policy decides about
-its FIFO (`streamer.relay.deliver.failure_policy`): by default it stays open, so no reader sees an end. The
-channel stays in state `failed` until the process stops; a keeper holds the FIFO even longer. Other channels
-go on.
+A failed epoch first gets its trailer, `failed`. Then the policy decides about its FIFO (`WhenFailed`): by
+default it stays open, so no reader sees an end. The channel stays in state `failed` until the process stops;
+a keeper holds the FIFO even longer. Other channels go on.
 
 `drain` ends the channel at the next epoch border. Cancelling `run` ends it at once, with a `stopped`
 trailer if a reader is in mid-epoch. Either way every descriptor and FIFO is gone when `run` returns.
@@ -34,19 +33,15 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
-from streamer.aio import in_thread
 from streamer.errors import SinkError
 from streamer.plan import Position
-from streamer.plan.folds import object_starts
-from streamer.relay.channel_report import ChannelReport
 from streamer.relay.channel_spec import NO_EVENTS
 from streamer.relay.channel_state import ChannelState, snapshot
 from streamer.relay.deliver.delivery import Delivery
-from streamer.relay.deliver.key_list import KeyList
 from streamer.relay.epoch_runner import EpochRunner
-from streamer.relay.epoch_trailers import EpochTrailers
+from streamer.relay.epoch_trailers import opening_trailer
 from streamer.relay.fetch.prefetcher import Prefetcher, StreamSpec
-from streamer.retry import retry_while_refused
+from streamer.relay.statistics import ChannelCounters
 from streamer.s3.checksums import ChecksumVerifier
 from streamer.sink.fifo import FifoDirectory
 from streamer.sink.write_ends import LocalWriteEnds
@@ -54,15 +49,14 @@ from streamer.sink.write_ends import LocalWriteEnds
 if TYPE_CHECKING:
     from streamer.errors import SourceError
     from streamer.helpers.keeper_client import KeeperClient
-    from streamer.plan import ResumePoint
+    from streamer.plan import ObjectRef, ResumePoint
     from streamer.relay.channel_spec import ChannelEvents, ChannelSpec
     from streamer.relay.channel_state import ChannelFailure
-    from streamer.relay.deliver.epoch_delivery import EpochDelivery
     from streamer.relay.deliver.shared_fifo import SharedFifo
     from streamer.relay.staging.stage import Stages
     from streamer.relay.statistics import ChannelStatistics
+    from streamer.s3.checksums import Outcome
     from streamer.s3.ranges import RangeSource
-    from streamer.sink.key_list import KeyListWriter
     from streamer.sink.name_watch import NameWatch
     from streamer.sink.write_ends import WriteEnds
 
@@ -93,34 +87,22 @@ class Channel:
         self._source = source
         self._stages = stages
         self._shared = shared
-        self._report = ChannelReport(events)
-        self._counters = self._report.counters
-        if shared is not None:
-            shared.counters = self._counters
-            shared.key_lists = self._key_list if spec.lists_keys else None
-        trailers = EpochTrailers(spec)
+        self._counters = ChannelCounters() if shared is None else shared.counters
         self._write_ends = write_ends or LocalWriteEnds(spec.name)
         self._fifos = FifoDirectory(
             spec.directory,
             spec.name,
-            opening=trailers.opening,
+            opening=partial(opening_trailer, spec),
             mode=spec.fifo_mode,
             write_ends=self._write_ends,
             names=names,
         )
-        self._state = ChannelState.at(spec.start.position)
+        self._state = ChannelState.at(spec.start.position, self._counters, events)
         self._draining = asyncio.Event()
         self._leaves = False
         """Whether the FIFO stays open for the next sidecar."""
-        self._epochs = EpochRunner(
-            spec,
-            self._state,
-            fifos=self._fifos,
-            trailers=trailers,
-            report=self._report,
-            draining=self._draining,
-            keeper=self._write_ends.lasting,
-        )
+        self._epochs: EpochRunner | None = None
+        """None before the channel runs."""
         if self._plan.growth is not None:
             self._plan.growth.watch(self._note_growth)
 
@@ -171,7 +153,6 @@ class Channel:
         return snapshot(
             self._plan,
             self._state,
-            counters=self._counters,
             fetched=self._counters if shared is None else shared.fetched,
             quota=self._stages.quota if shared is None else shared.quota,
             held_back_by=self.held_back_by,
@@ -217,14 +198,22 @@ class Channel:
         try:
             async with asyncio.TaskGroup() as requests:
                 delivery = self._state.delivery = self._delivery(requests)
+                self._epochs = EpochRunner(
+                    self.spec,
+                    self._state,
+                    delivery,
+                    fifos=self._fifos,
+                    draining=self._draining,
+                    keeper=self._write_ends.lasting,
+                )
                 try:
-                    await self._run_epochs(delivery)
+                    await self._run_epochs(self._epochs)
                 finally:
                     delivery.close()
         finally:
             self._finish()
 
-    def _delivery(self, requests: asyncio.TaskGroup) -> EpochDelivery:
+    def _delivery(self, requests: asyncio.TaskGroup) -> Delivery | SharedFifo:
         if self._shared is not None:
             return self._shared
         stored = self.spec.stored_checksums
@@ -234,56 +223,18 @@ class Channel:
             self._stages,
             counters=self._counters,
             requests=requests,
-            verifier=None if stored is None else ChecksumVerifier(stored, self._report.checked),
+            verifier=None if stored is None else ChecksumVerifier(stored, self._checked),
             on_batch=self._publish_digest,
         )
-        return Delivery(
-            prefetcher,
-            on_resume_point=self._note_mark,
-            key_lists=self._key_list if self.spec.lists_keys else None,
-        )
+        return Delivery(prefetcher, on_resume_point=self._note_mark)
 
-    async def _key_list(self, epoch: int, consumed: int) -> KeyList:
-        """See `KeyLists`. Raises SinkError."""
-        begun = epoch == self._state.start.epoch
-        if begun and self.spec.start.changed:
-            raise SinkError(
-                f"the key list of {self.spec.name}_{epoch} cannot be continued, because the plan has changed "
-                "since; restart sidecar and trainer, or remove RecordKeys"
-            )
-        # Offsets of the stream are those of the plan, unless objects are rewritten.
-        ahead = not self._plan.rewrites
-        made: list[KeyListWriter] = []
-
-        def make() -> None:  # a call after a refused one makes the list anew: its FIFO has had no byte
-            made.append(
-                self._fifos.key_list(
-                    epoch,
-                    partial(object_starts, self._plan, epoch),
-                    first=self._state.start.skipped_in(epoch) if ahead else consumed,
-                    consumed=consumed,
-                    ahead=ahead,
-                    held=begun and self.spec.start.held,
-                )
-            )
-
-        try:
-            await retry_while_refused(partial(in_thread, make), self.spec.retry, self._report.shortage)
-        except asyncio.CancelledError:
-            for writer in made:
-                writer.close()
-            raise
-        return KeyList(made[0], self.spec.retry, self._report.shortage)
-
-    async def _run_epochs(self, delivery: EpochDelivery) -> None:
+    async def _run_epochs(self, epochs: EpochRunner) -> None:
         if self.spec.start.refused is not None:
-            delivery.begin(self._state.epoch)
-            await self._epochs.fail(delivery, self.spec.start.refused)
+            await epochs.fail(self.spec.start.refused)
             return
         if self._state.start.offset:
             self._counters.counts["resumes"]["epoch"] += 1
-        delivery.allow(self._state.epoch)
-        while await self._epochs.run(delivery):
+        while await epochs.run():
             self._state.epoch += 1
 
     def _finish(self) -> None:
@@ -297,7 +248,8 @@ class Channel:
             outlet, state.outlet = state.outlet, None
             self._fifos.leave(self._state.position, outlet)
         else:
-            self._epochs.stop()
+            if self._epochs is not None:
+                self._epochs.stop()
             self._fifos.close()
         self.done.set()
 
@@ -306,7 +258,7 @@ class Channel:
         if not self._plan.open:
             self._publish_digest()
         if self._state.delivery is not None:
-            self._state.delivery.plan_grew()
+            self._state.delivery.wake()
 
     def _publish_digest(self) -> None:
         """Publish the digest over the entries that may be streamed now, before their first byte.
@@ -317,7 +269,14 @@ class Channel:
         try:
             self._fifos.publish_openings()
         except SinkError as error:
-            self._report.shortage(error)
+            self._state.shortage(error)
+
+    def _checked(self, ref: ObjectRef, outcome: Outcome) -> None:
+        """Count a comparison with a stored checksum; report the first object that cannot be compared."""
+        checked = self._counters.counts["checked"]
+        checked[outcome] += 1
+        if outcome == "unverifiable" and checked[outcome] == 1:
+            self._state.events.unverifiable(ref)
 
     def _note_mark(self, mark: ResumePoint) -> None:
         self._state.mark = self._state.epoch, mark

@@ -7,18 +7,21 @@ stages, write ends, observer) as further arguments.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from streamer.plan import START, Position
 
 if TYPE_CHECKING:
     from streamer.errors import SinkError, SourceError
     from streamer.plan import ObjectRef, Plan
-    from streamer.relay.deliver.failure_policy import WhenFailed
     from streamer.relay.statistics import EpochRequests
     from streamer.retry import RetryPolicy
     from streamer.s3.checksums import StoredChecksums
     from streamer.trailer import Trailer
+
+WhenFailed = Literal["hold", "close"]
+"""The FIFO of a failed epoch stays open, so its reader waits, or is closed: an end of file that only the
+trailer contradicts."""
 
 
 @dataclass(frozen=True, slots=True)

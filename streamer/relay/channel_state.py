@@ -7,20 +7,38 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from streamer.plan import Position, ResumePoint
-from streamer.relay.statistics import ChannelStatistics, FetchTotals, FifoTotals, sum_of
+from streamer.relay.statistics import (
+    ChannelCounters,
+    ChannelStatistics,
+    FetchTotals,
+    FifoTotals,
+    sum_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from streamer.errors import SinkError, SourceError
     from streamer.plan import Plan
-    from streamer.relay.deliver.epoch_delivery import EpochDelivery
-    from streamer.relay.deliver.failure_policy import FifoFate
-    from streamer.relay.statistics import ChannelCounters
+    from streamer.relay.channel_spec import ChannelEvents, WhenFailed
+    from streamer.relay.deliver.delivery import Delivery
+    from streamer.relay.deliver.shared_fifo import SharedFifo
     from streamer.schedule.budget import ChannelQuota
     from streamer.sink.outlet import PipeOutlet
+    from streamer.trailer import Trailer
 
 Phase = Literal["waiting", "streaming", "failed", "stopped"]
+FifoFate = Literal["held", "closed"]
+"""State that the FIFO of a failed epoch is brought into."""
+
+
+def fifo_fate(when_failed: WhenFailed, *, local: bool, reader_came: bool) -> FifoFate:
+    """Decide the state of a failed epoch's FIFO.
+
+    `local`: this machine failed, not storage; the policy's own steps could fail too. `reader_came`: this
+    process has the write end; before that, a sidecar with the right plan can still continue the epoch.
+    """
+    return "closed" if when_failed == "close" and reader_came and not local else "held"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +56,16 @@ class ChannelFailure:
 
 @dataclass(slots=True)
 class ChannelState:
-    """Current epoch of a channel, the write end of the epoch's FIFO, and the channel's failure."""
+    """What a channel and its epochs share: counters, the current epoch, its FIFO's write end, the failure."""
 
     epoch: int
     start: Position
     """Position at which the channel began."""
     mark: tuple[int, ResumePoint]
     """An epoch and the last resume point in it."""
-    delivery: EpochDelivery | None = None
+    counters: ChannelCounters
+    events: ChannelEvents
+    delivery: Delivery | SharedFifo | None = None
     """None before the channel runs."""
     phase: Phase = "waiting"
     outlet: PipeOutlet | None = None
@@ -54,9 +74,20 @@ class ChannelState:
     failure: ChannelFailure | None = None
 
     @classmethod
-    def at(cls, start: Position) -> Self:
+    def at(cls, start: Position, counters: ChannelCounters, events: ChannelEvents) -> Self:
         """Return the state of a channel that begins at `start`."""
-        return cls(start.epoch, start, (start.epoch, start.mark))
+        return cls(start.epoch, start, (start.epoch, start.mark), counters, events)
+
+    def shortage(self, error: SinkError) -> None:
+        """Count and report a resource that this machine refuses; the channel waits for it."""
+        self.counters.note("local", str(error))
+        self.events.shortage(error)
+
+    def epoch_ended(self, trailer: Trailer) -> None:
+        """Count and report the end of the epoch, and its requests."""
+        self.counters.counts["epochs"][trailer.state] += 1
+        fetched = ChannelCounters() if self.delivery is None else self.delivery.fetched
+        self.events.epoch_ended(trailer, fetched.take_epoch(trailer.epoch))
 
     @property
     def delivered(self) -> int:
@@ -81,16 +112,15 @@ def snapshot(
     plan: Plan,
     state: ChannelState,
     *,
-    counters: ChannelCounters,
     fetched: ChannelCounters,
     quota: ChannelQuota | None,
-    held_back_by: Sequence[str] = (),
+    held_back_by: Sequence[str],
 ) -> ChannelStatistics:
     """Return one channel's current statistics.
 
     `fetched`: counters of its requests and parts. `quota`: None if another channel has them.
     """
-    outlet, failure, delivery = state.outlet, state.failure, state.delivery
+    outlet, failure, delivery, counters = state.outlet, state.failure, state.delivery, state.counters
     sources = (counters,) if fetched is counters else (fetched, counters)
     return ChannelStatistics(
         **_totals(FifoTotals, counters),

@@ -12,28 +12,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from streamer.aio import first_of, in_thread, task_group
 from streamer.errors import KeeperLost, ReaderGone, Shortage, SinkError, SourceError
-from streamer.relay.channel_state import ChannelFailure
-from streamer.relay.deliver.failure_policy import fifo_fate
-from streamer.relay.failed_epoch import FailedEpoch
-from streamer.relay.statistics import EpochRequests
+from streamer.plan.folds import object_starts
+from streamer.relay.deliver.key_list import KeyList
+from streamer.relay.epoch_trailers import last_trailer
+from streamer.relay.failed_epoch import fail_epoch
 from streamer.retry import retry_while_refused
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from streamer.relay.channel_report import ChannelReport
     from streamer.relay.channel_spec import ChannelSpec
     from streamer.relay.channel_state import ChannelState
-    from streamer.relay.deliver.epoch_delivery import EpochDelivery
-    from streamer.relay.epoch_trailers import EpochTrailers
+    from streamer.relay.deliver.delivery import Delivery
+    from streamer.relay.deliver.shared_fifo import SharedFifo
     from streamer.sink.fifo import FifoDirectory
+    from streamer.sink.key_list import KeyListWriter
     from streamer.sink.outlet import PipeOutlet
     from streamer.trailer import Trailer, TrailerState
 
@@ -47,10 +45,9 @@ class EpochRunner:
         self,
         spec: ChannelSpec,
         state: ChannelState,
+        delivery: Delivery | SharedFifo,
         *,
         fifos: FifoDirectory,
-        trailers: EpochTrailers,
-        report: ChannelReport,
         draining: asyncio.Event,
         keeper: bool,
     ) -> None:
@@ -59,41 +56,39 @@ class EpochRunner:
         self._plan = spec.plan
         self._state = state
         self._fifos = fifos
-        self._trailers = trailers
-        self._report = report
-        self._counters = report.counters
+        self._counters = state.counters
+        self._delivery = delivery
         self._draining = draining
         self._keeper = keeper
         self._next_known = True
         """Whether the next epoch's trailer needs no computation."""
 
-    async def run(self, delivery: EpochDelivery) -> bool:
+    async def run(self) -> bool:
         """Run one epoch from open to retire; return whether another may follow."""
         self._state.phase = "waiting"
         epoch = self._state.epoch
-        delivery.begin(epoch)
+        self._delivery.begin(epoch)
         state: TrailerState = "abandoned"
         try:
             if self._plan.varies:
                 # Takes seconds for millions of records, but no time if it was known before (`_offer`).
                 await in_thread(self._plan.total_bytes, epoch)
             try:
-                outlet = await self._open_withdrawn(delivery)
+                outlet = await self._open_withdrawn()
                 if outlet is None:
                     return False
                 self._state.fifo_capacity, self._state.phase = outlet.capacity, "streaming"
-                state = await self._deliver(delivery, outlet)
+                state = await self._deliver(outlet)
             except ReaderGone:
                 outlet = None  # the reader left while no sidecar ran
-                delivery.allow(epoch + 1)
-            return await self._conclude(delivery, outlet, state)
+            return await self._conclude(outlet, state)
         except KeeperLost:
             raise
         except (SourceError, SinkError) as error:
-            await self.fail(delivery, error)
+            await self.fail(error)
             return False
 
-    async def _open(self, delivery: EpochDelivery) -> PipeOutlet | None:
+    async def _open(self) -> PipeOutlet | None:
         """Wait for a reader and return the epoch's write end, or None if the channel drains first.
 
         Raises SinkError, and ReaderGone if the reader came and left while no sidecar ran.
@@ -117,19 +112,19 @@ class EpochRunner:
             if replaced:
                 self._fifos.prepare(epoch)
                 replaced = False
-                self._report.fifo_replaced(self._fifos.path(epoch))
+                self._state.events.fifo_replaced(self._fifos.path(epoch))
             return await self._fifos.open(self._state.position, on_gone=reader_left)
 
         async def open_kept() -> None:
             # Stored without an await between, so that the outlet has an owner if this channel is cancelled.
             outlet = await self._repeat(open_now)
             self._state.outlet = outlet
-            outlet.give_up_after, outlet.on_short = self._spec.retry.give_up_after, self._report.shortage
+            outlet.give_up_after, outlet.on_short = self._spec.retry.give_up_after, self._state.shortage
             self._counters.readers_come += 1
 
         def reader_left() -> None:
             self._counters.readers_gone += 1
-            delivery.wake()
+            self._delivery.wake()
 
         while True:
             await first_of(open_or_fail(), self._draining.wait(), self._fifos.replaced(epoch))
@@ -139,7 +134,7 @@ class EpochRunner:
                 return self._state.outlet
             replaced = True
 
-    async def _open_withdrawn(self, delivery: EpochDelivery) -> PipeOutlet | None:
+    async def _open_withdrawn(self) -> PipeOutlet | None:
         """Open the FIFO, and take its name away so that no further reader opens it; see `_open`."""
         epoch = self._state.epoch
         self._next_known = not self._plan.varies
@@ -150,7 +145,7 @@ class EpochRunner:
         while True:
             gone: ReaderGone | None = None
             try:
-                outlet = await self._open(delivery)
+                outlet = await self._open()
                 if outlet is None:
                     return None
             except ReaderGone as error:
@@ -174,16 +169,17 @@ class EpochRunner:
                 self._state.outlet = None
                 outlet.close()
 
-    async def _deliver(self, delivery: EpochDelivery, outlet: PipeOutlet) -> TrailerState:
+    async def _deliver(self, outlet: PipeOutlet) -> TrailerState:
         """Deliver the epoch until its last byte or until the reader leaves; return the trailer state."""
-        epoch = self._state.epoch
-        delivery.activate(active=True)
+        epoch, keys = self._state.epoch, None
         try:
             async with task_group() as tasks:
                 if not self._next_known:
                     tasks.create_task(self._offer(epoch + 1))
-                delivery.allow(epoch + 1)
-                await delivery.deliver(epoch, outlet)
+                if self._spec.lists_keys:
+                    keys = await self._key_list(epoch, self._delivery.consumed)
+                with contextlib.nullcontext() if keys is None else contextlib.closing(keys):
+                    await self._delivery.deliver(epoch, outlet, keys)
             self._counters.timer.enter("blocked")
             accepted = await self._fifos.settle()
             # Before the trailer says `complete`, which must be there when the reader sees the end of file.
@@ -193,14 +189,46 @@ class EpochRunner:
                 await self._fifos.settle()  # raises KeeperLost if the keeper died, which looks the same
             outlet.note_gone()
             return "abandoned"
-        due = delivery.delivered - self._state.start.skipped_in(epoch)
+        due = self._delivery.delivered - self._state.start.skipped_in(epoch)
         if accepted not in (None, due):
             raise RuntimeError(f"the FIFO of epoch {epoch} accepted {accepted} bytes of {due}")
         return "complete"
 
+    async def _key_list(self, epoch: int, consumed: int) -> KeyList:
+        """Return the epoch's key list, from byte `consumed` of its plan on. Raises SinkError."""
+        begun = epoch == self._state.start.epoch
+        if begun and self._spec.start.changed:
+            raise SinkError(
+                f"the key list of {self._spec.name}_{epoch} cannot be continued, because the plan has "
+                "changed since; restart sidecar and trainer, or remove RecordKeys"
+            )
+        # Offsets of the stream are those of the plan, unless objects are rewritten.
+        ahead = not self._plan.rewrites
+        made: list[KeyListWriter] = []
+
+        def make() -> None:  # a call after a refused one makes the list anew: its FIFO has had no byte
+            made.append(
+                self._fifos.key_list(
+                    epoch,
+                    partial(object_starts, self._plan, epoch),
+                    first=self._state.start.skipped_in(epoch) if ahead else consumed,
+                    consumed=consumed,
+                    ahead=ahead,
+                    held=begun and self._spec.start.held,
+                )
+            )
+
+        try:
+            await self._repeat(partial(in_thread, make))
+        except asyncio.CancelledError:
+            for writer in made:
+                writer.close()
+            raise
+        return KeyList(made[0], self._spec.retry, self._state.shortage)
+
     async def _repeat(self, step: Callable[[], Awaitable[T]]) -> T:
         """Call `retry_while_refused` with the channel's policy."""
-        return await retry_while_refused(step, self._spec.retry, self._report.shortage)
+        return await retry_while_refused(step, self._spec.retry, self._state.shortage)
 
     async def _offer(self, epoch: int) -> None:
         """Make the FIFO of an epoch whose length must be computed, while the epoch before is delivered.
@@ -217,27 +245,24 @@ class EpochRunner:
         try:
             self._fifos.prepare(epoch)
         except Shortage as error:
-            self._report.shortage(error)
+            self._state.shortage(error)
 
-    async def _conclude(
-        self, delivery: EpochDelivery, outlet: PipeOutlet | None, state: TrailerState
-    ) -> bool:
+    async def _conclude(self, outlet: PipeOutlet | None, state: TrailerState) -> bool:
         """End the epoch; return whether another may follow.
 
         Raises SinkError if this machine refuses a step; the FIFO is still open then.
         """
         self._counters.timer.enter("idle")
-        delivery.activate(active=False)
-        delivery.abandon(self._state.epoch)
+        self._delivery.abandon(self._state.epoch)
         if state == "abandoned" and outlet is not None:
-            self._note_end_believed(delivery, outlet)
+            self._note_end_believed(outlet)
         try:
-            await delivery.settled()
+            await self._delivery.settled()
         finally:
-            successor = await self._retire(delivery, outlet, state)
+            successor = await self._retire(outlet, state)
         return successor
 
-    async def _retire(self, delivery: EpochDelivery, outlet: PipeOutlet | None, state: TrailerState) -> bool:
+    async def _retire(self, outlet: PipeOutlet | None, state: TrailerState) -> bool:
         """End the FIFO and report the epoch, whose requests are counted; as `_conclude`."""
         trailer = self._trailer(state)
         successor = not self._draining.is_set()
@@ -250,37 +275,19 @@ class EpochRunner:
             self._counters.records += records
         self._state.outlet = None
         self._fifos.retire(self._state.epoch, outlet)
-        self._report.epoch_ended(trailer, delivery.take_requests(trailer.epoch))
+        self._state.epoch_ended(trailer)
         return successor
 
-    async def fail(self, delivery: EpochDelivery, error: SourceError | SinkError) -> None:
-        """Publish the epoch's failure, hold or end its FIFO as the policy decides, and wait for a drain."""
-        state, outlet = self._state, self._state.outlet
-        fate = fifo_fate(
-            self._spec.when_failed, local=isinstance(error, SinkError), reader_came=outlet is not None
+    async def fail(self, error: SourceError | SinkError) -> None:
+        """See `fail_epoch`."""
+        await fail_epoch(
+            self._spec,
+            self._state,
+            self._fifos,
+            error,
+            draining=self._draining,
+            next_known=self._next_known,
         )
-        failure = state.failure = ChannelFailure(error, fate, at=time.monotonic())
-        self._report.failed(error)
-        state.phase = "failed"
-        self._counters.timer.enter("idle")
-        trailer = self._trailer("failed")
-        known = outlet is not None and self._next_known
-        successor = self._trailers.successor(trailer) if known else None
-        epoch = FailedEpoch(self._fifos, trailer, successor, self._spec.retry)
-        try:
-            epoch.publish()
-        except Shortage as shortage:
-            self._report.shortage(shortage)
-        # The log reports the failure even if the trailer cannot be written.
-        self._report.epoch_ended(trailer, delivery.take_requests(trailer.epoch))
-        delivery.close()
-        if not epoch.published:
-            await epoch.publish_before(self._draining.wait())
-        if epoch.published and outlet is not None and fate != "held":
-            await epoch.end_fifo(self._report.shortage)
-            state.outlet, state.failure = None, replace(failure, fifo_ended=True)
-            self._fifos.retire(state.epoch, outlet)
-        await self._draining.wait()
 
     def stop(self) -> None:
         """Close the FIFO of an epoch that is still open when the channel ends."""
@@ -295,26 +302,26 @@ class EpochRunner:
         try:
             self._fifos.conclude(trailer, successor=False)
         except Shortage as error:  # the trailer stays `open`, which proves no end either
-            self._report.shortage(error)
+            self._state.shortage(error)
         self._fifos.retire(state.epoch, outlet)
-        delivery = state.delivery
-        requests = EpochRequests() if delivery is None else delivery.take_requests(trailer.epoch)
-        self._report.epoch_ended(trailer, requests)
+        state.epoch_ended(trailer)
 
     def _trailer(self, state: TrailerState) -> Trailer:
         """Return the current epoch's last trailer."""
-        return self._trailers.ended(
+        return last_trailer(
+            self._spec,
             self._state.epoch,
             state,
             delivered=self._state.delivered,
             error=None if self._state.failure is None else self._state.failure.error,
         )
 
-    def _note_end_believed(self, delivery: EpochDelivery, outlet: PipeOutlet) -> None:
+    def _note_end_believed(self, outlet: PipeOutlet) -> None:
         """Report a reader that stopped at an object's end; with a keeper its position is unknown."""
         if self._plan.framed or self._plan.one_archive or self._keeper:
             return
-        epoch, taken = self._state.epoch, delivery.delivered - outlet.unread
+        epoch, taken = self._state.epoch, self._delivery.delivered - outlet.unread
         total = self._plan.known_bytes(epoch)
-        if delivery.ends.stopped_at_one(taken) and (total is None or delivery.consumed < total):
-            self._report.end_believed(epoch, taken)
+        if self._delivery.ends.stopped_at_one(taken) and (total is None or self._delivery.consumed < total):
+            self._counters.readers_at_ends += 1
+            self._state.events.end_believed(epoch, taken)

@@ -8,58 +8,74 @@ from __future__ import annotations
 
 import contextlib
 import math
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from streamer.aio import first_of
-from streamer.errors import ReaderGone
+from streamer.errors import ReaderGone, Shortage, SinkError
+from streamer.relay.channel_state import ChannelFailure, fifo_fate
+from streamer.relay.epoch_trailers import last_trailer, successor_trailer
 from streamer.retry import retry_while_refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    import asyncio
 
-    from streamer.errors import Shortage
-    from streamer.retry import RetryPolicy
+    from streamer.errors import SourceError
+    from streamer.relay.channel_spec import ChannelSpec
+    from streamer.relay.channel_state import ChannelState
     from streamer.sink.fifo import FifoDirectory
-    from streamer.trailer import Trailer
 
 
-@dataclass(slots=True)
-class FailedEpoch:
-    """Steps after an epoch's failure; each is retried without a time limit."""
+async def fail_epoch(
+    spec: ChannelSpec,
+    state: ChannelState,
+    fifos: FifoDirectory,
+    error: SourceError | SinkError,
+    *,
+    draining: asyncio.Event,
+    next_known: bool,
+) -> None:
+    """Publish the failure of the current epoch, hold or end its FIFO by the policy, and wait for a drain.
 
-    fifos: FifoDirectory
-    trailer: Trailer
-    successor: Trailer | None
-    """Next epoch's trailer, if its FIFO exists: a reader that left early may wait on that FIFO."""
-    retry: RetryPolicy
-    published: bool = False
-    """Whether the trailers have been written."""
+    `next_known`: the next epoch's trailer needs no computation.
+    """
+    outlet = state.outlet
+    fate = fifo_fate(spec.when_failed, local=isinstance(error, SinkError), reader_came=outlet is not None)
+    failure = state.failure = ChannelFailure(error, fate, at=time.monotonic())
+    state.counters.note(error.kind, str(error))
+    state.phase = "failed"
+    state.counters.timer.enter("idle")
+    trailer = last_trailer(spec, state.epoch, "failed", delivered=state.delivered, error=error)
+    trailers = [trailer]
+    if outlet is not None and next_known:  # a reader that left early may wait on the next FIFO
+        trailers.append(successor_trailer(spec, trailer))
+    published = False
+    endless = replace(spec.retry, give_up_after=math.inf)
 
-    def __post_init__(self) -> None:
-        self.retry = replace(self.retry, give_up_after=math.inf)
+    async def publish() -> None:
+        nonlocal published
+        for each in trailers:
+            fifos.publish(each)
+        published = True
 
-    def publish(self) -> None:
-        """Write the trailers. Raises SinkError."""
-        self.fifos.publish(self.trailer)
-        if self.successor is not None:
-            self.fifos.publish(self.successor)
-        self.published = True
+    async def conclude() -> None:
+        fifos.conclude(trailer)
 
-    async def publish_before(self, stop: Coroutine[Any, Any, object]) -> None:
-        """Retry writing the trailers until this machine allows it or `stop` returns."""
-
-        async def publish() -> None:
-            self.publish()
-
-        await first_of(retry_while_refused(publish, self.retry, lambda _: None), stop)
-
-    async def end_fifo(self, on_shortage: Callable[[Shortage], None]) -> None:
-        """Remove the FIFO's name. The caller closes the FIFO by `FifoDirectory.retire`."""
+    try:
+        await publish()
+    except Shortage as shortage:
+        state.shortage(shortage)
+    # The log reports the failure even if the trailer cannot be written.
+    state.epoch_ended(trailer)
+    if state.delivery is not None:
+        state.delivery.close()
+    if not published:
+        await first_of(retry_while_refused(publish, endless, lambda _: None), draining.wait())
+    if published and outlet is not None and fate != "held":
         with contextlib.suppress(ReaderGone):
-            await self.fifos.settle()
-
-        async def conclude() -> None:
-            self.fifos.conclude(self.trailer)
-
-        await retry_while_refused(conclude, self.retry, on_shortage)
+            await fifos.settle()
+        await retry_while_refused(conclude, endless, state.shortage)
+        state.outlet, state.failure = None, replace(failure, fifo_ended=True)
+        fifos.retire(state.epoch, outlet)
+    await draining.wait()

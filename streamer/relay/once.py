@@ -45,12 +45,10 @@ async def stream_once(
             StreamSpec(plan, policy, start), source, stages, counters=counters, requests=requests
         )
         if plan.growth is not None:
-            plan.growth.watch(prefetcher.plan_grew)
+            plan.growth.watch(prefetcher.wake)
         try:
             with contextlib.closing(open_outlet(prefetcher.wake)) as outlet:
-                prefetcher.activate(active=True)
-                prefetcher.allow(0)
-                await Delivery(prefetcher).deliver(0, outlet)
+                await Delivery(prefetcher).deliver(0, outlet, next_too=False)
         finally:
             if listed is not None:
                 listed.cancel()

@@ -107,14 +107,14 @@ class SharedStream:
 
     async def _run_epochs(self, delivery: Delivery, outlet: DealtOutlet, dealt: DealtEpoch) -> None:
         group = self._group
-        delivery.allow(group.epoch)
+        delivery.begin(group.epoch)
         try:
             while await self._assembled():
                 if any(fifo.takes(group.epoch) for fifo in group.fifos):
                     await self._run_epoch(delivery, outlet, dealt)
                 delivery.abandon(group.epoch)
                 group.epoch += 1
-                delivery.allow(group.epoch)
+                delivery.begin(group.epoch)
                 dealt = deal_stream(self._plan, group.epoch, [0] * len(group.ranks))
         except (SourceError, SinkError) as error:
             self._fail(error)
@@ -122,8 +122,6 @@ class SharedStream:
     async def _run_epoch(self, delivery: Delivery, outlet: DealtOutlet, dealt: DealtEpoch) -> None:
         group = self._group
         outlet.begin(dealt)
-        delivery.activate(active=True)
-        delivery.allow(group.epoch + 1)
         try:
             await delivery.deliver(group.epoch, outlet)
             outlet.end()
@@ -132,7 +130,6 @@ class SharedStream:
         finally:
             group.timer.enter("idle")
             group.counters.wasted_bytes += outlet.take_dropped()
-            delivery.activate(active=False)
 
     async def _assembled(self) -> bool:
         """Wait until no FIFO is awaited in the epoch; return False if all channels have ended."""

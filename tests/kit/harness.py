@@ -17,8 +17,7 @@ from streamer.errors import SinkError, SourceError
 from streamer.linux import PIPE_SIZE
 from streamer.plan import START, Arrangement, Part, Plan, Position, ResumePoint, S3Uri
 from streamer.relay.channel import Channel
-from streamer.relay.channel_spec import ChannelEvents, ChannelSpec, StartPosition
-from streamer.relay.deliver.failure_policy import WhenFailed
+from streamer.relay.channel_spec import ChannelEvents, ChannelSpec, StartPosition, WhenFailed
 from streamer.relay.staging.buffers import BUFFER_SIZE
 from streamer.relay.staging.stage import Stage, Stages
 from streamer.relay.statistics import ChannelCounters, EpochRequests

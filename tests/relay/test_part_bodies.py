@@ -303,9 +303,7 @@ async def test_a_large_part_of_a_few_ranges_is_delivered_from_its_sockets(
                 )
                 delivery = Delivery(prefetcher)
                 with contextlib.closing(PipeOutlet(write_end, on_gone=delivery.wake)) as outlet:
-                    delivery.activate(active=True)
-                    delivery.allow(0)
-                    await delivery.deliver(0, outlet)
+                    await delivery.deliver(0, outlet, next_too=False)
                 delivery.close()
             assert await reader == truth
 

@@ -15,7 +15,7 @@ import pytest
 from streamer.errors import Shortage
 from streamer.key_list import key_list_path, parsed
 from streamer.linux import PIPE_SIZE
-from streamer.relay.deliver.failure_policy import WhenFailed
+from streamer.relay.channel_spec import WhenFailed
 from streamer.retry import RetryPolicy
 from streamer.sink.key_list import AHEAD
 from streamer.sink.outlet import PipeOutlet

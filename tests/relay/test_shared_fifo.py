@@ -159,17 +159,14 @@ async def test_a_key_list_on_a_full_disk_is_waited_for(tmp_path: Path) -> None:
     fifo = SharedFifo("train-0", plan, START, group)
     group.ranks = [[fifo]]
 
-    async def key_list(epoch: int, consumed: int) -> KeyList:
-        starts = partial(object_starts, plan, epoch)
-        writer = KeyListWriter(str(path), "r", starts, first=0, consumed=consumed, ahead=True, held=False)
-        return KeyList(writer, EAGER, lambda _: refused.set())
-
-    fifo.key_lists = key_list
+    starts = partial(object_starts, plan, 0)
     for leaves in (False, True):
         reader, write_end = os.pipe()
         outlet = PipeOutlet(write_end, on_gone=fifo.wake)
         fifo.begin(0)
-        delivering = asyncio.create_task(fifo.deliver(0, outlet))
+        writer = KeyListWriter(str(path), "r", starts, first=0, consumed=0, ahead=True, held=False)
+        keys = KeyList(writer, EAGER, lambda _: refused.set())
+        delivering = asyncio.create_task(fifo.deliver(0, outlet, keys))
         while not fifo.takes(0):
             group.changed.clear()
             await group.changed.wait()
@@ -194,6 +191,7 @@ async def test_a_key_list_on_a_full_disk_is_waited_for(tmp_path: Path) -> None:
             assert len(path.read_bytes().splitlines()) == 1 + count
             os.close(reader)
         refused.clear()
+        keys.close()
         outlet.close()
 
 

@@ -9,7 +9,8 @@ import pytest
 from sidecar.doctor.remedies import CAUSES
 from sidecar.job.failures import advice
 from streamer import errors
-from streamer.relay.deliver.failure_policy import WhenFailed, fifo_fate
+from streamer.relay.channel_spec import WhenFailed
+from streamer.relay.channel_state import fifo_fate
 from streamer.s3.client.faults import EXPLANATIONS, NOT_BY_CREDENTIALS, error_from_response
 from streamer.s3.ranges import suggest_omission
 

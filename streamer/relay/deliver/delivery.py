@@ -25,10 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from streamer.plan.parts import Part
-    from streamer.relay.deliver.key_list import KeyList, KeyLists
+    from streamer.relay.deliver.key_list import KeyList
     from streamer.relay.fetch.part_fetch import PartFetch
     from streamer.relay.fetch.prefetcher import Prefetcher
-    from streamer.relay.statistics import EpochRequests
     from streamer.sink.outlet import Outlet
 
 LONGEST_PAUSE = 0.5
@@ -36,24 +35,19 @@ LONGEST_PAUSE = 0.5
 
 
 class Delivery:
-    """Moves the parts of `prefetcher` into outlets, one epoch at a time; an `EpochDelivery`."""
+    """Moves the parts of `prefetcher` into outlets, one epoch at a time."""
 
     def __init__(
         self,
         prefetcher: Prefetcher,
         *,
         on_resume_point: Callable[[ResumePoint], None] | None = None,
-        key_lists: KeyLists | None = None,
     ) -> None:
-        """`on_resume_point` is called with the start of an inflated or joined object (`ResumePoints`).
-
-        `key_lists` begins the key list of each epoch; None: there are none.
-        """
+        """`on_resume_point` is called with the start of an inflated or joined object (`ResumePoints`)."""
         self.prefetcher = prefetcher
-        self.delivered = 0
-        """Offset in the epoch's stream: bytes accepted by the outlet, plus bytes skipped by a resume."""
-        self.consumed = 0
-        """Offset in the plan; equal to `delivered` unless objects are rewritten."""
+        self.fetched = prefetcher.counters
+        """Counters of the requests and parts."""
+        self.settled, self.wake, self.close = prefetcher.settled, prefetcher.wake, prefetcher.close
         self._total: int | None = None
         """Bytes of the current epoch in the plan; None while the plan is open."""
         self.ends = ObjectEnds()
@@ -73,51 +67,35 @@ class Delivery:
         # Until an object is delivered, its checksum may be wrong.
         self._ahead = self._quota.ahead if self._plan.inflate and self._verifier is None else 0
         """Bytes in which objects are inflated ahead of their turn."""
-        self._key_lists = key_lists
         self._keys: KeyList | None = None
         """Key list of the current epoch."""
+        self._rewind(self._first)
 
-    def allow(self, epoch: int) -> None:
-        self.prefetcher.allow(epoch)
-
-    def activate(self, *, active: bool) -> None:
-        self.prefetcher.activate(active=active)
-
-    def wake(self) -> None:
-        self.prefetcher.wake()
-
-    def plan_grew(self) -> None:
-        self.prefetcher.plan_grew()
-
-    async def settled(self) -> None:
-        await self.prefetcher.settled()
-
-    def take_requests(self, epoch: int) -> EpochRequests:
-        return self._counters.take_epoch(epoch)
-
-    def close(self) -> None:
-        self.prefetcher.close()
+    def _rewind(self, start: Position) -> None:
+        self.delivered = start.offset
+        """Offset in the epoch's stream: bytes accepted by the outlet, plus bytes skipped by a resume."""
+        self.consumed = start.mark.fetched if self._plan.rewrites else start.offset
+        """Offset in the plan; equal to `delivered` unless objects are rewritten."""
 
     def begin(self, epoch: int) -> None:
-        """Set the counts to the epoch's start position."""
-        start = self._first if epoch == self._first.epoch else Position(epoch)
-        self.delivered = start.offset
-        self.consumed = start.mark.fetched if self._plan.rewrites else start.offset
-        self._drop_taken()
+        """Begin to fetch `epoch`; set the counts to its start position."""
+        self._rewind(self._first if epoch == self._first.epoch else Position(epoch))
         self.ends.clear()
+        self.prefetcher.allow(epoch)
 
-    async def deliver(self, epoch: int, outlet: Outlet) -> None:
+    async def deliver(
+        self, epoch: int, outlet: Outlet, keys: KeyList | None = None, *, next_too: bool = True
+    ) -> None:
         """Move all bytes of `epoch` into `outlet`.
 
+        `keys`: the epoch's key list. `next_too`: fetch the epoch after it meanwhile.
         Raises ReaderGone if the outlet's reader closes before the last byte, SourceError if a part cannot be
         fetched or an object does not match its checksum; `delivered` is then the offset of the next byte.
         """
-        self.begin(epoch)
+        self._keys = keys
+        self.prefetcher.activate(active=True)
+        self.prefetcher.allow(epoch + next_too)
         async with contextlib.AsyncExitStack() as stack:
-            self._keys = None
-            if self._key_lists is not None:
-                keys = await self._key_lists(epoch, self.consumed)
-                self._keys = stack.enter_context(contextlib.closing(keys))
             transformer = self._transformer = None
             if self._plan.rewrites:
                 first = self._first if epoch == self._first.epoch else Position(epoch)
@@ -228,7 +206,8 @@ class Delivery:
         self._quota.starved(waited)
 
     def abandon(self, epoch: int) -> None:
-        """Drop the rest of `epoch`: staged bytes, requests in flight, and parts not yet admitted."""
+        """End `epoch`: drop its staged bytes, requests in flight, and parts not yet admitted."""
+        self.prefetcher.activate(active=False)
         slot = self._window.head_of_line
         if slot is not None and slot.part.epoch == epoch and self._transformer is None:
             self._note_ends(slot.part, self.delivered - slot.delivered)

@@ -13,14 +13,11 @@ from streamer.errors import ReaderGone, Shortage
 from streamer.retry import retry_while_refused
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
     from streamer.retry import RetryPolicy
     from streamer.sink.key_list import KeyListWriter
     from streamer.sink.outlet import Outlet
-
-    KeyLists = Callable[[int, int], Awaitable["KeyList"]]
-    """Returns the key list of an epoch whose delivery begins at this byte of its plan. Raises SinkError."""
 
 
 class KeyList:

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
     from streamer.errors import SourceError
     from streamer.plan import Plan, Position
-    from streamer.relay.deliver.key_list import KeyList, KeyLists
-    from streamer.relay.statistics import EpochRequests
+    from streamer.relay.deliver.key_list import KeyList
     from streamer.schedule.budget import ChannelQuota
     from streamer.sink.outlet import Drainable, PipeOutlet
 
@@ -62,7 +61,7 @@ class SharedGroup:
 
 
 class SharedFifo:
-    """One FIFO of a shared stream; an `EpochDelivery`."""
+    """One FIFO of a shared stream; its channel uses it as it would a `Delivery`."""
 
     def __init__(
         self, name: str, plan: Plan, start: Position, group: SharedGroup, *, refused: bool = False
@@ -87,8 +86,6 @@ class SharedFifo:
         """Whether the channel has ended, or has failed."""
         self.error: SourceError | SinkError | None = None
         """Error of the stream, which fails the present epoch of each FIFO, or its next one."""
-        self.key_lists: KeyLists | None = None
-        """Begins the key list of each epoch; None: there are none."""
         self._keys: KeyList | None = None
         """Key list of the epoch, while the FIFO takes bytes of it."""
         self._outlet: PipeOutlet | None = None
@@ -146,22 +143,19 @@ class SharedFifo:
         awaited = [fifo for fifo in group.fifos if fifo.awaited_in(self.epoch)]
         return [fifo.name for fifo in awaited or group.blocked_by if fifo is not self]
 
-    def allow(self, epoch: int) -> None:
-        """See `EpochDelivery`. Does nothing: the stream itself decides."""
-
     def begin(self, epoch: int) -> None:
+        """Wait for the stream's bytes of `epoch`, from its start position on."""
         self.epoch = self._begun = epoch
         self.delivered = self.start.offset if epoch == self.start.epoch else 0
         self.group.changed.set()
 
-    def activate(self, *, active: bool) -> None:
-        """See `EpochDelivery`. Does nothing: the stream has the channel quota."""
+    async def deliver(self, epoch: int, outlet: PipeOutlet, keys: KeyList | None = None) -> None:
+        """Wait until `outlet` has all bytes of `epoch`. Raises as `Delivery.deliver`.
 
-    async def deliver(self, epoch: int, outlet: PipeOutlet) -> None:
-        """See `EpochDelivery`. Raises SinkError if the kernel refuses to write this FIFO or its key list."""
+        Raises SinkError, too, if the kernel refuses to write this FIFO or its key list.
+        """
         try:
-            if self.key_lists is not None:
-                self._keys = await self.key_lists(epoch, self.delivered)
+            self._keys = keys
             if self.error is not None:
                 raise self.error
             if outlet.reader_gone:  # before this call, so `wake` did not see it
@@ -172,10 +166,7 @@ class SharedFifo:
             self.group.changed.set()
             await self._end
         finally:
-            self._outlet = self._end = None
-            if self._keys is not None:
-                self._keys.close()
-                self._keys = None
+            self._outlet = self._end = self._keys = None
 
     def begin_stream(self, before: int) -> None:
         """Note that the stream begins this FIFO's epoch, after `before` bytes of this FIFO."""
@@ -227,25 +218,23 @@ class SharedFifo:
             self._end.set_exception(error)
 
     def wake(self) -> None:
+        """Go on, because the reader may have left."""
         if self._outlet is not None and self._outlet.reader_gone:
             self.leave(ReaderGone("the reader closed the pipe"))
         self.group.changed.set()
 
-    def plan_grew(self) -> None:
-        """See `EpochDelivery`. Does nothing: such a plan does not grow."""
-
     def abandon(self, epoch: int) -> None:
+        """End `epoch`: discard its further bytes."""
         self.epoch = max(self.epoch, epoch + 1)
         self.group.changed.set()
 
     async def settled(self) -> None:
+        """Wait until the requests of all delivered parts are counted."""
         if self.first and self.group.settled is not None:
             await self.group.settled()
 
-    def take_requests(self, epoch: int) -> EpochRequests:
-        return self.fetched.take_epoch(epoch)
-
     def close(self) -> None:
+        """Take no further epoch."""
         self.closed = True
         self.group.changed.set()
 

@@ -149,17 +149,13 @@ class Prefetcher:
         self.window.last_epoch = max(self.window.last_epoch, epoch)
         self.start()
 
-    def plan_grew(self) -> None:
-        """Request parts of entries that have become known; wake delivery, which may wait for the listing."""
-        self.start()
-        self.changed.set()
-
     def activate(self, *, active: bool) -> None:
         """Set whether the channel has a reader; the channel quota depends on it."""
         self.quota.activate(active=active)
 
     def wake(self) -> None:
-        """Wake delivery, because its reader may have left."""
+        """Go on, because the reader may have left, or entries may have become known, or the listing ended."""
+        self.start()
         self.changed.set()
 
     def start(self) -> None:

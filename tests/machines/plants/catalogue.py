@@ -313,9 +313,9 @@ PLANTS = (
     Plant(
         "trailer written early",
         "streamer/relay/epoch_runner.py",
-        "            await delivery.deliver(epoch, outlet)\n",
-        '            self._fifos.publish(self._trailer("complete"))\n'
-        "            await delivery.deliver(epoch, outlet)\n",
+        "                await self._delivery.deliver(epoch, outlet, keys)\n",
+        '                self._fifos.publish(self._trailer("complete"))\n'
+        "                await self._delivery.deliver(epoch, outlet, keys)\n",
         (f"{EPOCHS}::test_the_trailer_says_open_until_the_last_byte",),
     ),
     Plant(
@@ -327,7 +327,7 @@ PLANTS = (
     ),
     Plant(
         "held FIFO of a failed epoch reported as closed",
-        "streamer/relay/deliver/failure_policy.py",
+        "streamer/relay/channel_state.py",
         'when_failed == "close" and reader_came and not local',
         'not reader_came or (when_failed == "close" and not local)',
         ("tests/sidecar/test_keeper.py::test_a_changed_plan_fails_by_name_and_the_fifo_stays_open",),

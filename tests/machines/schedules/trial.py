@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
-from streamer.relay.deliver.failure_policy import WhenFailed
+from streamer.relay.channel_spec import WhenFailed
 from streamer.units import KIB, MIB
 
 BUCKET = "b"
