@@ -6,9 +6,10 @@ have millions of entries, so they are stored in columns, and an `ObjectRef` is c
     plain entry: one object of the first bucket    key │ bytes in the stream │ MD5 of its ETag, parts, padding
     any other entry                                items, each with a header │ bytes in the stream
 
-A plain entry takes at most `BYTES_EACH` bytes besides its key (`compact` has the columns of numbers). Its
-ETag is 32 hexadecimal digits, as S3 makes it for an object that was uploaded in one part, or these digits and
-the number of parts. Nearly all objects have such an ETag. The objects of a listing's page are added in bulk.
+A plain entry takes at most `BYTES_EACH` bytes besides its key. Nearly all objects have less than 4 GiB, so a
+column of numbers has 4 bytes each until a larger one comes. The ETag of a plain entry is 32 hexadecimal
+digits, as S3 makes it for an object that was uploaded in one part, or these digits and the number of parts.
+Nearly all objects have such an ETag. The objects of a listing's page are added in bulk.
 
 `Entries` counts the bytes of each entry in the stream, record framing included (contract §5.1), so that
 totals and shards need no decoding. An item that is too large for a record is refused when it is added. An
@@ -25,14 +26,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from streamer.errors import ConfigError
 from streamer.formats.recordio import MAX_PAYLOAD
-from streamer.plan.compact import Offsets, Sizes
 from streamer.plan.segments import ObjectRef
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-BYTES_EACH = 4 + 4 + 16 + 2
-"""Most bytes of memory of a plain entry below 4 GiB besides its key: offset of the key, size, MD5, form."""
+BYTES_EACH = 8 + 4 + 16 + 2
+"""Most bytes of memory of a plain entry besides its key: size, offset of the key, MD5, form."""
 _ITEM_HEADER = struct.Struct("<HHHHQ")
 """Number of the bucket (0: a literal); bytes of key, ETag and version; size of object or literal."""
 _MD5_ETAG = re.compile(rb"([0-9a-f]{32})(?:-([1-9][0-9]{0,3}|10000))?").fullmatch
@@ -60,7 +60,7 @@ class Entries:
         self.wrap = wrap
         self.inflate = inflate
         self.objects_each = objects_each
-        self.sizes = Sizes()
+        self.sizes = array("I")
         """Bytes of each entry in the stream; compressed objects count with their compressed length."""
         self.total = 0
         """Bytes of all entries."""
@@ -68,7 +68,7 @@ class Entries:
         """Whether the plan makes the record of every object."""
         self._names = bytearray()
         """Keys of plain entries; items of all others."""
-        self._offsets = Offsets()
+        self._offsets = array("I", (0,))
         """Start of each entry in `_names`, and the end of the last one."""
         self._md5s = bytearray()
         """16 bytes of each entry; zeros if it is not plain."""
@@ -86,7 +86,7 @@ class Entries:
     @property
     def memory(self) -> int:
         """Bytes of memory that the entries take, at most."""
-        return len(self._names) + BYTES_EACH * len(self) + self.sizes.memory_of_large
+        return len(self._names) + BYTES_EACH * len(self)
 
     def pack(self) -> None:
         """Free the memory that was allocated for further entries."""
@@ -125,10 +125,10 @@ class Entries:
         if total >> 64:
             raise ConfigError("an entry of over 2^64 bytes is refused: S3 has no object with such a size")
         self._names += names
-        self._offsets.extend([len(self._names)])
+        self._offsets = _extended(self._offsets, [len(self._names)])
         self._md5s += bytes(16)
         self._add_forms([_ITEMS])
-        self.sizes.extend([total])
+        self.sizes = _extended(self.sizes, [total])
         self.total += total
 
     def _add_plain(self, ref: ObjectRef) -> bool:
@@ -167,10 +167,10 @@ class Entries:
             sizes = [framed(size) for size in sizes]
         start = len(self._names)
         self._names += b"".join(keys)
-        self._offsets.extend(list(accumulate(map(len, keys), initial=start))[1:])
+        self._offsets = _extended(self._offsets, list(accumulate(map(len, keys), initial=start))[1:])
         self._md5s += md5s
         self._add_forms(forms)
-        self.sizes.extend(sizes)
+        self.sizes = _extended(self.sizes, sizes)
         self.total += sum(sizes)
         return True
 
@@ -185,10 +185,9 @@ class Entries:
     def empty_objects(self) -> dict[int, ObjectRef]:
         """Return the entries of one object each that is empty, by index."""
         size = framed(0) if self.wrap else 0
-        sizes = self.sizes[:]
-        if size not in sizes:
+        if size not in self.sizes:
             return {}
-        firsts = {index: self.items(index)[0] for index, each in enumerate(sizes) if each == size}
+        firsts = {index: self.items(index)[0] for index, each in enumerate(self.sizes) if each == size}
         return {index: ref for index, ref in firsts.items() if isinstance(ref, ObjectRef) and not ref.size}
 
     def framed_here(self, item: ObjectRef | bytes) -> bool:
@@ -209,7 +208,7 @@ class Entries:
 
     def items(self, index: int) -> list[ObjectRef | bytes]:
         """Return the entry's objects and literals, in order."""
-        names, (position, end) = self._names, self._offsets.span(index)
+        names, position, end = self._names, self._offsets[index], self._offsets[index + 1]
         form = self._forms[index] if self._forms else 0
         if form != _ITEMS:
             etag = self._md5s[16 * index : 16 * index + 16].hex()
@@ -256,13 +255,13 @@ class Entries:
         forms = self._forms[start:stop] or array("H", bytes(2 * (stop - start)))
         if max(forms) == _ITEMS:
             return None
-        offsets = self._offsets.between(start, stop + 1)
+        offsets = self._offsets[start : stop + 1]
         base = offsets[0]
         names = bytes(self._names[base : offsets[-1]])
         keys = [names[i - base : j - base] for i, j in pairwise(offsets)]
         digits = self._md5s[16 * start : 16 * stop].hex()
         etags = [digits[i : i + _MD5_DIGITS] for i in range(0, len(digits), _MD5_DIGITS)]
-        sizes = self.sizes[start:stop]
+        sizes: Sequence[int] = self.sizes[start:stop]
         if self._framed:
             sizes = [size - 8 - form % 4 for size, form in zip(sizes, forms, strict=True)]
         if max(forms) > 3:
@@ -286,15 +285,16 @@ class Entries:
                 self.add(*items)
             return
         self._names += other._names
-        self._offsets.join(other._offsets)
+        base = self._offsets[-1]
+        self._offsets = _extended(self._offsets, [base + offset for offset in other._offsets[1:]])
         self._md5s += other._md5s
         self._add_forms(other._forms or repeat(0, len(other)))
-        self.sizes.join(other.sizes)
+        self.sizes = _extended(self.sizes, other.sizes)
         self.total += other.total
 
     def _key(self, index: int) -> bytes:
         """Return the key of the entry's first object, as UTF-8."""
-        position, end = self._offsets.span(index)
+        position, end = self._offsets[index], self._offsets[index + 1]
         if self._forms and self._forms[index] == _ITEMS:
             key_size = _ITEM_HEADER.unpack_from(self._names, position)[1]
             position += _ITEM_HEADER.size
@@ -323,6 +323,14 @@ class Entries:
         return ordered
 
 
+def _extended(column: array[int], numbers: Sequence[int]) -> array[int]:
+    """Append numbers to a column of 4 bytes each; return it, or one of 8 bytes if a number needs them."""
+    if column.typecode == "I" and max(numbers, default=0) >> 32:
+        column = array("Q", column)
+    column.extend(array(column.typecode, numbers))
+    return column
+
+
 def listed(objects: Iterable[ObjectRef], *, wrap: bool = False, inflate: bool = False) -> Entries:
     """Return the objects of a listing as entries in plan order, without zero-byte "folder" markers.
 
@@ -347,7 +355,7 @@ class Columns(NamedTuple):
     bucket: str
     keys: list[bytes]
     """In UTF-8."""
-    sizes: list[int]
+    sizes: Sequence[int]
     etags: list[str]
 
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from streamer.errors import BadAnswer, ConfigError, ErrorContext, InvalidResponse
 from streamer.plan import ObjectRef
-from streamer.plan.compact import LARGE
 from streamer.plan.entries import BYTES_EACH
 from streamer.plan.validators import bare_etag, is_validator
 from streamer.units import human_bytes
@@ -171,7 +170,7 @@ class PlanClaim:
 
     def take(self, refs: Iterable[ObjectRef]) -> None:
         """Add objects. Raises ConfigError if the plans are too large."""
-        sizes = [BYTES_EACH + len(ref.key) + len(ref.etag) + (LARGE if ref.size >> 32 else 0) for ref in refs]
+        sizes = [BYTES_EACH + len(ref.key) + len(ref.etag) for ref in refs]
         self.count(len(sizes), sum(sizes))
 
     def count(self, objects: int, size: int) -> None:
