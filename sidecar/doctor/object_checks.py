@@ -39,22 +39,20 @@ class _ByteProbe:
     """Sends GETs of one byte of an object, by the client that the job would use."""
 
     def __init__(self, clients: Clients, ref: ObjectRef) -> None:
-        self._control = None if clients.by_aiobotocore else ControlClient(clients)
-        self._clients = clients
+        self._control = ControlClient(clients)
         self._context = ErrorContext(ref.bucket, ref.key)
         # Some servers answer `bytes=0-0` with the whole object. A run sends it only for objects of one byte.
         self.offset = min(1, ref.size - 1)
 
     def close(self) -> None:
         """Close the connections."""
-        if self._control is not None:
-            self._control.close()
+        self._control.close()
 
     async def send(self, **headers: str) -> tuple[ObjectResponse, bytes]:
         """Send a GET with these headers, with `_` for `-`; return the response and two bytes at most."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         named["Range"] = f"bytes={self.offset}-{self.offset}"
-        async with open_object(self._control, self._clients.data, self._context, named) as response:
+        async with open_object(self._control, self._context, named) as response:
             async with contextlib.aclosing(response.pieces) as pieces:
                 async for piece in pieces:
                     return response, piece[:2]

@@ -161,7 +161,7 @@ async def _first_objects(
 
 async def _first_rows(job: Job, clients: Clients, channel: ChannelConfig) -> list[ObjectRef]:
     """Return the objects of the first selected rows of a manifest, found by HEADs."""
-    async with open_inspector(clients, give_up_after=PAGE_PATIENCE) as inspector:
+    with open_inspector(clients, give_up_after=PAGE_PATIENCE) as inspector:
         manifest = Manifest(
             clients,
             channel.source.uri,

@@ -75,9 +75,7 @@ async def fetch_index(uri: S3Uri, access: Access, fd: int) -> str | None:
     Raises SourceError, SinkError.
     """
     for left in reversed(range(MOST_CHANGES)):
-        async with open_inspector(
-            access.clients, give_up_after=access.job.penstock.give_up_after
-        ) as inspector:
+        with open_inspector(access.clients, give_up_after=access.job.penstock.give_up_after) as inspector:
             try:
                 ref = await inspector.stat(*uri)
             except ObjectMissing:

@@ -14,17 +14,16 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from streamer.aio import task_group
-from streamer.s3.pages.object_info import open_inspector
-from streamer.s3.pages.pages import open_pages
+from streamer.s3.pages.control_client import ControlClient
+from streamer.s3.pages.object_info import ObjectInspector
+from streamer.s3.pages.pages import PageSource
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
 
     from sidecar.config.job import Job
     from streamer.s3.client.session import Clients
-    from streamer.s3.pages.object_info import ObjectInspector
     from streamer.s3.pages.open_plan import OpenPlan
-    from streamer.s3.pages.pages import PageSource
 
 
 class Listings:
@@ -68,12 +67,10 @@ class Listings:
 @contextlib.asynccontextmanager
 async def open_listings(job: Job, clients: Clients) -> AsyncIterator[Listings]:
     """Open the listings of a job; those that go on at the end of the block are cancelled."""
-    with open_pages(clients) as pages:
-        async with (
-            open_inspector(clients, give_up_after=job.penstock.give_up_after) as inspector,
-            task_group() as tasks,
-        ):
-            listings = Listings(pages, inspector, tasks)
+    with contextlib.closing(ControlClient(clients)) as control:
+        inspector = ObjectInspector(control, give_up_after=job.penstock.give_up_after)
+        async with task_group() as tasks:
+            listings = Listings(PageSource(control), inspector, tasks)
             try:
                 yield listings
             finally:

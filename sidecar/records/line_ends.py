@@ -59,25 +59,22 @@ async def unended(refs: Iterable[ObjectRef], clients: Clients) -> ObjectRef | No
     if len(texts) < 2:
         return None
     sample = texts[:: -(-len(texts) // MOST)]
-    control = None if clients.by_aiobotocore else ControlClient(clients)
-    try:
-        async with asyncio.timeout(PATIENCE):
-            ended = await asyncio.gather(*(_ends_a_line(control, clients, ref) for ref in sample))
-    except TimeoutError:
-        return None
-    finally:
-        if control is not None:
-            control.close()
+    with contextlib.closing(ControlClient(clients)) as control:
+        try:
+            async with asyncio.timeout(PATIENCE):
+                ended = await asyncio.gather(*(_ends_a_line(control, ref) for ref in sample))
+        except TimeoutError:
+            return None
     return next((ref for ref, whole in zip(sample, ended, strict=True) if not whole), None)
 
 
-async def _ends_a_line(control: ControlClient | None, clients: Clients, ref: ObjectRef) -> bool:
+async def _ends_a_line(control: ControlClient, ref: ObjectRef) -> bool:
     """Return whether the last byte of an object is a line feed, or is not known."""
     last = ref.size - 1
     headers = {"Range": f"bytes={last}-{last}"}
     context = ErrorContext(ref.bucket, ref.key)
     with contextlib.suppress(PenstockError):
-        async with open_object(control, clients.data, context, headers) as response:
+        async with open_object(control, context, headers) as response:
             if response.status == 206:  # a server that ignores Range shows another byte
                 async with contextlib.aclosing(response.pieces) as pieces:
                     async for piece in pieces:

@@ -10,7 +10,8 @@ from streamer.plan import Arrangement, Plan, S3Uri
 from streamer.s3.client.session import Clients
 from streamer.s3.manifests.manifest import Manifest
 from streamer.s3.manifests.object_finder import ObjectClients
-from streamer.s3.pages.object_info import AiobotocoreHeadClient
+from streamer.s3.pages.control_client import ControlClient
+from streamer.s3.pages.object_info import ObjectInspector
 from streamer.s3.pages.pages import PageSource, open_pages
 from streamer.s3.pages.sources import Sources
 
@@ -51,4 +52,5 @@ async def plan_augmented(
 
 def _found(clients: Clients, options: dict[str, Any]) -> dict[str, Any]:
     """The options of a manifest whose objects HEADs by aiobotocore find, unless they name another way."""
-    return {"object_clients": ObjectClients(AiobotocoreHeadClient(clients.control))} | options
+    inspector = ObjectInspector(ControlClient(alone(clients)), give_up_after=0)
+    return {"object_clients": ObjectClients(inspector)} | options

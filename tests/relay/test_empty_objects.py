@@ -102,11 +102,8 @@ async def test_a_manifest_whose_objects_are_listed(stale: S3Stub) -> None:
     stale.objects |= {f"b/d/x{number}": b"12" for number in range(50)}
     names = [*RIGHT, *(f"x{number}" for number in range(50))]
     stale.objects["b/manifest"] = json.dumps([{"prefix": "s3://b/d/"}, *names]).encode()
-    async with (
-        clients_of(stale) as clients,
-        open_inspector(clients, give_up_after=30) as inspector,
-    ):
-        with open_pages(clients) as pages:
+    async with clients_of(stale) as clients:
+        with open_inspector(clients, give_up_after=30) as inspector, open_pages(clients) as pages:
             found = ObjectClients(inspector, pages)
             plan = await plan_manifest(clients, S3Uri("b", "manifest"), object_clients=found)
     assert {name: size for name, size in sizes(plan).items() if name in RIGHT} == RIGHT

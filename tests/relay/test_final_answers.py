@@ -100,18 +100,16 @@ async def test_nor_is_that_of_a_head(stub: S3Stub, status: int, *, by_aiobotocor
     stray = Stray(wrong)
     for key in range(3):
         stub.script_head(*[stray] * 9, key=f"b/data/{key:04d}")
-    async with (
-        clients_of(stub, by_aiobotocore=by_aiobotocore) as clients,
-        open_inspector(clients, give_up_after=5) as inspector,
-    ):
-        for key in range(3):
-            assert (await inspector.stat("b", f"data/{key:04d}")).size == 10 * (key + 1)
-        assert stray.count == 2  # each fresh connection is used by the next HEAD
-        for key in range(3):
-            stub.head_faults[f"b/data/{key:04d}"].clear()
-            stub.script_head(wrong, wrong, key=f"b/data/{key:04d}")
-        with pytest.raises(Missing if status == 404 else Denied):
-            await inspector.stat("b", "data/0000")
+    async with clients_of(stub, by_aiobotocore=by_aiobotocore) as clients:
+        with open_inspector(clients, give_up_after=5) as inspector:
+            for key in range(3):
+                assert (await inspector.stat("b", f"data/{key:04d}")).size == 10 * (key + 1)
+            assert stray.count == 2  # each fresh connection is used by the next HEAD
+            for key in range(3):
+                stub.head_faults[f"b/data/{key:04d}"].clear()
+                stub.script_head(wrong, wrong, key=f"b/data/{key:04d}")
+            with pytest.raises(Missing if status == 404 else Denied):
+                await inspector.stat("b", "data/0000")
 
 
 @pytest.mark.parametrize("code", ["NoSuchBucket", "AccessDenied"])

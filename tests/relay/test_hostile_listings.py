@@ -143,13 +143,11 @@ async def test_what_never_was_is_missing_and_not_gone() -> None:
                 await plan_manifest(alone(clients), S3Uri("b", "manifest"))
             assert exit_code(caught.value) is Exit.MISSING
     with raw_server(lambda _: answer(404)) as server:
-        async with (
-            clients_of(server) as clients,
-            open_inspector(clients, give_up_after=1) as inspector,
-        ):
-            with pytest.raises(ObjectMissing, match="no such object .S3 responded 404.:") as caught:
-                await inspector.stat("b", "k")
-            assert exit_code(caught.value) is Exit.MISSING
+        async with clients_of(server) as clients:
+            with open_inspector(clients, give_up_after=1) as inspector:
+                with pytest.raises(ObjectMissing, match="no such object .S3 responded 404.:") as caught:
+                    await inspector.stat("b", "k")
+                assert exit_code(caught.value) is Exit.MISSING
 
 
 async def test_what_is_not_offered_is_not_asked_for_again_and_again(pages_from: PagesFrom) -> None:
@@ -211,8 +209,6 @@ async def test_a_head_that_cannot_be_is_sent_twice_more() -> None:
     spoiled = answer(200, Content_Length="5")
     right = answer(200, Content_Length="5", ETag='"e"')
     with raw_server(lambda _: spoiled if len(server.seen) <= 2 else right) as server:
-        async with (
-            clients_of(server) as clients,
-            open_inspector(clients, give_up_after=30) as inspector,
-        ):
-            assert (await inspector.stat("b", "k")).size == 5
+        async with clients_of(server) as clients:
+            with open_inspector(clients, give_up_after=30) as inspector:
+                assert (await inspector.stat("b", "k")).size == 5

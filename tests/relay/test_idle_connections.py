@@ -36,13 +36,11 @@ async def test_connections_that_were_forgotten_cost_one_wait(stub: S3Stub) -> No
 
     for key in KEYS:
         stub.script_head(answered, key=f"b/{key}")
-    async with (
-        clients_of(stub, stall_timeout=2) as clients,
-        open_inspector(clients, give_up_after=60) as inspector,
-    ):
-        await asyncio.gather(*(inspector.stat("b", key) for key in KEYS))
-        assert len(forgotten) == len(KEYS), "as many connections are idle now"
-        stub.together = set()
-        stub.script_head(*[unless_forgotten] * 20, key="b/data/0")
-        assert (await inspector.stat("b", "data/0")).size == 5
+    async with clients_of(stub, stall_timeout=2) as clients:
+        with open_inspector(clients, give_up_after=60) as inspector:
+            await asyncio.gather(*(inspector.stat("b", key) for key in KEYS))
+            assert len(forgotten) == len(KEYS), "as many connections are idle now"
+            stub.together = set()
+            stub.script_head(*[unless_forgotten] * 20, key="b/data/0")
+            assert (await inspector.stat("b", "data/0")).size == 5
     assert unanswered == 1

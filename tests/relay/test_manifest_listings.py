@@ -75,11 +75,9 @@ async def opened(
     stub: S3Stub, *, by_aiobotocore: bool = False, stall_timeout: float = 30.0
 ) -> AsyncIterator[tuple[Clients, ObjectClients, Unlisted]]:
     unlisted = Unlisted()
-    async with (
-        clients_of(stub, stall_timeout=stall_timeout) as clients,
-        open_inspector(replace(clients, by_aiobotocore=by_aiobotocore), give_up_after=30) as inspector,
-    ):
-        with open_pages(replace(clients, by_aiobotocore=by_aiobotocore)) as pages:
+    async with clients_of(stub, stall_timeout=stall_timeout) as clients:
+        used = replace(clients, by_aiobotocore=by_aiobotocore)
+        with open_inspector(used, give_up_after=30) as inspector, open_pages(used) as pages:
             yield clients, ObjectClients(inspector, pages, unlisted), unlisted
 
 

@@ -35,12 +35,10 @@ BOTH = pytest.mark.parametrize("by_aiobotocore", [True, False], ids=["aiobotocor
 async def heads_of(
     stub: S3Stub, *, by_aiobotocore: bool = False, give_up_after: float = 30.0, stall_timeout: float = 30.0
 ) -> AsyncIterator[ObjectInspector]:
-    async with (
-        clients_of(stub, stall_timeout=stall_timeout, by_aiobotocore=by_aiobotocore) as clients,
-        open_inspector(clients, give_up_after=give_up_after) as inspector,
-    ):
-        await clients.control.get_object(Bucket="b", Key="manifest")  # botocore reads its models
-        yield inspector
+    async with clients_of(stub, stall_timeout=stall_timeout, by_aiobotocore=by_aiobotocore) as clients:
+        with open_inspector(clients, give_up_after=give_up_after) as inspector:
+            await clients.control.get_object(Bucket="b", Key="manifest")  # botocore reads its models
+            yield inspector
 
 
 @pytest.fixture
@@ -86,17 +84,15 @@ async def test_both_ways_make_the_same_plan(stub: S3Stub) -> None:
     plans = []
     for by_aiobotocore in (True, False):
         counts: list[int] = []
-        async with (
-            clients_of(stub, by_aiobotocore=by_aiobotocore) as clients,
-            open_inspector(clients, give_up_after=30) as inspector,
-        ):
-            asked = await plan_augmented(
-                alone(clients),
-                MANIFEST,
-                ["a-ref", "n", "b-ref"],
-                object_clients=ObjectClients(inspector),
-                progress=counts.append,
-            )
+        async with clients_of(stub, by_aiobotocore=by_aiobotocore) as clients:
+            with open_inspector(clients, give_up_after=30) as inspector:
+                asked = await plan_augmented(
+                    alone(clients),
+                    MANIFEST,
+                    ["a-ref", "n", "b-ref"],
+                    object_clients=ObjectClients(inspector),
+                    progress=counts.append,
+                )
         assert [*dict.fromkeys(counts)] == [*range(len(rows) + 1)]
         plans.append(asked)
     assert plans[0].digest == plans[1].digest
@@ -112,11 +108,9 @@ async def test_never_more_at_once_than_the_bound(stub: S3Stub, *, by_aiobotocore
     names = [f"{number:04}" for number in range(600)]
     stub.objects["b/manifest"] = json.dumps([{"prefix": "s3://b/data/"}, *names]).encode()
     stub.together = {f"head b/data/{name}" for name in names[:bound]}
-    async with (
-        clients_of(stub, by_aiobotocore=by_aiobotocore) as clients,
-        open_inspector(clients, give_up_after=30) as inspector,
-    ):
-        plan = await plan_manifest(alone(clients), MANIFEST, object_clients=ObjectClients(inspector))
+    async with clients_of(stub, by_aiobotocore=by_aiobotocore) as clients:
+        with open_inspector(clients, give_up_after=30) as inspector:
+            plan = await plan_manifest(alone(clients), MANIFEST, object_clients=ObjectClients(inspector))
     assert [ref.key for ref in plan.refs(0)] == [f"data/{name}" for name in names]
     assert stub.most_heads == bound
     assert stub.head_count == 600
@@ -273,7 +267,7 @@ async def test_what_reading_must_say_is_said(objects: S3Stub) -> None:
     async with open_clients(endpoint, connections=1) as clients:
         await clients.control.get_object(Bucket="b", Key="manifest")
         for each in (alone(clients), clients):
-            async with open_inspector(each, give_up_after=30) as inspector:
+            with open_inspector(each, give_up_after=30) as inspector:
                 await inspector.stat("b", "data/0000")
     reported, own = (
         {k: v for k, v in seen.items() if k.startswith("x-amz-")} for seen in objects.head_requests
@@ -290,12 +284,14 @@ async def test_anonymous_requests_are_unsigned_and_missing_credentials_told(obje
     async with clients_of(objects) as clients:
         await clients.control.get_object(Bucket="b", Key="manifest")
         anonymous = replace(clients, anonymous=True, credentials=None)
-        async with open_inspector(anonymous, give_up_after=30) as inspector:
+        with open_inspector(anonymous, give_up_after=30) as inspector:
             await inspector.stat("b", "data/0000")
         assert "authorization" not in objects.head_requests[0]
-        async with open_inspector(replace(clients, credentials=None), give_up_after=30) as inspector:
-            with pytest.raises(Denied, match="no usable credentials.*s3://b/data/0000"):
-                await inspector.stat("b", "data/0000")
+        with (
+            open_inspector(replace(clients, credentials=None), give_up_after=30) as inspector,
+            pytest.raises(Denied, match="no usable credentials.*s3://b/data/0000"),
+        ):
+            await inspector.stat("b", "data/0000")
 
 
 async def test_behind_a_proxy_it_is_aiobotocore_that_asks(
@@ -314,11 +310,9 @@ async def test_over_tls(tls_stub: S3Stub, tmp_path: Path) -> None:
         [{"prefix": "s3://b/data/"}, *(f"{number:04}" for number in range(300))]
     ).encode()
     endpoint = Endpoint(url=tls_stub.url, path_style=True, ca_bundle=str(tmp_path / "ca.pem"))
-    async with (
-        open_clients(endpoint, connections=1) as clients,
-        open_inspector(clients, give_up_after=30) as inspector,
-    ):
-        plan = await plan_manifest(alone(clients), MANIFEST, object_clients=ObjectClients(inspector))
+    async with open_clients(endpoint, connections=1) as clients:
+        with open_inspector(clients, give_up_after=30) as inspector:
+            plan = await plan_manifest(alone(clients), MANIFEST, object_clients=ObjectClients(inspector))
     assert [ref.size for ref in plan.refs(0)] == [10] * 300
     assert all(seen["user-agent"].startswith("penstock/") for seen in tls_stub.head_requests)
     assert tls_stub.head_connections <= HEADS

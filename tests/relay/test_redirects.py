@@ -137,9 +137,8 @@ async def test_a_manifest_and_its_objects_are_not_asked_for_elsewhere(status: in
             with pytest.raises(WrongEndpoint):
                 await plan_manifest(alone(clients), S3Uri("b", "manifest"))
             for each in (alone(clients), clients):
-                async with open_inspector(each, give_up_after=5) as inspector:
-                    with pytest.raises(WrongEndpoint):
-                        await inspector.stat("b", "data/0000")
+                with open_inspector(each, give_up_after=5) as inspector, pytest.raises(WrongEndpoint):
+                    await inspector.stat("b", "data/0000")
     assert not other.seen
     assert len(own.seen) <= 5  # nothing goes round in circles
 

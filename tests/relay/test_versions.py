@@ -123,11 +123,11 @@ async def test_a_head_without_proof_of_its_version_is_refused(
     by_aiobotocore: bool, headers: dict[str, Any], words: str
 ) -> None:
     with server_of(**headers) as server:
-        async with (
-            clients_of(server, by_aiobotocore=by_aiobotocore) as clients,
-            open_inspector(clients, give_up_after=1) as inspector,
-        ):
-            with pytest.raises(BadAnswer, match=words):
+        async with clients_of(server, by_aiobotocore=by_aiobotocore) as clients:
+            with (
+                open_inspector(clients, give_up_after=1) as inspector,
+                pytest.raises(BadAnswer, match=words),
+            ):
                 await inspector.stat("b", "k", "v1")
 
 

@@ -23,12 +23,13 @@ from streamer.retry import RetryPolicy
 from streamer.s3.pages import range_lister
 from streamer.s3.pages.listing import list_prefix, listed_runs
 from streamer.s3.pages.page_parser import Page
+from streamer.s3.pages.pages import PageSource
 from streamer.s3.pages.validation import PlanMemory
 
 ETAG = b"0" * 32
 
 
-class Server:
+class Server(PageSource):
     """The reference: pages of sorted keys, each after a turn of the event loop that `dice` draws."""
 
     def __init__(
@@ -43,8 +44,9 @@ class Server:
         self.requests = self.requests_in_flight = self.most_in_flight = self.splits = 0
 
     async def page(
-        self, _bucket: str, prefix: str, *, token: str | None = None, start_after: str = ""
+        self, bucket: str, prefix: str, *, token: str | None = None, start_after: str = ""
     ) -> Page:
+        assert bucket == "b"
         self.requests += 1
         self.splits += bool(start_after)
         self.requests_in_flight += 1

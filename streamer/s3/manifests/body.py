@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import http
-from contextlib import ExitStack, aclosing, closing
-from typing import TYPE_CHECKING, Any
+from contextlib import aclosing, closing
+from typing import TYPE_CHECKING
 
 from streamer.errors import (
     BadAnswer,
@@ -25,7 +25,7 @@ from streamer.plan import ObjectRef, S3Uri, is_modified
 from streamer.plan.validators import is_validator, validator_of
 from streamer.retry import ANSWER_FAILED, Attempts, RetryPolicy
 from streamer.s3.client.doubt import Withheld
-from streamer.s3.client.session import Clients
+from streamer.s3.client.session import Clients, S3Client
 from streamer.s3.pages.control_client import ControlClient
 from streamer.s3.pages.object_get import ObjectResponse, open_object
 from streamer.s3.ranges import check_header, content_encoding, transformation
@@ -52,16 +52,13 @@ async def read_manifest(
     each error. Without a policy it is requested again for `PATIENCE` seconds; a longer outage is an error, so
     that the caller can log it. `what`: names the object in errors.
     """
-    control, client = None, clients.control
-    with ExitStack() as stack:
-        if not clients.by_aiobotocore:
-            control = stack.enter_context(closing(ControlClient(clients)))
-        limits = policy or RetryPolicy(give_up_after=min(PATIENCE, client.stall_timeout))
+    with closing(ControlClient(clients)) as control:
+        limits = policy or RetryPolicy(give_up_after=min(PATIENCE, clients.stall_timeout))
         context = ErrorContext(uri.bucket, uri.key)
         attempts = Attempts(limits, ANSWER_FAILED, what=f"a byte of {what}", context=context)
         attempts.on_noted = on_wait
         try:
-            async with aclosing(_resumed(control, client, uri, attempts, on_wait)) as pieces:
+            async with aclosing(_resumed(control, uri, attempts, on_wait)) as pieces:
                 async for piece in pieces:
                     yield piece
         except GaveUp as error:
@@ -74,8 +71,7 @@ async def read_manifest(
 
 
 async def _resumed(  # noqa: C901, PLR0912 - each way in which a response ends, in its order
-    control: ControlClient | None,
-    client: Any,
+    control: ControlClient,
     uri: S3Uri,
     attempts: Attempts[SourceError],
     on_wait: Callable[[SourceError], None] | None,
@@ -88,9 +84,9 @@ async def _resumed(  # noqa: C901, PLR0912 - each way in which a response ends, 
         first = taken.resume()
         context = ErrorContext(uri.bucket, uri.key, first, attempts.failures + 1)
         if size >= 0:
-            headers = _of_rest(client, etag, first, size)
+            headers = _of_rest(control.clients.data, etag, first, size)
         try:
-            async with open_object(control, client, context, headers) as response:
+            async with open_object(control, context, headers) as response:
                 if size < 0:
                     size, etag = _checked_whole(response, context)
                 else:
@@ -141,7 +137,7 @@ def _check_rest(response: ObjectResponse, ref: ObjectRef, first: int, context: E
     )
 
 
-def _of_rest(client: Any, etag: str, first: int, size: int) -> dict[str, str]:
+def _of_rest(client: S3Client, etag: str, first: int, size: int) -> dict[str, str]:
     """Return the headers of the request for the bytes from `first` on, of the same version."""
     condition = {} if is_modified(etag) else client.if_match(f'"{etag}"')
     return condition | {"Range": f"bytes={first}-{size - 1}"}

@@ -1,6 +1,7 @@
 """Sends the requests of planning by our own HTTP client: HEADs, LISTs, GETs of manifests.
 
-It knows the buckets that need aiobotocore instead.
+aiobotocore sends the requests of the buckets that it does not support (`why_not`), or all of them if the job
+asks for that.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class ControlClient:
     """Our own HTTP client with the signer of planning's requests."""
 
     def __init__(self, clients: Clients) -> None:
-        self._clients = clients
+        self.clients = clients
         self._http: HttpClient | None = None
         """Opened by the first request, because certificates take 5 to 15 ms to load."""
         self._supported: dict[str, bool] = {}
@@ -38,7 +39,8 @@ class ControlClient:
         """Return whether our own client can send the requests of this bucket."""
         supported = self._supported.get(bucket)
         if supported is None:
-            supported = self._supported[bucket] = why_not(self._clients, {bucket}) is None
+            own = not self.clients.by_aiobotocore
+            supported = self._supported[bucket] = own and why_not(self.clients, {bucket}) is None
         return supported
 
     def leave_to_aiobotocore(self, bucket: str) -> None:
@@ -56,7 +58,7 @@ class ControlClient:
 
         After a final answer on a used connection, it is sent again on a fresh one (`final_answers`).
         """
-        clients = self._clients
+        clients = self.clients
         if self._http is None:
             tls = tls_context(clients.ca_bundle) if clients.over_tls else None
             self._http = HttpClient(tls, stall_timeout=clients.stall_timeout)

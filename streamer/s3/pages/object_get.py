@@ -56,18 +56,20 @@ class ObjectResponse(NamedTuple):
 
 @asynccontextmanager
 async def open_object(
-    control: ControlClient | None, client: Any, context: ErrorContext, headers: dict[str, str]
+    control: ControlClient, context: ErrorContext, headers: dict[str, str]
 ) -> AsyncIterator[ObjectResponse]:
     """Send a GET with these headers; close the response at the end of the block. Raises SourceError.
 
-    `control`: our own client; None to use `client`, aiobotocore's, alone. `context`: has bucket and key.
+    `context`: has bucket and key.
     """
-    if control is not None and (response := await _sent(control, context, headers)) is not None:
+    if (response := await _sent(control, context, headers)) is not None:
         header, length = response.header, response.header.content_length or 0
         with closing(response.body(length, context)) as body:
             yield ObjectResponse(header.status, length, header.fields, _read(body))
         return
     parameters = {_PARAMETERS[name]: value for name, value in headers.items()}
+    client = control.clients.data  # which repeats no request
+    control.clients.request_counts["GetObject"] += 1
     with map_errors(context):
         answer = await client.get_object(Bucket=context.bucket, Key=context.key, **parameters)
         async with answer["Body"] as body:

@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 import http
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from streamer.errors import ClockSkew, ErrorContext, InvalidResponse
 from streamer.plan import ObjectRef
@@ -30,7 +30,7 @@ from streamer.s3.pages.validation import described_object
 from streamer.s3.ranges import check_version, transformation
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from streamer.s3.client.session import Clients
 
@@ -42,48 +42,21 @@ LONGEST_WAIT = 20.0
 """Most seconds before a retry, unless the server's Retry-After is longer."""
 
 
-class ObjectInspector(Protocol):
+class ObjectInspector:
     """Finds size and ETag of objects, many at once."""
 
-    async def stat(self, bucket: str, key: str, version: str | None = None) -> ObjectRef:
-        """Return size and ETag of the object's current version, or of `version`. Raises SourceError."""
-
-
-class AiobotocoreHeadClient:
-    """An `ObjectInspector` over aiobotocore's client, which it does not own; that client retries."""
-
-    def __init__(self, client: Any) -> None:
-        self._client = client
-        self._turns = asyncio.Semaphore(AIOBOTOCORE_HEADS)
-
-    async def stat(self, bucket: str, key: str, version: str | None = None) -> ObjectRef:
-        context = ErrorContext(bucket, key)
-        params = {"VersionId": version} if version else {}
-        async with self._turns:
-            with map_errors(context):
-                response = await self._client.head_object(Bucket=bucket, Key=key, **params)
-        headers = response["ResponseMetadata"]["HTTPHeaders"]
-        return _described(context, version, response.get("ContentLength"), headers)
-
-
-class HttpHeadClient:
-    """An `ObjectInspector` over our own HTTP client, with `AiobotocoreHeadClient` as its fallback."""
-
-    def __init__(
-        self, clients: Clients, *, give_up_after: float, control: ControlClient | None = None
-    ) -> None:
-        """`give_up_after`: seconds for which a HEAD that fails is retried. `control`: sends the HEADs."""
-        self._control = control or ControlClient(clients)
+    def __init__(self, control: ControlClient, *, give_up_after: float) -> None:
+        """`give_up_after`: seconds for which a HEAD that fails is retried."""
+        self._control = control
         self._policy = RetryPolicy(give_up_after, longest_wait=LONGEST_WAIT)
-        self._fallback = AiobotocoreHeadClient(clients.control)
         self._turns = asyncio.Semaphore(HEADS)
-
-    def close(self) -> None:
-        """Close the connections. No `stat` may be running."""
-        self._control.close()
+        self._aiobotocore_turns = asyncio.Semaphore(AIOBOTOCORE_HEADS)
 
     async def stat(self, bucket: str, key: str, version: str | None = None) -> ObjectRef:
-        """See `ObjectInspector.stat`. Raises GaveUp if the HEAD still fails after `give_up_after` seconds."""
+        """Return size and ETag of the object's current version, or of `version`.
+
+        Raises SourceError: GaveUp if the HEAD still fails after `give_up_after` seconds.
+        """
         async with self._turns:
             context = ErrorContext(bucket, key)
             attempts = Attempts(self._policy, ANSWER_FAILED, what="an answer", context=context)
@@ -94,11 +67,21 @@ class HttpHeadClient:
             ask = partial(self._send_head, bucket, key, version)
             return await retry(partial(attempts.bounded, ask), attempts, failed=failed)
 
+    async def _by_aiobotocore(self, context: ErrorContext, version: str | None) -> ObjectRef:
+        params = {"VersionId": version} if version else {}
+        async with self._aiobotocore_turns:
+            with map_errors(context):
+                response = await self._control.clients.control.head_object(
+                    Bucket=context.bucket, Key=context.key, **params
+                )
+        headers = response["ResponseMetadata"]["HTTPHeaders"]
+        return _described(context, version, response.get("ContentLength"), headers)
+
     async def _send_head(self, bucket: str, key: str, version: str | None) -> ObjectRef:
         control = self._control
-        if not control.supports(bucket):
-            return await self._fallback.stat(bucket, key, version)
         context = ErrorContext(bucket, key)
+        if not control.supports(bucket):
+            return await self._by_aiobotocore(context, version)
         endpoint = await control.signer.endpoint(bucket)
         response = await control.send(
             "HeadObject",
@@ -114,7 +97,7 @@ class HttpHeadClient:
         if 300 <= status < 400 or status == http.HTTPStatus.BAD_REQUEST:
             if status < http.HTTPStatus.BAD_REQUEST:  # a redirect affects every HEAD of the bucket
                 control.leave_to_aiobotocore(bucket)
-            return await self._fallback.stat(bucket, key, version)
+            return await self._by_aiobotocore(ErrorContext(bucket, key), version)
         error = error_from_response(
             status=status,
             code=str(status),
@@ -129,14 +112,11 @@ class HttpHeadClient:
         raise error
 
 
-@contextlib.asynccontextmanager
-async def open_inspector(clients: Clients, *, give_up_after: float) -> AsyncIterator[ObjectInspector]:
-    """Open the process's inspector for the block. `give_up_after`: as for `HttpHeadClient`."""
-    if clients.by_aiobotocore:
-        yield AiobotocoreHeadClient(clients.control)
-        return
-    with contextlib.closing(HttpHeadClient(clients, give_up_after=give_up_after)) as inspector:
-        yield inspector
+@contextlib.contextmanager
+def open_inspector(clients: Clients, *, give_up_after: float) -> Iterator[ObjectInspector]:
+    """Open an inspector for the block. `give_up_after`: as for `ObjectInspector`."""
+    with contextlib.closing(ControlClient(clients)) as control:
+        yield ObjectInspector(control, give_up_after=give_up_after)
 
 
 def _described(

@@ -20,15 +20,15 @@ import contextlib
 import http
 from datetime import UTC
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from streamer.errors import ErrorContext, GaveUp, InvalidResponse, SourceError
+from streamer.errors import ErrorContext, GaveUp, SourceError
 from streamer.retry import ANSWER_FAILED, Attempts, RetryPolicy, retry
 from streamer.s3.client.credentials import renewing
 from streamer.s3.client.endpoint import is_aws
 from streamer.s3.client.faults import map_errors
 from streamer.s3.pages.control_client import ControlClient
-from streamer.s3.pages.object_info import AiobotocoreHeadClient, HttpHeadClient
+from streamer.s3.pages.object_info import ObjectInspector
 from streamer.s3.pages.page_parser import (
     Page,
     entry_fields,
@@ -44,17 +44,27 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from streamer.plan import ObjectRef
-    from streamer.s3.client.session import Clients
+    from streamer.s3.client.session import Clients, S3Client
 
 PAGE_PATIENCE = 10.0
 """Seconds for which a page that fails is requested again."""
+_PARAMETERS = {"prefix": "Prefix", "continuation-token": "ContinuationToken", "start-after": "StartAfter"}
+"""botocore's names of a request's parameters; it adds `encoding-type` itself."""
 
 
-class PageSource(Protocol):
+class PageSource:
     """Fetches pages of listings."""
 
-    ends_are_certain: bool
-    """Whether IsTruncated can be believed: at AWS's own hosts."""
+    def __init__(self, control: ControlClient) -> None:
+        clients = control.clients
+        self.ends_are_certain = is_aws(clients.endpoint_url)
+        """Whether IsTruncated can be believed: at AWS's own hosts."""
+        self._control = control
+        patience = min(PAGE_PATIENCE, clients.stall_timeout)
+        self._policy = RetryPolicy(give_up_after=patience)
+        self._inspector = ObjectInspector(control, give_up_after=patience)
+        self._parser = asyncio.Lock()
+        """Held for the turn of the event loop in which a page is parsed, 2 ms: pages often come together."""
 
     async def page(
         self, bucket: str, prefix: str, *, token: str | None = None, start_after: str = ""
@@ -63,81 +73,27 @@ class PageSource(Protocol):
 
         `token`: the token of the page before it. `start_after`, without a token: list only keys after it.
         """
-
-    async def stat(self, bucket: str, key: str) -> ObjectRef:
-        """Return size and ETag of a listed object by a HEAD. Raises SourceError."""
-
-
-class AiobotocorePages:
-    """A `PageSource` over aiobotocore's client, which it does not own; that client retries."""
-
-    def __init__(
-        self, client: Any, *, policy: RetryPolicy | None = None, ends_are_certain: bool = False
-    ) -> None:
-        """`policy`: of pages that cannot be. Default: such a page is requested twice more."""
-        self.ends_are_certain = ends_are_certain
-        self._client = client
-        self._policy = policy or RetryPolicy(give_up_after=PAGE_PATIENCE)
-        self._heads = AiobotocoreHeadClient(client)
-
-    async def page(
-        self, bucket: str, prefix: str, *, token: str | None = None, start_after: str = ""
-    ) -> Page:
-        params = {"StartAfter": start_after} if start_after else {}
-        if token is not None:
-            params["ContinuationToken"] = token
-        attempt = partial(self._request_page, ErrorContext(bucket, prefix), params)
-        return await retry(attempt, Attempts(self._policy, (InvalidResponse,), what="a page"))
-
-    async def stat(self, bucket: str, key: str) -> ObjectRef:
-        return await self._heads.stat(bucket, key)
-
-    async def _request_page(self, context: ErrorContext, params: dict[str, str]) -> Page:
-        with map_errors(context):
-            response = await self._client.list_objects_v2(Bucket=context.bucket, Prefix=context.key, **params)
-        page = _page(response, context)
-        check_page(page, context)
-        return page
-
-
-class HttpPages:
-    """A `PageSource` over our own HTTP client, with `AiobotocorePages` as its fallback."""
-
-    def __init__(self, clients: Clients) -> None:
-        self.ends_are_certain = is_aws(clients.endpoint_url)
-        self._control = ControlClient(clients)
-        self._fallback = AiobotocorePages(clients.control)
-        patience = min(PAGE_PATIENCE, clients.stall_timeout)
-        self._policy = RetryPolicy(give_up_after=patience)
-        self._heads = HttpHeadClient(clients, give_up_after=patience, control=self._control)
-        self._parser = asyncio.Lock()
-        """Held for the turn of the event loop in which a page is parsed, 2 ms: pages often come together."""
-
-    def close(self) -> None:
-        """Close the connections. No `page` and no `stat` may be running."""
-        self._control.close()
-
-    async def page(
-        self, bucket: str, prefix: str, *, token: str | None = None, start_after: str = ""
-    ) -> Page:
         parameters = {"encoding-type": "url", "prefix": prefix}
         if token is not None:
             parameters["continuation-token"] = token
         if start_after:
             parameters["start-after"] = start_after
-        attempt = partial(self._request_page, bucket, parameters)
         attempts: Attempts[SourceError] = Attempts(self._policy, ANSWER_FAILED, what="a page")
         with _raising_the_last():
-            page = await retry(attempt, attempts)
-        if page is None:
-            page = await self._fallback.page(bucket, prefix, token=token, start_after=start_after)
-        return page
+            return await retry(partial(self._request_page, bucket, parameters), attempts)
 
     async def stat(self, bucket: str, key: str) -> ObjectRef:
+        """Return size and ETag of a listed object by a HEAD. Raises SourceError."""
         with _raising_the_last():
-            return await self._heads.stat(bucket, key)
+            return await self._inspector.stat(bucket, key)
 
-    async def _request_page(self, bucket: str, parameters: dict[str, str]) -> Page | None:
+    async def _request_page(self, bucket: str, parameters: dict[str, str]) -> Page:
+        page = await self._request_own(bucket, parameters)
+        if page is None:
+            page = await page_by_aiobotocore(self._control.clients.control, bucket, parameters)
+        return page
+
+    async def _request_own(self, bucket: str, parameters: dict[str, str]) -> Page | None:
         """Request a page once; return None if aiobotocore must request it."""
         context = ErrorContext(bucket, parameters["prefix"])
         control = self._control
@@ -184,12 +140,20 @@ def _raising_the_last() -> Iterator[None]:
 
 @contextlib.contextmanager
 def open_pages(clients: Clients) -> Iterator[PageSource]:
-    """Open the process's source of pages for the block."""
-    if clients.by_aiobotocore:
-        yield AiobotocorePages(clients.control, ends_are_certain=is_aws(clients.endpoint_url))
-        return
-    with contextlib.closing(HttpPages(clients)) as pages:
-        yield pages
+    """Open a source of pages for the block."""
+    with contextlib.closing(ControlClient(clients)) as control:
+        yield PageSource(control)
+
+
+async def page_by_aiobotocore(client: S3Client, bucket: str, parameters: dict[str, str]) -> Page:
+    """Request a page once by aiobotocore. Raises SourceError."""
+    context = ErrorContext(bucket, parameters["prefix"])
+    named = {_PARAMETERS[name]: value for name, value in parameters.items() if name in _PARAMETERS}
+    with map_errors(context):
+        response = await client.list_objects_v2(Bucket=bucket, **named)
+    page = _page(response, context)
+    check_page(page, context)
+    return page
 
 
 def _page(response: dict[str, Any], context: ErrorContext) -> Page:

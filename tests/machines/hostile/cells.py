@@ -32,11 +32,10 @@ from streamer.s3.client.endpoint import Endpoint
 from streamer.s3.client.session import Clients, open_clients
 from streamer.s3.manifests.object_finder import ObjectClients
 from streamer.s3.pages.object_info import open_inspector
-from streamer.s3.pages.pages import AiobotocorePages
 from streamer.s3.pages.validation import PlanMemory
 from streamer.sink.outlet import PipeOutlet
 from streamer.units import MIB
-from tests.kit.planning import plan_manifest, plan_prefix
+from tests.kit.planning import alone, plan_manifest, plan_prefix
 from tests.machines.hostile.faults import BELOW, CRUMBS, FAULTS, ONLY, TLS_ONLY, UNSEEN
 from tests.machines.hostile.wire import MANIFEST, TRUTH
 
@@ -220,7 +219,7 @@ async def _evil(clients: Clients, transport: Transport, cell: Cell, bucket: str)
     if cell.operation in ("body", "listing"):
         plan = await retry_while_unavailable(
             lambda progressed: plan_prefix(
-                AiobotocorePages(clients.control),
+                alone(clients),
                 S3Uri(bucket, "data/"),
                 progress=lambda _: progressed(),
                 memory=memory,
@@ -229,7 +228,7 @@ async def _evil(clients: Clients, transport: Transport, cell: Cell, bucket: str)
         )
     else:
         clients = replace(clients, by_aiobotocore=cell.transport == "aiobotocore")
-        async with open_inspector(clients, give_up_after=GIVE_UP_AFTER) as inspector:
+        with open_inspector(clients, give_up_after=GIVE_UP_AFTER) as inspector:
             plan = await retry_while_unavailable(
                 lambda progressed: plan_manifest(
                     clients,
@@ -246,7 +245,7 @@ async def _evil(clients: Clients, transport: Transport, cell: Cell, bucket: str)
 async def _other(clients: Clients, transport: Transport, bucket: str) -> str:
     """What is wrong with the other channel; empty if nothing."""
     try:
-        plan = await plan_prefix(AiobotocorePages(clients.control), S3Uri(bucket, "data/"))
+        plan = await plan_prefix(alone(clients), S3Uri(bucket, "data/"))
         return "" if await _stream(plan, transport) == TRUTH else "other channel: wrong bytes"
     except Exception as error:  # noqa: BLE001 - whatever it is, the other channel has suffered
         return f"other channel: {error!r}"
