@@ -65,13 +65,14 @@ def _load(state: JobState, token: str | None) -> Admin:
 
 
 @contextlib.asynccontextmanager
-async def open_admin(state: JobState, *, host: str, port: int) -> AsyncIterator[AdminPort]:
+async def open_admin(state: JobState, *, port: int) -> AsyncIterator[AdminPort]:
     """Listen until the end of the block, and serve as soon as it is wanted.
 
     Raises SinkError if the port cannot be had, ConfigError if the token file does not contain a token.
     """
-    token = await in_thread(state.job.penstock.admin.token)
-    async with listening(host, port) as sockets, task_group() as tasks:
+    config = state.job.penstock.admin
+    token = await in_thread(config.token)
+    async with listening(config.host, port) as sockets, task_group() as tasks:
         admin = AdminPort(state, token, sockets)
         serving = tasks.create_task(admin.run(), name="admin server")
         try:

@@ -70,9 +70,15 @@ def run(
         from sidecar.process.runner import run as run_loop
 
         job = load_job_file(path)
-        continuation = command.Continuation(keeper=keeper, resume=resume, resume_anyway=resume_anyway)
-        hosts = host_index, host_count
-        code = run_loop(command.run(job, hosts, continuation, reload=lambda: load_job_file(path)))
+        running = command.run(
+            job,
+            (host_index, host_count),
+            keeper=keeper,
+            resume=resume,
+            resume_anyway=resume_anyway,
+            reload=lambda: load_job_file(path),
+        )
+        code = run_loop(running)
         if code != command.RESTART:
             end(code)
     if code == command.RESTART:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from sidecar.job.environment import trainer_environment
 from sidecar.job.layout import Flags, Layout, resolve_host
-from sidecar.job.supervisor import JobSpec, Supervisor
+from sidecar.job.supervisor import Supervisor
 from sidecar.process.exits import Exit, exit_code
 from sidecar.process.logs import log
 from sidecar.process.signals import handled
@@ -41,12 +41,12 @@ async def execute(
     flags: Flags,
     command: tuple[str, ...],
     *,
-    resume: str | None = None,
-    resume_anyway: bool = False,
+    resume: str | None,
+    resume_anyway: bool,
 ) -> int:
     """Run `command` as the trainer beside the channels; return the sidecar's error code or its exit code.
 
-    `resume`, `resume_anyway`: as of `sidecar.commands.run.Continuation`.
+    `resume`, `resume_anyway`: see `Supervisor`.
     """
     if not _exists(command[0], os.environ | job.environment):
         return _not_found(command)
@@ -56,16 +56,15 @@ async def execute(
             base = stack.enter_context(scratch_directory("penstock-"))
         layout = Layout(base)
         job, hosts = resolve_host(job, layout, flags)
-        spec = JobSpec(
-            job=job,
-            hosts=hosts,
-            layout=layout,
+        supervisor = Supervisor(
+            job,
+            hosts,
+            layout,
             default_admin_port=0,
             keep_proof=False,
             resume=resume,
             resume_anyway=resume_anyway,
         )
-        supervisor = Supervisor(spec)
         code = Exit.OK.value
 
         async def until(_: Supervisor) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sidecar.job.layout import DEFAULT_BASE, Flags, Layout, resolve_host
 from sidecar.job.rehearsal import ADMIN_PORT
-from sidecar.job.supervisor import JobSpec, Supervisor
+from sidecar.job.supervisor import Supervisor
 from sidecar.process.early_signals import kept
 from sidecar.process.exits import Exit
 from sidecar.process.logs import log
@@ -27,38 +26,31 @@ RESTART = -1
 """Result of `run` when a keeper has taken all FIFOs over and the process must restart."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Continuation:
-    """Options of `penstock run` for resuming a stream and for surviving a restart."""
-
-    keeper: str | None = None
-    """The socket of a keeper, or `auto`."""
-    resume: str | None = None
-    """States of readers: a file, a directory, an S3 URI, or JSON (`sidecar.job.state_source`)."""
-    resume_anyway: bool = False
-    """Resume even if the objects have changed."""
-
-
 async def run(
-    job: Job, flags: Flags, continuation: Continuation, *, reload: Callable[[], object] = lambda: None
+    job: Job,
+    flags: Flags,
+    *,
+    keeper: str | None,
+    resume: str | None,
+    resume_anyway: bool,
+    reload: Callable[[], object],
 ) -> int:
     """Serve the job until a signal; drain on the first, end at once on the second.
 
-    `reload` reads the job file before a restart. If that raises ConfigError, the sidecar does not restart.
+    `keeper`, `resume`, `resume_anyway`: see `Supervisor`. `reload` reads the job file before a restart; if it
+    raises ConfigError, the sidecar does not restart.
     """
     shutdown = Shutdown()
     layout = Layout(job.penstock.base_directory or DEFAULT_BASE)
     job, hosts = resolve_host(job, layout, flags)
     supervisor = Supervisor(
-        JobSpec(
-            job=job,
-            hosts=hosts,
-            layout=layout,
-            default_admin_port=ADMIN_PORT,
-            keeper=continuation.keeper,
-            resume=continuation.resume,
-            resume_anyway=continuation.resume_anyway,
-        )
+        job,
+        hosts,
+        layout,
+        default_admin_port=ADMIN_PORT,
+        keeper=keeper,
+        resume=resume,
+        resume_anyway=resume_anyway,
     )
 
     handed_over = False

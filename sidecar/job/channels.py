@@ -51,21 +51,6 @@ class Fifo:
         return why_read(self.plan, check=self.channel.penstock.integrity == "checksum")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChannelResources:
-    """Objects that all channels of a job share."""
-
-    transport: Transport
-    stored_checksums: StoredChecksums | None
-    keeper: KeeperClient | None
-    directory: str
-    """Directory of the FIFOs."""
-    names: NameWatch | None
-    """Watches `directory`."""
-    learners: Mapping[str, IndexLearner]
-    """By channel, what learns its record index."""
-
-
 def fifos(job: Job, plans: Mapping[str, Planned]) -> list[Fifo]:
     """Return every FIFO of the job, in the order of the job file."""
     return [
@@ -155,78 +140,79 @@ def watched_names(directory: str) -> Iterator[NameWatch | None]:
         names.close()
 
 
-def make_channels(
-    state: JobState,
-    streams: list[Fifo],
-    plans: Mapping[str, Planned],
-    resources: ChannelResources,
-    starts: Mapping[str, StartPosition],
-) -> list[SharedStream]:
-    """Put the channels of all FIFOs into `state`; return the streams that several of them share."""
-    by_name = {fifo.name: fifo for fifo in streams}
-    delivered: dict[str, tuple[Stages, SharedFifo]] = {}
-    """By FIFO of a shared stream, what delivers its bytes."""
-    found = []
-    for shared in (each for planned in plans.values() for each in planned.shared):
-        fifo = by_name[shared.names[0]]
-        stages = _stages(state, fifo, resources)
-        stream = SharedStream(
-            shared.plan,
-            shared.ranks,
-            starts,
-            source=resources.transport.source,
-            stages=stages,
-            retry=retry_policy(state.job),
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelMaker:
+    """Makes the channels of a job, from what they share."""
+
+    state: JobState
+    transport: Transport
+    stored_checksums: StoredChecksums | None
+    keeper: KeeperClient | None
+    directory: str
+    """Directory of the FIFOs."""
+    names: NameWatch | None
+    """Watches `directory`."""
+    learners: Mapping[str, IndexLearner]
+    """By channel, what learns its record index."""
+
+    def make(
+        self, streams: list[Fifo], plans: Mapping[str, Planned], starts: Mapping[str, StartPosition]
+    ) -> list[SharedStream]:
+        """Put the channels of all FIFOs into `state`; return the streams that several of them share."""
+        by_name = {fifo.name: fifo for fifo in streams}
+        delivered: dict[str, tuple[Stages, SharedFifo]] = {}
+        """By FIFO of a shared stream, what delivers its bytes."""
+        found = []
+        for shared in (each for planned in plans.values() for each in planned.shared):
+            stages = self._stages(by_name[shared.names[0]])
+            stream = SharedStream(
+                shared.plan,
+                shared.ranks,
+                starts,
+                source=self.transport.source,
+                stages=stages,
+                retry=retry_policy(self.state.job),
+            )
+            delivered |= {each.name: (stages, each) for each in stream.fifos}
+            found.append(stream)
+        self.state.channels = {
+            fifo.name: self._channel(fifo, starts[fifo.name], delivered.get(fifo.name)) for fifo in streams
+        }
+        return found
+
+    def _stages(self, fifo: Fifo) -> Stages:
+        name = fifo.channel.channel_name
+        stages = self.transport.stages(fifo.why_read)
+        stages.quota.bandwidth = self.state.bandwidth[name]
+        if name not in self.learners:
+            return stages
+        observer = self.learners[name].observer()
+        self.state.learnt[fifo.name] = observer.outcomes
+        return self.transport.observed(stages, observer)
+
+    def _channel(self, fifo: Fifo, start: StartPosition, shared: tuple[Stages, SharedFifo] | None) -> Channel:
+        """Return the channel of one FIFO. `shared`: what delivers its bytes; None: itself."""
+        penstock, config, keeper = self.state.job.penstock, fifo.channel, self.keeper
+        stages, part = shared or (self._stages(fifo), None)
+        spec = ChannelSpec(
+            name=fifo.name,
+            plan=fifo.plan,
+            directory=self.directory,
+            fifo_mode=penstock.fifo_mode,
+            retry=retry_policy(self.state.job),
+            start=start,
+            when_failed=config.penstock.when_failed,
+            stored_checksums=self.stored_checksums if config.penstock.integrity == "checksum" else None,
+            lists_keys=config.penstock.record_keys,
         )
-        delivered |= {each.name: (stages, each) for each in stream.fifos}
-        found.append(stream)
-    state.channels = {
-        fifo.name: _make_channel(state, fifo, resources, starts[fifo.name], delivered.get(fifo.name))
-        for fifo in streams
-    }
-    return found
-
-
-def _stages(state: JobState, fifo: Fifo, resources: ChannelResources) -> Stages:
-    name = fifo.channel.channel_name
-    stages = resources.transport.stages(fifo.why_read)
-    stages.quota.bandwidth = state.bandwidth[name]
-    if (learner := resources.learners.get(name)) is None:
-        return stages
-    observer = learner.observer()
-    state.learnt[fifo.name] = observer.outcomes
-    return resources.transport.observed(stages, observer)
-
-
-def _make_channel(
-    state: JobState,
-    fifo: Fifo,
-    resources: ChannelResources,
-    start: StartPosition,
-    shared: tuple[Stages, SharedFifo] | None,
-) -> Channel:
-    """Return the channel of one FIFO, with its log lines. `shared`: what delivers its bytes; None: itself."""
-    penstock, config = state.job.penstock, fifo.channel
-    stages, part = (_stages(state, fifo, resources), None) if shared is None else shared
-    spec = ChannelSpec(
-        name=fifo.name,
-        plan=fifo.plan,
-        directory=resources.directory,
-        fifo_mode=penstock.fifo_mode,
-        retry=retry_policy(state.job),
-        start=start,
-        when_failed=config.penstock.when_failed,
-        stored_checksums=resources.stored_checksums if config.penstock.integrity == "checksum" else None,
-        lists_keys=config.penstock.record_keys,
-    )
-    return Channel(
-        spec,
-        resources.transport.source,
-        stages,
-        events=EpochLog(state, fifo.name, resources.learners.get(config.channel_name)),
-        write_ends=None
-        if resources.keeper is None
-        else KeeperWriteEnds(resources.keeper, fifo.name, digest=lambda: fifo.plan.digest),
-        names=resources.names,
-        shared=part,
-    )
+        return Channel(
+            spec,
+            self.transport.source,
+            stages,
+            events=EpochLog(self.state, fifo.name, self.learners.get(config.channel_name)),
+            write_ends=None
+            if keeper is None
+            else KeeperWriteEnds(keeper, fifo.name, digest=lambda: fifo.plan.digest),
+            names=self.names,
+            shared=part,
+        )

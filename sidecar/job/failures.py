@@ -1,30 +1,17 @@
-"""Logs a channel that has failed for good: all details once, then a reminder.
-
-While a FIFO is held open its trainer waits until an operator acts. So the line names the remedy and its
-effect, and the sidecar repeats it every `REMIND_EVERY` seconds, for operators who read the end of a log.
-"""
+"""What the log says of a channel that has failed for good: the context of the error, and the remedy."""
 
 from __future__ import annotations
 
-import asyncio
-import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from sidecar.process.exits import Exit, exit_code
-from sidecar.process.logs import log
 from streamer.errors import SinkError
 from streamer.s3.client.faults import NOT_BY_CREDENTIALS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from streamer.errors import SourceError
-    from streamer.relay.channel import Channel
     from streamer.relay.channel_state import FifoFate
-
-REMIND_EVERY = 300.0
-"""Seconds between two reminders about a FIFO."""
 
 REMEDIES = {
     Exit.CONFIG: "correct the job file as the error says",
@@ -60,24 +47,5 @@ def advice(error: SourceError | SinkError, *, mendable: bool) -> str:
     return f"{remedy}, and restart sidecar and trainer"
 
 
-FATES: dict[FifoFate, str] = {
-    "held": "held open",
-    "closed": "closed",
-}
+FATES: dict[FifoFate, str] = {"held": "held open", "closed": "closed"}
 """Log texts for the state of a failed epoch's FIFO."""
-
-
-async def remind(channels: Mapping[str, Channel]) -> None:
-    """Log every FIFO that is held, each `REMIND_EVERY` seconds, until cancelled."""
-    while True:
-        await asyncio.sleep(REMIND_EVERY)
-        for name, channel in channels.items():
-            failure = channel.failure
-            if failure is not None and failure.fifo == "held":
-                log.error(
-                    "still held",
-                    channel=name,
-                    seconds=round(time.monotonic() - failure.at),
-                    error=str(failure.error),
-                    do=advice(failure.error, mendable=channel.mendable),
-                )

@@ -20,25 +20,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sidecar.admin.port import open_admin
 from sidecar.download.channels import download_channels
 from sidecar.index.learning import learn_indexes
 from sidecar.job.channels import (
-    ChannelResources,
+    ChannelMaker,
     Fifo,
     fifos,
     footprint,
     job_clients,
     job_transport,
-    make_channels,
     watched_names,
 )
 from sidecar.job.environment import write_environment_file
-from sidecar.job.failures import advice, remind
-from sidecar.job.held_back import log_held_back
+from sidecar.job.failures import advice
 from sidecar.job.keeper_link import KeeperLink
 from sidecar.job.layout import Layout, set_reader_state, write_config_files
 from sidecar.job.listings import open_listings
@@ -51,7 +48,7 @@ from sidecar.job.resume import (
     with_published_digests,
 )
 from sidecar.job.state_source import read_states
-from sidecar.job.storage_watch import watch_storage
+from sidecar.job.watches import log_held_back, remind, watch_storage
 from sidecar.observe.state import JobState
 from sidecar.process.exits import Exit, exit_code
 from sidecar.process.logs import log
@@ -78,37 +75,39 @@ class Stop(Exception):
     """Ends the job: raised by a task of its task group."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobSpec:
-    """A job and the options of the command that runs it."""
-
-    job: Job
-    """The job, with the channels of this host only."""
-    hosts: Hosts
-    layout: Layout
-    default_admin_port: int
-    """Admin port if the job file has none; 0 for any free port."""
-    keep_proof: bool = True
-    """Whether the trailers stay after the end, for readers that are still reading."""
-    keeper: str | None = None
-    """The socket of a keeper, or `auto` to start one if there is none."""
-    resume: str | None = None
-    """States at which channels start: see `sidecar.job.state_source`."""
-    resume_anyway: bool = False
-    """Whether a FIFO starts at its saved position even if the plan has changed."""
-
-
 class Supervisor:
     """Runs one job. Call `serve` once; its argument `until` may call `drain` and `hand_over`."""
 
-    def __init__(self, spec: JobSpec) -> None:
-        self._spec = spec
-        self.state = JobState(spec.job, spec.hosts)
-        self.state.directory = spec.layout.data
+    def __init__(
+        self,
+        job: Job,
+        hosts: Hosts,
+        layout: Layout,
+        *,
+        default_admin_port: int,
+        keep_proof: bool = True,
+        keeper: str | None = None,
+        resume: str | None = None,
+        resume_anyway: bool = False,
+    ) -> None:
+        """`job`: with the channels of this host only. `default_admin_port`: if the job file has none.
+
+        `keep_proof`: whether the trailers stay after the end, for readers that are still reading. `keeper`:
+        the socket of a keeper, or `auto` to start one if there is none. `resume`: the states at which
+        channels start (`sidecar.job.state_source`). `resume_anyway`: start there even if plans have changed.
+        """
+        self.state = JobState(job, hosts)
+        self.state.directory = layout.data
+        self._layout = layout
+        self._port = default_admin_port if job.penstock.admin.port is None else job.penstock.admin.port
+        self._keep_proof = keep_proof
+        self._starts_keeper = keeper == "auto"
+        self._resume = resume
+        self._resume_anyway = resume_anyway
         self._shared: list[SharedStream] = []
         """Streams that deliver to several channels."""
         self._learners: dict[str, IndexLearner] = {}
-        self._keeper = KeeperLink(spec.keeper, spec.layout.keeper)
+        self._keeper = KeeperLink(keeper, layout.keeper)
         self._cut_off: list[str] = []
         """Channels that were still streaming when `DrainFor` had passed."""
 
@@ -117,15 +116,13 @@ class Supervisor:
 
         Return the exit code. Raises PenstockError if the job cannot start.
         """
-        spec, state, layout = self._spec, self.state, self._spec.layout
-        job, hosts, admin = spec.job, spec.hosts, spec.job.penstock.admin
+        state, layout, job, hosts = self.state, self._layout, self.state.job, self.state.hosts
         log.info("host", name=hosts.current, index=hosts.index, of=len(hosts.names))
         async with contextlib.AsyncExitStack() as stack:
-            keeper = spec.keeper == "auto"
-            await local(job, layout, fresh=not self._keeper.wanted and spec.resume is None, keeper=keeper)
-            port = spec.default_admin_port if admin.port is None else admin.port
-            admin_port = await stack.enter_async_context(open_admin(state, host=admin.host, port=port))
-            url = f"http://{admin.host}:{admin_port.number}/"
+            fresh = not self._keeper.wanted and self._resume is None
+            await local(job, layout, fresh=fresh, keeper=self._starts_keeper)
+            admin_port = await stack.enter_async_context(open_admin(state, port=self._port))
+            url = f"http://{job.penstock.admin.host}:{admin_port.number}/"
             log.info("starting", admin=url)
             clients = await stack.enter_async_context(job_clients(job))
             state.control_requests = clients.request_counts
@@ -144,7 +141,7 @@ class Supervisor:
             state.planning_seconds = time.monotonic() - planning_began
             streams = fifos(job, plans)
             transport = await stack.enter_async_context(job_transport(state, clients, streams, plans))
-            memory(job, footprint(job, transport, streams, keeper=keeper))
+            memory(job, footprint(job, transport, streams, keeper=self._starts_keeper))
             self._lay_out(stack)
             stack.push_async_callback(self._keeper.close)
             await self._keeper.connect()
@@ -155,7 +152,9 @@ class Supervisor:
             whole = {name: planned.whole for name, planned in plans.items()}
             await download_channels(state, whole, clients, layout.place)
             self._learners = await stack.enter_async_context(learn_indexes(job, clients, whole))
-            resources = ChannelResources(
+            listings.check()
+            maker = ChannelMaker(
+                state=state,
                 transport=transport,
                 stored_checksums=StoredChecksums(clients.control, clients.credentials)
                 if job.checks
@@ -165,10 +164,9 @@ class Supervisor:
                 names=stack.enter_context(watched_names(layout.place)),
                 learners=self._learners,
             )
-            listings.check()
-            self._shared = make_channels(state, streams, plans, resources, starts)
+            self._shared = maker.make(streams, plans, starts)
             for channel in state.channels.values():
-                stack.callback(channel.close, forget=not spec.keep_proof)
+                stack.callback(channel.close, forget=not self._keep_proof)
                 channel.prepare()
             state.offered = state.started = True
             log.info("ready", directory=layout.data, admin=url)
@@ -189,7 +187,7 @@ class Supervisor:
 
     def _lay_out(self, stack: contextlib.AsyncExitStack) -> None:
         """Make the directory tree and the config files; lock the tree until the end of `stack`."""
-        job, hosts, layout = self._spec.job, self._spec.hosts, self._spec.layout
+        job, hosts, layout = self.state.job, self.state.hosts, self._layout
         layout.create()
         for exposed in layout.exposure():
             log.warning("directory exposed", why=exposed)
@@ -199,9 +197,10 @@ class Supervisor:
 
     async def _saved(self, clients: Clients) -> dict[str, Saved | StepState]:
         """Return the states of `--resume`. Raises ConfigError, SourceError."""
-        if (resume := self._spec.resume) is None:
+        if self._resume is None:
             return {}
-        text = await read_states(resume, clients, give_up_after=self._spec.job.penstock.give_up_after)
+        give_up_after = self.state.job.penstock.give_up_after
+        text = await read_states(self._resume, clients, give_up_after=give_up_after)
         return {} if text is None else parse_saved(text)
 
     def _start_positions(
@@ -211,18 +210,18 @@ class Supervisor:
 
         Takes seconds for a large plan. Raises ConfigError, SinkError.
         """
-        spec, held = self._spec, with_published_digests(self._keeper.held, self._spec.layout.place)
+        anyway, held = self._resume_anyway, with_published_digests(self._keeper.held, self._layout.place)
         plans = {fifo.name: fifo.plan for fifo in streams}
         by_channel: dict[str, dict[str, Plan]] = {}
         for fifo in streams:
             by_channel.setdefault(fifo.channel.channel_name, {})[fifo.name] = fifo.plan
-        positions = saved_by_fifo(saved, by_channel, held, anyway=spec.resume_anyway)
-        starts = start_positions(plans, held, positions, anyway=spec.resume_anyway)
+        positions = saved_by_fifo(saved, by_channel, held, anyway=anyway)
+        starts = start_positions(plans, held, positions, anyway=anyway)
         for name, start in starts.items():
             if start.position != START:
                 log.info("resuming", channel=name, epoch=start.position.epoch, offset=start.position.offset)
         fresh = {name: start.position.epoch for name, start in starts.items() if name not in held}
-        set_reader_state(spec.layout, fresh)
+        set_reader_state(self._layout, fresh)
         return starts
 
     async def _run(self, until: Callable[[Supervisor], Awaitable[None]]) -> None:
