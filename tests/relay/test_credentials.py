@@ -239,11 +239,28 @@ async def test_what_is_refused_in_mid_stream_is_renewed(
         stub.refused_keys["AKID0"] = "ExpiredToken"
         stub.release()
         assert await reading == truth
-        found = running.channel.statistics()
-        assert found.counts["retries"]["expired"] >= 1
-        assert found.starved["credentials"] > 0
+        assert running.channel.statistics().counts["retries"]["expired"] >= 1
         assert stub.seen[-1].token == "T1"
         assert issuer.issued in (0, 2), "asked more often than needed"
+
+
+async def test_the_seconds_of_a_renewal_are_counted(
+    run: RunChannel, bare: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One request at a time, so that the head of line is refused: of several, another one may renew first."""
+    stub, truth = bare, fill(bare, [90_000] * 2)
+    stub.script(stalls(stub, after=1000))
+    async with (
+        _source("process", tmp_path, monkeypatch) as (_, rotate),
+        run(stub, tmp_path, requests_in_flight=1) as running,
+    ):
+        reading = asyncio.create_task(off_loop(read_all, running.fifo(0)))
+        await eventually(lambda: stub.requests_in_flight == 1)
+        rotate()
+        stub.refused_keys["AKID0"] = "ExpiredToken"
+        stub.release()
+        assert await reading == truth
+        assert running.channel.statistics().starved["credentials"] > 0
 
 
 @pytest.mark.parametrize("kind", ["container", "web identity"])
