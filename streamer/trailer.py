@@ -91,6 +91,8 @@ class Trailer:
     error: str | None = None
     resumed: str = ""
     """Partial digest in the state that `--resume` has: this plan's first entries have the same digest."""
+    epochs: int | None = None
+    """Number of the channel's epochs; None: as many as readers open."""
     run: str = ""
     """Id of the sidecar that published the trailer; a sidecar that resumes its FIFOs keeps the id."""
     format: int = FORMAT
@@ -158,6 +160,8 @@ def write_trailer(directory: str, trailer: Trailer, *, dir_fd: int | None = None
         del document["records_skipped"]
     if not trailer.resumed:
         del document["resumed"]
+    if trailer.epochs is None:
+        del document["epochs"]
     replace_file(path, (json.dumps(document) + "\n").encode(), dir_fd=dir_fd)
 
 
@@ -263,6 +267,7 @@ _IS_VALID: dict[str, Callable[[object], bool]] = {
     "digest": _is_text,
     "error": lambda value: value is None or _is_text(value),
     "resumed": _is_text,
+    "epochs": lambda value: value is None or _is_count(value),
     "run": _is_text,
     "format": _is_count,
 }

@@ -140,6 +140,8 @@ class PenstockConfig(Model):
     """Bytes of one request. Unset: adapts between 1 and 16 MiB."""
     requests_in_flight: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Requests in flight, over all channels. Unset: adapts, up to 256."""
+    epochs: Annotated[int, Field(ge=1)] | None = None
+    """Epochs of every channel, after which nothing is fetched or offered. Unset: as many as are read."""
     give_up_after: Annotated[Seconds, Field(gt=0)] = 300.0
     """Seconds without a byte of progress before a channel fails."""
     stall_timeout: Annotated[Seconds, Field(ge=1)] = STALL_TIMEOUT

@@ -50,12 +50,19 @@ class Planned:
         return self.fifos[name]
 
     @classmethod
-    def dealt(cls, whole: Plan, names: tuple[str, ...], channel: ChannelConfig) -> Planned:
-        """Divide `whole` over the FIFOs of these names: the copies of rank 0, then those of rank 1, …"""
+    def dealt(
+        cls, whole: Plan, names: tuple[str, ...], channel: ChannelConfig, *, epochs: int | None
+    ) -> Planned:
+        """Divide `whole` over the FIFOs of these names: the copies of rank 0, then those of rank 1, …
+
+        `epochs`: number of epochs of each plan; None: no limit.
+        """
         ranks = channel.penstock.by_record
         copies = 1 if ranks is None else ranks.copies
         count = len(names) // copies
         plans = (whole,) if count == 1 else whole.ranks(count)
+        for plan in (whole, *plans):
+            plan.epochs = epochs
         by_rank = tuple(
             dict.fromkeys(names[rank * copies : (rank + 1) * copies], plan) for rank, plan in enumerate(plans)
         )

@@ -106,7 +106,10 @@ class JobPlanner:
 
         self._listings.begin(name, open_plan, listing())
         await open_plan.first()
-        planned = self._plans[name] = Planned.dealt(open_plan.plan, self._state.job.fifos(channel), channel)
+        job = self._state.job
+        planned = self._plans[name] = Planned.dealt(
+            open_plan.plan, job.fifos(channel), channel, epochs=job.penstock.epochs
+        )
         if planned.whole.open:
             notes.listing(planned.whole)
         notes.end_marks(planned.whole)
@@ -145,7 +148,9 @@ class JobPlanner:
                         epoch=epoch,
                         build=self._early,
                     )
-            planned = self._plans[name] = Planned.dealt(whole, job.fifos(channel), channel)
+            planned = self._plans[name] = Planned.dealt(
+                whole, job.fifos(channel), channel, epochs=job.penstock.epochs
+            )
             notes.digest()
             await in_thread(_sum_up, planned, epoch)  # takes seconds for a million entries
         if self._layout is not None and name in self._files:

@@ -29,7 +29,7 @@ from streamer.trailer import read_trailer
 from streamer.units import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Container, Mapping
 
     from streamer.helpers.keeper_client import Held
     from streamer.plan import Plan
@@ -162,14 +162,33 @@ def with_published_digests(held: Mapping[str, Held], directory: str) -> dict[str
     return found
 
 
+def over_before(plans: Mapping[str, Plan], held: Mapping[str, Held], directory: str) -> set[str]:
+    """Return the channels whose last epoch the sidecar ended that left `held` to a keeper.
+
+    Without `held` nothing shows that the trailers in `directory` are of this run of the job.
+    """
+    over = set()
+    for name in plans.keys() - held.keys() if held else ():
+        if (last := plans[name].epochs) is not None:
+            with contextlib.suppress(OSError, ValueError):
+                trailer = read_trailer(directory, name, last - 1)
+                if trailer is not None and trailer.state in ("complete", "abandoned"):
+                    over.add(name)
+    return over
+
+
 def start_positions(
     plans: Mapping[str, Plan],
     held: Mapping[str, Held],
     saved: Mapping[str, Saved],
     *,
     anyway: bool,
+    over: Container[str] = (),
 ) -> dict[str, StartPosition]:
-    """Return the start position of every channel of `plans`. Raises ConfigError."""
+    """Return the start position of every channel of `plans`. Raises ConfigError.
+
+    `over`: channels whose last epoch is over (`over_before`).
+    """
     for source, names in (("the keeper holds", held), ("--resume has", saved)):
         if unknown := sorted(names.keys() - plans.keys()):
             raise ConfigError(
@@ -178,6 +197,9 @@ def start_positions(
             )
     starts: dict[str, StartPosition] = {}
     for name, plan in plans.items():
+        if name in over:
+            starts[name] = StartPosition(Position(plan.epochs or 0))
+            continue
         held_fifo, saved_position = held.get(name), saved.get(name)
         if held_fifo is not None and not held_fifo.untouched:
             starts[name] = _start_of_held(plan, held_fifo, anyway=anyway)
@@ -186,6 +208,11 @@ def start_positions(
         else:
             starts[name] = StartPosition()
         position = starts[name].position
+        if not plan.has_epoch(position.epoch):
+            raise ConfigError(
+                f"channel {name} would go on with epoch {position.epoch}, counted from 0, and the job has "
+                f"Penstock.Epochs: {plan.epochs}; raise it if the training is not over"
+            )
         if isinstance(plan, RecordPlan) and position.skipped and starts[name].refused is None:
             records = records_before(plan, position.epoch, position.skipped)
             starts[name] = replace(starts[name], records_skipped=records)

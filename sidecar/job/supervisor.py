@@ -42,6 +42,7 @@ from sidecar.job.listings import open_listings
 from sidecar.job.planning import JobPlanner
 from sidecar.job.rehearsal import local, memory
 from sidecar.job.resume import (
+    over_before,
     parse_saved,
     saved_by_fifo,
     start_positions,
@@ -216,7 +217,8 @@ class Supervisor:
         for fifo in streams:
             by_channel.setdefault(fifo.channel.channel_name, {})[fifo.name] = fifo.plan
         positions = saved_by_fifo(saved, by_channel, held, anyway=anyway)
-        starts = start_positions(plans, held, positions, anyway=anyway)
+        over = over_before(plans, held, self._layout.place)
+        starts = start_positions(plans, held, positions, anyway=anyway, over=over)
         for name, start in starts.items():
             if start.position != START:
                 log.info("resuming", channel=name, epoch=start.position.epoch, offset=start.position.offset)

@@ -106,6 +106,8 @@ class Plan:
         """Prefix that the channel's definition gives for all objects; None: it gives none."""
         self.strays: Strays | None = None
         """Objects of a listing that are probably no data; None: nothing looked for them."""
+        self.epochs: int | None = None
+        """Number of epochs that are streamed; None: as many as readers open."""
         self._totals = EpochCache[_EpochTotals]()
         if digests is None:
             digests = Digests(entries, seed=self.seed, shards=[self.shard], join=self.join)
@@ -141,6 +143,10 @@ class Plan:
             Plan(self.entries, replace(self._arrangement, shard=shard), digests=digests, growth=self.growth)
             for shard in shards
         )
+
+    def has_epoch(self, epoch: int) -> bool:
+        """Return whether `epoch` is streamed: it is not past the last one."""
+        return self.epochs is None or epoch < self.epochs
 
     @property
     def open(self) -> bool:

@@ -15,8 +15,9 @@ A failed epoch first gets its trailer, `failed`. Then the policy decides about i
 default it stays open, so no reader sees an end. The channel stays in state `failed` until the process stops;
 a keeper holds the FIFO even longer. Other channels go on.
 
-`drain` ends the channel at the next epoch border. Cancelling `run` ends it at once, with a `stopped`
-trailer if a reader is in mid-epoch. Either way every descriptor and FIFO is gone when `run` returns.
+`drain` ends the channel at the next epoch border, and so does the last epoch of a plan that has one.
+Cancelling `run` ends it at once, with a `stopped` trailer if a reader is in mid-epoch. In all cases every
+descriptor and FIFO is gone when `run` returns.
 
 An open plan (`streamer.plan.growth`) grows while its first epoch streams. Its trailers are `open` with a
 partial digest, which is published before the bytes that it covers, and then with length and digest. The epoch
@@ -161,11 +162,13 @@ class Channel:
     def prepare(self) -> None:
         """Make the FIFO of the first epoch, without a request to S3. Raises SinkError."""
         start = self._state.start
+        if not self._plan.has_epoch(start.epoch):
+            return  # its trailers say so to the next sidecar
         if not self.spec.start.held:
             self._fifos.clear(begin=start.epoch)
             self._fifos.prepare(start.epoch)
             return
-        epoch = self._fifos.resume(start.epoch)
+        epoch = self._fifos.resume(start.epoch, successor=self._plan.has_epoch(start.epoch + 1))
         if epoch != start.epoch:
             self._state.start = Position(epoch)
         self._state.epoch = epoch
@@ -234,8 +237,9 @@ class Channel:
             return
         if self._state.start.offset:
             self._counters.counts["resumes"]["epoch"] += 1
-        while await epochs.run():
+        while self._plan.has_epoch(self._state.epoch) and await epochs.run():
             self._state.epoch += 1
+        self._draining.set()  # after the last epoch nothing is left to a keeper or to a drain
 
     def _finish(self) -> None:
         """Close all descriptors; leave the FIFOs to the next sidecar, or remove them."""

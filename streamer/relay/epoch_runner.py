@@ -174,7 +174,7 @@ class EpochRunner:
         epoch, keys = self._state.epoch, None
         try:
             async with task_group() as tasks:
-                if not self._next_known:
+                if not self._next_known and self._plan.has_epoch(epoch + 1):
                     tasks.create_task(self._offer(epoch + 1))
                 if self._spec.lists_keys:
                     keys = await self._key_list(epoch, self._delivery.consumed)
@@ -243,7 +243,8 @@ class EpochRunner:
     def _prepare(self, epoch: int) -> None:
         """Make the FIFO of the next epoch; if the machine refuses, it is made at the end of this one."""
         try:
-            self._fifos.prepare(epoch)
+            if self._plan.has_epoch(epoch):
+                self._fifos.prepare(epoch)
         except Shortage as error:
             self._state.shortage(error)
 
@@ -265,7 +266,7 @@ class EpochRunner:
     async def _retire(self, outlet: PipeOutlet | None, state: TrailerState) -> bool:
         """End the FIFO and report the epoch, whose requests are counted; as `_conclude`."""
         trailer = self._trailer(state)
-        successor = not self._draining.is_set()
+        successor = not self._draining.is_set() and self._plan.has_epoch(self._state.epoch + 1)
 
         async def conclude() -> None:
             self._fifos.conclude(trailer, successor=successor)

@@ -36,6 +36,7 @@ def opening_trailer(spec: ChannelSpec, epoch: int) -> Trailer:
         order=plan.record_order,
         digest=plan.digest,
         resumed=start.digest if begun else "",
+        epochs=plan.epochs,
     )
 
 

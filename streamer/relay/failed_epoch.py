@@ -47,8 +47,8 @@ async def fail_epoch(
     state.phase = "failed"
     state.counters.timer.enter("idle")
     trailer = last_trailer(spec, state.epoch, "failed", delivered=state.delivered, error=error)
-    trailers = [trailer]
-    if outlet is not None and next_known:  # a reader that left early may wait on the next FIFO
+    trailers, successor = [trailer], spec.plan.has_epoch(state.epoch + 1)
+    if outlet is not None and next_known and successor:  # a reader that left early may wait on the next FIFO
         trailers.append(successor_trailer(spec, trailer))
     published = False
     endless = replace(spec.retry, give_up_after=math.inf)
@@ -60,7 +60,7 @@ async def fail_epoch(
         published = True
 
     async def conclude() -> None:
-        fifos.conclude(trailer)
+        fifos.conclude(trailer, successor=successor)
 
     try:
         await publish()

@@ -115,7 +115,8 @@ class SharedStream:
                 delivery.abandon(group.epoch)
                 group.epoch += 1
                 delivery.begin(group.epoch)
-                dealt = deal_stream(self._plan, group.epoch, [0] * len(group.ranks))
+                if self._plan.has_epoch(group.epoch):  # else the channels end
+                    dealt = deal_stream(self._plan, group.epoch, [0] * len(group.ranks))
         except (SourceError, SinkError) as error:
             self._fail(error)
 

@@ -119,11 +119,12 @@ class FifoDirectory:
                 self.publish(self._open_trailer(epoch))
                 self._names.make(epoch, here)
 
-    def resume(self, epoch: int) -> int:
+    def resume(self, epoch: int, *, successor: bool = True) -> int:
         """Take over from a sidecar that died in `epoch` or before its reader came; return the epoch due.
 
         If the epoch's trailer is final, the sidecar died while it ended the epoch, and this completes the
-        remaining steps; `failed` is not final. Raises SinkError.
+        remaining steps; `failed` is not final. Without `successor` no epoch comes after this one. Raises
+        SinkError.
         """
         with self._opened() as here:
             unfinished = re.compile(rf"\.{re.escape(self._channel)}_[0-9]+\.penstock\.json\.[0-9]+\.tmp")
@@ -143,7 +144,8 @@ class FifoDirectory:
                 else:
                     self.prepare(epoch)
                 return epoch
-            self.prepare(epoch + 1)
+            if successor:
+                self.prepare(epoch + 1)
             self._names.unlink(epoch, here)
             self._write_ends.done()
             return epoch + 1

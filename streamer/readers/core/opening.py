@@ -170,6 +170,10 @@ class Opening:
             offer = f"the directory has {', '.join(names) or 'no FIFO of this channel'}"
         except OSError as error:
             offer = f"the directory cannot be read: {error.strerror}"
+        if (epochs := proof.epochs_before()) is not None and epochs <= proof.epoch:
+            return (
+                f"the job has Penstock.Epochs: {epochs}, and they are over; raise it, or read no more epochs"
+            )
         if not names:
             offer += f"; {ELSEWHERE}"
         with contextlib.suppress(StreamError):

@@ -130,6 +130,14 @@ class Proof:
         self.trailer, self._stamp = trailer, stamp
         return True
 
+    def epochs_before(self) -> int | None:
+        """Return the number of the channel's epochs, by the trailer of the epoch before; None: no limit."""
+        if self._identity is not None and self._identity[1]:
+            with contextlib.suppress(OSError, ValueError):
+                before = read_trailer(self.directory, self._identity[0], self._identity[1] - 1)
+                return None if before is None else before.epochs
+        return None
+
     def begin(self) -> bool:
         """Read the trailer after the first bytes, or the end, have come; return whether there is one.
 

@@ -52,13 +52,13 @@ def all_epochs(
     together: Callable[[], tuple[int, int]] = lambda: (0, 0),
     on_batch: Callable[[], None] = lambda: None,
 ) -> Iterator[Part | None]:
-    """Yield the parts of all epochs from `start` on, without end; none after the first if all are empty.
+    """Yield the parts of all epochs from `start` on; none after the first if all are empty.
 
     While the plan is open and its next entry is unknown, yields None, and goes on later; `on_batch` is called
     before the parts of entries that have become known. `part_size`, `together`: as for `cut`.
     """
     epoch, skip = start.epoch, start.mark.fetched if plan.rewrites else start.offset
-    while plan.open or plan.streams:
+    while plan.has_epoch(epoch) and (plan.open or plan.streams):
         drawn = offset = 0
         while plan.open or drawn < plan.known:
             if drawn == plan.known:
