@@ -437,12 +437,10 @@ def test_cat_loads_what_it_uses() -> None:
             for name in (
                 "",
                 ".exits",
-                ".local_errors",
                 ".logs",
-                ".memory",
+                ".resources",
                 ".progress",
                 ".streams",
-                ".wait_log",
             )
         ),
     }

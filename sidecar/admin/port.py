@@ -17,7 +17,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from sidecar.admin.listener import listening, number
-from sidecar.process.memory import freeze_gc
+from sidecar.process.resources import freeze_gc
 from streamer.aio import in_thread, task_group
 
 if TYPE_CHECKING:

@@ -23,8 +23,7 @@ from sidecar.cli.planning import check, doctor, plan
 from sidecar.cli.running import execute, keeper, restart, run
 from sidecar.cli.streaming import cat
 from sidecar.cli.watching import change, probe, top
-from sidecar.process.exits import Exit, exit_code
-from sidecar.process.local_errors import local_error
+from sidecar.process.exits import Exit, exit_code, local_error
 from sidecar.process.streams import guard
 from streamer import __version__
 from streamer.errors import ConfigError, PenstockError, ReaderGone

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sidecar.process.exits import exit_code
-from sidecar.process.local_errors import local_error
+from sidecar.process.exits import exit_code, local_error
 from streamer.errors import ConfigError, PenstockError
 
 if TYPE_CHECKING:

@@ -100,7 +100,7 @@ def cat(
 
     from sidecar.commands import cat as command
     from sidecar.config.endpoint import endpoint_of_options
-    from sidecar.process.memory import default_budget, memory_limit
+    from sidecar.process.resources import default_budget, memory_limit
     from sidecar.process.runner import run as run_loop
     from streamer.plan import parse_s3_uri
     from streamer.schedule.concurrency import SMALLEST_PART

@@ -12,10 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sidecar.process.exits import Exit
-from sidecar.process.logs import log
-from sidecar.process.memory import freeze_gc, memory_limit
+from sidecar.process.logs import WaitLog, log
 from sidecar.process.progress import progress_line, transferred
-from sidecar.process.wait_log import WaitLog
+from sidecar.process.resources import freeze_gc, memory_limit
 from streamer.errors import ConfigError, ReaderGone
 from streamer.linux import descriptor_path
 from streamer.plan import Arrangement

@@ -26,8 +26,8 @@ from sidecar.job.channels import job_clients
 from sidecar.job.listings import open_listings
 from sidecar.job.planning import JobPlanner
 from sidecar.observe.state import JobState
-from sidecar.process.memory import freeze_gc
 from sidecar.process.progress import progress_line, transferred
+from sidecar.process.resources import freeze_gc
 from streamer.aio import in_thread
 from streamer.errors import ConfigError, CorruptObject
 from streamer.formats.record_format import RecordFormat

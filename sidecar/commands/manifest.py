@@ -14,9 +14,9 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sidecar.process.memory import memory_limit
+from sidecar.process.logs import WaitLog
 from sidecar.process.progress import progress_line
-from sidecar.process.wait_log import WaitLog
+from sidecar.process.resources import memory_limit
 from sidecar.records.strays import option_advice, warn_of_strays
 from streamer.errors import ConfigError, SinkError
 from streamer.plan import S3Uri, parse_object_uri, parse_s3_uri

@@ -28,9 +28,8 @@ from sidecar.config.request import (
     ResourceConfig,
 )
 from sidecar.config.settings import PenstockConfig
-from sidecar.process.footprint import Footprint
 from sidecar.process.logs import log
-from sidecar.process.memory import default_budget, memory_limit
+from sidecar.process.resources import Footprint, default_budget, memory_limit
 from streamer.errors import ConfigError
 from streamer.plan import S3Uri
 from streamer.plan.selection import Selection

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sidecar.process.cores import granted_cores
 from sidecar.process.logs import log
+from sidecar.process.resources import granted_cores
 from streamer.relay.transport import TransportSpec
 from streamer.retry import RetryPolicy
 

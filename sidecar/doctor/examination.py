@@ -19,7 +19,7 @@ from sidecar.job.layout import DEFAULT_BASE, Layout, resolve_host
 from sidecar.job.listings import open_listings
 from sidecar.job.planning import channel_source
 from sidecar.process.exits import Exit
-from sidecar.process.memory import memory_limit
+from sidecar.process.resources import memory_limit
 from streamer.errors import PenstockError
 from streamer.escaping import escape_control
 from streamer.s3.pages.validation import PlanMemory

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from sidecar.job import rehearsal
 from sidecar.process.exits import exit_code
-from sidecar.process.memory import memory_limit
+from sidecar.process.resources import memory_limit
 from sidecar.records.rank_advice import unequal_steps
 from streamer.errors import PenstockError, SinkError
 from streamer.linux import PIPE_SIZE, largest_pipe, pipe_allowance

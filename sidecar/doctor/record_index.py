@@ -11,7 +11,7 @@ from sidecar.doctor.machine import Finding, refused
 from sidecar.index.object import open_channel_index
 from sidecar.index.objects import Access
 from sidecar.index.stored import check_format
-from sidecar.process.memory import memory_limit
+from sidecar.process.resources import memory_limit
 from sidecar.records.rank_advice import expected_small_requests
 from sidecar.records.ranks import deal_of, find_index
 from streamer.aio import in_thread

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sidecar.index.learning import IndexLearner
     from sidecar.job.planned import Planned
     from sidecar.observe.state import JobState
-    from sidecar.process.footprint import Footprint
+    from sidecar.process.resources import Footprint
     from streamer.helpers.keeper_client import KeeperClient
     from streamer.plan import Plan
     from streamer.relay.channel_spec import StartPosition

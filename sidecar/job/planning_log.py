@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from sidecar.job.planned import figures_by_record
 from sidecar.observe.state import PlanningStep
-from sidecar.process.logs import log
-from sidecar.process.wait_log import WaitLog
+from sidecar.process.logs import WaitLog, log
 from sidecar.records.endmarks import end_mark_advice, unjoined
 from sidecar.records.line_ends import remedy, without_line_feed
 from sidecar.records.strays import channel_advice, warn_of_strays

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from sidecar.admin.listener import listening
 from sidecar.download.directory import DownloadDirectory, Occupied
-from sidecar.process.memory import memory_limit
+from sidecar.process.resources import memory_limit
 from streamer.aio import in_thread
 from streamer.directory import Directory
 from streamer.errors import SinkError
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from sidecar.config.job import Job
     from sidecar.job.layout import Layout
-    from sidecar.process.footprint import Footprint
+    from sidecar.process.resources import Footprint
     from streamer.plan import Plan
 
 ADMIN_PORT = 9781

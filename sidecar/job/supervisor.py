@@ -53,7 +53,7 @@ from sidecar.job.watches import log_held_back, remind, watch_storage
 from sidecar.observe.state import JobState
 from sidecar.process.exits import Exit, exit_code
 from sidecar.process.logs import log
-from sidecar.process.memory import freeze_gc
+from sidecar.process.resources import freeze_gc
 from streamer.aio import in_thread
 from streamer.plan import START
 from streamer.s3.checksums import StoredChecksums

@@ -16,8 +16,7 @@ import time
 from typing import TYPE_CHECKING
 
 from sidecar.job.failures import advice
-from sidecar.process.logs import log
-from sidecar.process.wait_log import WaitLog
+from sidecar.process.logs import WaitLog, log
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -108,5 +107,5 @@ async def watch_storage(state: JobState) -> None:
                 if name not in waits:
                     wait = WaitLog(give_up_after=state.job.penstock.give_up_after, channel=name)
                     waits[name] = time.monotonic(), wait
-                waits[name][1].failed(now.errors[-1].text)
+                waits[name][1].waiting(now.errors[-1].text)
         await state.history.following()

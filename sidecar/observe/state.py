@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from sidecar.observe.history import ChannelHistory
-from sidecar.process.memory import memory_limit
+from sidecar.process.resources import memory_limit
 from streamer.plan.record_plan import RecordPlan
 from streamer.relay.channel import Channel
 from streamer.relay.statistics import Counts, no_counts

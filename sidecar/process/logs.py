@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import sys
+import time
 import traceback
 from datetime import UTC, datetime
 from typing import Any, TextIO
@@ -26,6 +27,14 @@ _AMBIGUOUS = re.compile(r"[\s='\"]")
 _DIM, _BOLD, _RED, _GREEN, _YELLOW, _MAGENTA, _CYAN = ("2", "1", "31;1", "32;1", "33;1", "35", "36")
 _COLORS = {"debug": _GREEN, "info": _GREEN, "warning": _YELLOW, "error": _RED, "critical": _RED}
 """Colours of the levels, as parameters of ECMA-48's SGR."""
+LOGGED_EVERY = 60.0
+"""Least seconds between two log lines with the same cause."""
+MOST_CAUSES = 16
+"""Most causes between two such lines; errors of other causes are not logged meanwhile."""
+_VARYING = re.compile(
+    r"; no answer came in the .*? that were left|[0-9a-f]*[0-9][0-9a-f]*|\(request id .*?\)|: s3://.*"
+)
+"""What differs between errors of one cause: the last wait, numbers, addresses, request ids, objects."""
 
 
 class EventLog:
@@ -56,6 +65,25 @@ class EventLog:
 
 
 log = EventLog("penstock")
+
+
+class WaitLog:
+    """Logs that a command or a channel waits for storage: each cause at once and every `LOGGED_EVERY` s."""
+
+    def __init__(self, *, give_up_after: float, **fields: str) -> None:
+        """`give_up_after`: seconds without progress after which the wait ends. `fields`: of every line."""
+        self._fields = {**fields, "retried_for": give_up_after}
+        self._logged: dict[str, float] = {}
+        """Time of the last line, by cause."""
+
+    def waiting(self, error: object) -> None:
+        """Note that storage is unavailable, and why."""
+        text, now = str(error), time.monotonic()
+        cause = _VARYING.sub("", text)
+        self._logged = {each: at for each, at in self._logged.items() if now - at < LOGGED_EVERY}
+        if cause not in self._logged and len(self._logged) < MOST_CAUSES:
+            self._logged[cause] = now
+            log.warning("waiting for storage", **self._fields, error=text)
 
 
 def configure(*, level: str = "info", json_lines: bool | None = None) -> None:

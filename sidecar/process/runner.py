@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvloop
 
-from sidecar.process.local_errors import local_error
+from sidecar.process.exits import local_error
 from streamer.errors import PenstockError, SinkError
 from streamer.linux import thread_remedy
 from streamer.units import counted

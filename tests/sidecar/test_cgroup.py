@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.process.footprint import Footprint
+from sidecar.process.resources import Footprint
 from streamer.units import MIB
 from tests.kit import cgroup
 from tests.kit.harness import fill

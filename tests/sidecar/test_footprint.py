@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.process.footprint import Footprint
+from sidecar.process.resources import Footprint
 from streamer.units import MIB
 
 FOOTPRINTS = st.builds(

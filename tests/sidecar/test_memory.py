@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.process.memory import LEAST, MOST, default_budget, memory_limit
+from sidecar.process.resources import LEAST, MOST, default_budget, memory_limit
 from streamer.units import MIB
 
 GIB = 1024 * MIB

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from sidecar.process.exits import Exit
-from sidecar.process.footprint import Footprint
+from sidecar.process.resources import Footprint
 from streamer.errors import PenstockError
 from streamer.readers import PipeStream
 from streamer.schedule.concurrency import MOST_REQUESTS
