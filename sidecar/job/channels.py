@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sidecar.config.transport import retry_policy, transport_spec
-from sidecar.job.epoch_log import EpochLog
+from sidecar.job.channel_log import EpochLog
 from sidecar.process.logs import log
 from streamer.errors import SinkError
 from streamer.relay.channel import Channel

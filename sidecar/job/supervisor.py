@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 from sidecar.admin.port import open_admin
 from sidecar.download.channels import download_channels
 from sidecar.index.learning import learn_indexes
+from sidecar.job.channel_log import advice, log_held_back, remind, watch_storage
 from sidecar.job.channels import (
     ChannelMaker,
     Fifo,
@@ -35,7 +36,6 @@ from sidecar.job.channels import (
     watched_names,
 )
 from sidecar.job.environment import write_environment_file
-from sidecar.job.failures import advice
 from sidecar.job.keeper_link import KeeperLink
 from sidecar.job.layout import Layout, set_reader_state, write_config_files
 from sidecar.job.listings import open_listings
@@ -49,7 +49,6 @@ from sidecar.job.resume import (
     with_published_digests,
 )
 from sidecar.job.state_source import read_states
-from sidecar.job.watches import log_held_back, remind, watch_storage
 from sidecar.observe.state import JobState
 from sidecar.process.exits import Exit, exit_code
 from sidecar.process.logs import log

@@ -194,7 +194,7 @@ def test_exec_ends_its_child_with_a_message_and_the_failure_s_code(
     document = job(stub.url, tmp_path / "ml", "b/train/", PartSize="64KiB")
     document["InputDataConfig"][0]["Penstock"] = extras
     grace = 0.8 if policy == "hold" else 40  # the others end by themselves, however slowly
-    settings = f"sidecar.commands.execute.GRACE = {grace}", "sidecar.job.watches.REMIND_EVERY = 0.2"
+    settings = f"sidecar.commands.execute.GRACE = {grace}", "sidecar.job.channel_log.REMIND_EVERY = 0.2"
     data = str(tmp_path / "ml" / "input" / "data")
     child = [sys.executable, PROGRAM, reader, data, "1", "train"]
     path = write_job(tmp_path / "job.yaml", document)

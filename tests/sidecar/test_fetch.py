@@ -12,7 +12,7 @@ from tests.kit.processes import penstock_with, sidecar
 from tests.kit.stub import S3Stub
 from tests.sidecar.test_shared_streams import Pull, fifo, filled, opened, status_with
 
-SOON = penstock_with("sidecar.job.watches.HELD_BACK_AFTER = 0.4")
+SOON = penstock_with("sidecar.job.channel_log.HELD_BACK_AFTER = 0.4")
 
 
 @pytest.mark.parametrize("fetch", ["auto", "together"])

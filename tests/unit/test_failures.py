@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sidecar.doctor.remedies import CAUSES
-from sidecar.job.failures import advice
+from sidecar.job.channel_log import advice
 from streamer import errors
 from streamer.relay.channel_spec import WhenFailed
 from streamer.relay.channel_state import fifo_fate
