@@ -102,9 +102,8 @@ class _Work:
 
     async def plans(self) -> dict[str, Plan]:
         """Plan the channels; return the plans by channel."""
-        clients = self.indexes.clients
-        async with open_listings(self.state.job, clients) as listings:
-            plans = await JobPlanner(self.state, clients, listings).plan_all()
+        async with open_listings(self.state.job, self.state.hosts, self.indexes.clients) as listings:
+            plans = await JobPlanner(self.state, listings).plan_all()
         freeze_gc()
         return {name: each.whole for name, each in plans.items()}
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from sidecar.job.channels import fifos, footprint, job_clients, job_transport
 from sidecar.job.layout import DEFAULT_BASE, Flags, Layout, resolve_host
 from sidecar.job.listings import open_listings
-from sidecar.job.planned import figures_by_record
 from sidecar.job.planning import JobPlanner
+from sidecar.job.planning_log import figures_by_record
 from sidecar.observe.state import JobState
 from sidecar.process.progress import progress_line
 from sidecar.records.rank_advice import small_requests, unequal_steps
@@ -21,7 +21,7 @@ from streamer.units import decimal_bytes
 if TYPE_CHECKING:
     from sidecar.config.job import Job
     from sidecar.config.request import ChannelConfig
-    from sidecar.job.planned import Planned
+    from sidecar.job.planning import Planned
     from streamer.plan import Plan
 
 
@@ -38,8 +38,8 @@ async def plan(job: Job, flags: Flags, *, keys: bool, quiet: bool = False) -> di
         return state.planning_text() or "counting the parts"
 
     with progress_line(progress, quiet=quiet):
-        async with job_clients(job) as clients, open_listings(job, clients) as listings:
-            plans = await JobPlanner(state, clients, listings).plan_all()
+        async with job_clients(job) as clients, open_listings(job, hosts, clients) as listings:
+            plans = await JobPlanner(state, listings).plan_all()
             streams = fifos(job, plans)
             async with job_transport(state, clients, streams, plans) as transport:
                 part_size = transport.stages().part_size()

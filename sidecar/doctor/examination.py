@@ -6,32 +6,42 @@ A check that depends on a failed one is left out.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from sidecar.config.index_place import index_uri
 from sidecar.doctor import machine
-from sidecar.doctor.record_index import record_indexes
+from sidecar.doctor.machine import Finding, refused
 from sidecar.doctor.remedies import failed
 from sidecar.doctor.storage import storage
+from sidecar.index.object import open_channel_index
+from sidecar.index.objects import Access
+from sidecar.index.stored import check_format
 from sidecar.job.channels import job_clients
 from sidecar.job.layout import DEFAULT_BASE, Layout, resolve_host
 from sidecar.job.listings import open_listings
-from sidecar.job.planning import channel_source
 from sidecar.process.exits import Exit
 from sidecar.process.resources import memory_limit
-from streamer.errors import PenstockError
+from sidecar.records.rank_advice import expected_small_requests
+from sidecar.records.ranks import deal_of, find_index
+from streamer.aio import in_thread
+from streamer.errors import ConfigError, PenstockError
 from streamer.escaping import escape_control
+from streamer.plan import Shard
 from streamer.s3.pages.validation import PlanMemory
 from streamer.secrets import redact
+from streamer.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from sidecar.config.hosts import Hosts
     from sidecar.config.job import Job
+    from sidecar.config.records import RecordsConfig
     from sidecar.config.request import ChannelConfig
-    from sidecar.doctor.machine import Finding
     from sidecar.job.layout import Flags
     from streamer.plan import Plan
     from streamer.s3.client.session import Clients
@@ -58,7 +68,7 @@ async def examine(job: Job, flags: Flags) -> AsyncIterator[Finding]:
             async for finding in storage(job, clients):
                 yield finding
                 listed |= {finding.check} if finding.state == "ok" else set()
-            async for finding in record_indexes(job, clients, hosts):
+            async for finding in _record_indexes(job, clients, hosts):
                 yield finding
             files = [each for each in job.channels("File") if f"list {each.channel_name}" in listed]
             if files and directory.state != "failure":
@@ -69,15 +79,74 @@ async def examine(job: Job, flags: Flags) -> AsyncIterator[Finding]:
 
 async def _plans(job: Job, clients: Clients, hosts: Hosts, channels: list[ChannelConfig]) -> dict[str, Plan]:
     """Plan these channels completely, as `run` does. Raises PenstockError."""
-    plans = {}
-    memory = PlanMemory(memory_limit() // 2)
-    async with open_listings(job, clients) as listings:
-        for channel in channels:
-            source = channel_source(
-                clients, job, channel, hosts, listings=listings, progress=lambda _: None, memory=memory
-            )
-            plans[channel.channel_name] = await source.plan()
-    return plans
+    async with open_listings(job, hosts, clients) as listings:
+        return {
+            channel.channel_name: await listings.source(channel, lambda _: None).plan()
+            for channel in channels
+        }
+
+
+async def _record_indexes(job: Job, clients: Clients, hosts: Hosts) -> AsyncIterator[Finding]:
+    """Check the index of every channel that needs one, and name small requests of its ranks.
+
+    Only `run` looks at the objects.
+    """
+    for channel in job.channels("Pipe"):
+        if (records := channel.learnt) is not None:
+            yield await _learnt(channel.channel_name, records, Access(job, clients))
+        ranks, name = channel.penstock.by_record, channel.channel_name
+        if ranks is None:
+            continue
+        form = channel.record_format
+        check, access, record_bytes = f"index {name}", Access(job, clients), float(form.size)
+        try:
+            deal = deal_of(ranks, hosts.shard(channel.source) or Shard())
+        except PenstockError as error:
+            yield refused(f"ranks {name}", error, "Do what the error says.")
+            continue
+        if not form.size:
+            try:
+                index = await find_index(channel, PlanMemory(memory_limit() // 2), access)
+            except PenstockError as error:
+                yield refused(check, error, "Do what the error says, or correct Records.Index.")
+                continue
+            if index is None:
+                yield Finding(check, "ok", "there is none yet; run builds it at its start, from all bytes")
+                continue
+            objects = counted(len(index), "object")
+            yield Finding(check, "ok", f"{counted(index.records, 'record')} of {index.format} in {objects}")
+            record_bytes = index.bytes / max(1, index.records)
+        if (small := expected_small_requests(channel, deal, record_bytes=record_bytes)) is not None:
+            yield Finding(f"requests {name}", "ok", *small)
+
+
+async def _learnt(channel: str, records: RecordsConfig, access: Access) -> Finding:
+    """Check the index that a channel learns, as far as it is there."""
+    check, place = f"index {channel}", records.place
+    if index_uri(place, channel) is None and (folder := _not_writable(place)):
+        fix = "Let Records.Index name a directory that this user may write. The channel streams without, too."
+        return Finding(check, "warning", f"the directory {folder} cannot be written", fix)
+    try:
+        stored = await open_channel_index(place, channel, access)
+    except ConfigError:
+        return Finding(check, "ok", "there is none yet; the channel learns it while it streams")
+    except PenstockError as error:
+        return refused(check, error, "Do what the error says, or correct Records.Index.")
+    try:
+        index = await in_thread(partial(stored.index, growing=True))
+        check_format(stored.path, index, records.record_format)
+    except PenstockError as error:
+        return refused(check, error, "Do what the error says, or correct Records.")
+    text = f"it has {counted(len(index), 'object')}; the channel learns the others while it streams"
+    return Finding(check, "ok", text)
+
+
+def _not_writable(folder: str) -> str:
+    """Return the directory, or the one above that exists, if this user may not write in it; else empty."""
+    place = os.path.abspath(folder)
+    while not os.path.exists(place):
+        place = os.path.dirname(place)
+    return "" if os.path.isdir(place) and os.access(place, os.W_OK | os.X_OK) else place
 
 
 def line(finding: Finding) -> str:

@@ -1,13 +1,13 @@
 """The log of the channels while they stream: ended epochs, failures with their remedies, and waits.
 
-    EpochLog        events of one channel, which the channel reports itself
-    remind          FIFOs of failed channels that are held open: their trainer waits until an operator acts, and
-                    operators read the end of a log
-    log_held_back   FIFOs that other FIFOs of their stream wait for. A program that reads the FIFO of one rank
-                    to its end before it opens that of the next one waits for ever: the stream begins an epoch
-                    when each FIFO has a reader
-    watch_storage   channels whose requests fail, while their trainers wait for bytes. The log has no line for a
-                    request
+    EpochLog        the events of one channel, which it reports itself
+    remind          FIFOs of failed channels that are held open: their trainer waits until an operator acts,
+                    and operators read the end of a log
+    log_held_back   FIFOs that other FIFOs of their stream wait for. A program that reads the FIFO of one
+                    rank to its end before it opens that of the next one waits for ever: the stream begins an
+                    epoch when each FIFO has a reader
+    watch_storage   channels whose requests fail, while their trainers wait for bytes. The log has no line
+                    for a request
 
 The last three are tasks of the job, and run until cancelled.
 """

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sidecar.config.job import Job
     from sidecar.config.request import ChannelConfig
     from sidecar.index.learning import IndexLearner
-    from sidecar.job.planned import Planned
+    from sidecar.job.planning import Planned
     from sidecar.observe.state import JobState
     from sidecar.process.resources import Footprint
     from streamer.helpers.keeper_client import KeeperClient

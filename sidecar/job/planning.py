@@ -1,7 +1,7 @@
 """Makes the plans of all channels.
 
 `JobPlanner` lists all channels concurrently, waits while storage is unavailable, and logs its progress and
-every plan. `channel_source` finds the objects of one channel.
+every plan. `Planned` has the plans of one channel: of this host, and of each of its FIFOs.
 
 A Pipe channel whose order is that of the listing, or of the manifest, gets an open plan
 (`streamer.plan.growth`) as soon as its first objects are known: a task of `Listings`, which outlives
@@ -11,37 +11,100 @@ A Pipe channel whose order is that of the listing, or of the manifest, gets an o
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from sidecar.index.objects import Access
-from sidecar.job.planned import Planned
 from sidecar.job.planning_log import PlanningLog
 from sidecar.job.rehearsal import disk
-from sidecar.process.logs import log
 from sidecar.records.ranks import deal_of, find_index, load_index, plan_by_record
 from streamer.aio import in_thread
-from streamer.formats.header_skipper import SKIP
-from streamer.plan import Arrangement, Shard
+from streamer.linux import PIPE_SIZE
+from streamer.plan import Shard
+from streamer.plan.record_plan import RecordPlan
 from streamer.retry import RetryPolicy, retry_while_unavailable
-from streamer.s3.manifests.manifest import Manifest
-from streamer.s3.manifests.object_finder import ObjectClients
-from streamer.s3.pages.open_plan import OpenPlan
-from streamer.s3.pages.sources import Sources
-from streamer.s3.pages.validation import PlanMemory
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from sidecar.config.hosts import Hosts
-    from sidecar.config.job import Job
     from sidecar.config.request import ChannelConfig
     from sidecar.job.layout import Layout
     from sidecar.job.listings import Listings
     from sidecar.observe.state import JobState
-    from streamer.errors import SourceError
     from streamer.plan import Plan
-    from streamer.s3.client.session import Clients
+
+LARGEST_SLICE = PIPE_SIZE
+"""Mean bytes of a rank's slice of a global batch up to which `Fetch: auto` fetches the ranks together. A FIFO
+holds such a slice, so each rank reads its own while the others read theirs. With larger slices readers take
+turns, and requests for each rank are large enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPlan:
+    """A stream that is fetched once for several FIFOs."""
+
+    plan: Plan
+    ranks: tuple[dict[str, Plan], ...]
+    """Plans of each rank by FIFO name: one for each copy."""
+
+    @property
+    def names(self) -> list[str]:
+        """Names of its FIFOs."""
+        return [name for fifos in self.ranks for name in fifos]
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The plan of a channel on this host, and the plans of its FIFOs."""
+
+    whole: Plan
+    fifos: dict[str, Plan]
+    """Plans by FIFO name; `whole` alone, unless the channel has several rank FIFOs."""
+    shared: tuple[SharedPlan, ...] = ()
+    """Streams that several of the FIFOs share; no FIFO has two."""
+
+    def fetched(self, name: str) -> Plan | None:
+        """Return the plan that is fetched for a FIFO; None if it comes with that of another FIFO."""
+        for shared in self.shared:
+            if name in shared.names:
+                return shared.plan if name == shared.names[0] else None
+        return self.fifos[name]
+
+    @classmethod
+    def dealt(
+        cls, whole: Plan, names: tuple[str, ...], channel: ChannelConfig, *, epochs: int | None
+    ) -> Planned:
+        """Divide `whole` over the FIFOs of these names: the copies of rank 0, then those of rank 1, …
+
+        `epochs`: number of epochs of each plan; None: no limit.
+        """
+        ranks = channel.penstock.by_record
+        copies = 1 if ranks is None else ranks.copies
+        count = len(names) // copies
+        plans = (whole,) if count == 1 else whole.ranks(count)
+        for plan in (whole, *plans):
+            plan.epochs = epochs
+        by_rank = tuple(
+            dict.fromkeys(names[rank * copies : (rank + 1) * copies], plan) for rank, plan in enumerate(plans)
+        )
+        fifos = {name: plan for each in by_rank for name, plan in each.items()}
+        if (
+            ranks is not None
+            and channel.may_fetch_together
+            and (ranks.fetch == "together" or _slice_bytes(whole) <= LARGEST_SLICE)
+        ):
+            return cls(whole, fifos, (SharedPlan(whole, by_rank),))
+        if copies > 1:
+            shared = (SharedPlan(plan, (each,)) for plan, each in zip(plans, by_rank, strict=True))
+            return cls(whole, fifos, tuple(shared))
+        return cls(whole, fifos)
+
+
+def _slice_bytes(plan: Plan) -> float:
+    """Return the mean bytes of a rank's slice of a global batch."""
+    if not isinstance(plan, RecordPlan):
+        raise TypeError(f"no slices: {plan!r}")
+    return plan.deal.slice * sum(plan.entries.sizes) / max(1, sum(plan.table.counts))
 
 
 class JobPlanner:
@@ -50,29 +113,26 @@ class JobPlanner:
     def __init__(
         self,
         state: JobState,
-        clients: Clients,
         listings: Listings,
         *,
-        give_up_after: float = 0,
         layout: Layout | None = None,
-        early: bool = False,
         epochs: Mapping[str, int] | None = None,
     ) -> None:
-        """`give_up_after`: seconds to wait while storage is unavailable. `layout`: of the File channels.
+        """`layout`: directories of a job that runs; None if its plans are looked at alone.
 
-        `early`: the channels are streamed while `listings` is open, so a plan may be open, and the rows that
-        a record index lacks are made. `epochs`: by channel the epoch that comes first, if it is not 0.
+        The channels of such a job are streamed while `listings` is open, so a plan may be open. The rows that
+        a record index lacks are made, and storage that is unavailable is waited for. `epochs`: by channel the
+        epoch that comes first, if it is not 0.
         """
         self._plans: dict[str, Planned] = {}
         """Plans by channel."""
         self._state = state
-        self._clients = clients
         self._listings = listings
-        self._policy = RetryPolicy(give_up_after=give_up_after)
+        self._clients = listings.clients
         self._layout = layout
-        self._early = early
+        self._runs = layout is not None
+        self._policy = RetryPolicy(give_up_after=state.job.penstock.give_up_after if self._runs else 0)
         self._epochs = epochs or {}
-        self._memory = PlanMemory(state.memory_limit // 2)
         self._one_index = asyncio.Lock()
         """Held while an index is copied, or compared with its objects: this takes a transport's memory."""
         self._files = {channel.channel_name for channel in state.job.channels("File")}
@@ -85,15 +145,14 @@ class JobPlanner:
         channels = self._state.job.input_data_config
         async with asyncio.TaskGroup() as group:
             for channel in channels:
-                early = self._early and _may_stream_early(self._state, channel)
+                early = self._runs and self._listings.may_stream_early(channel)
                 group.create_task(self._begin(channel) if early else self._plan(channel))
         return {channel.channel_name: self._plans[channel.channel_name] for channel in channels}
 
     async def _begin(self, channel: ChannelConfig) -> None:
         """Make an open plan: list the channel's first objects now, and the others in a task of `Listings`."""
         name, notes = channel.channel_name, PlanningLog(self._state, channel)
-        arrangement = _entry_arrangement(self._state.job, channel, self._state.hosts)
-        open_plan = OpenPlan(arrangement, self._source(channel, notes.progress))
+        open_plan = self._listings.open_plan(channel, notes.progress)
 
         async def listing() -> None:
             with notes:
@@ -120,18 +179,18 @@ class JobPlanner:
         deal, index, epoch = None, None, self._epochs.get(name, 0)
         access = Access(job, self._clients)
         if (ranks := channel.penstock.by_record) is not None:
-            deal = deal_of(ranks, _arrangement(job, channel, self._state.hosts).shard)
-            load = find_index if self._early else load_index
+            deal = deal_of(ranks, self._state.hosts.shard(channel.source) or Shard())
+            load = find_index if self._runs else load_index
             if not channel.record_format.size:
                 async with self._one_index:
-                    index = await load(channel, self._memory, access)
+                    index = await load(channel, self._listings.memory, access)
 
         def plan(progressed: Callable[[], None]) -> Awaitable[Plan]:
             def note(entries: int) -> None:
                 progressed()
                 notes.progress(entries)
 
-            return self._source(channel, note).plan()
+            return self._listings.source(channel, note).plan()
 
         with notes:
             whole = await retry_while_unavailable(plan, self._policy, on_wait=notes.waiting)
@@ -144,9 +203,9 @@ class JobPlanner:
                         deal,
                         index,
                         access,
-                        memory=self._memory,
+                        memory=self._listings.memory,
                         epoch=epoch,
-                        build=self._early,
+                        build=self._runs,
                     )
             planned = self._plans[name] = Planned.dealt(
                 whole, job.fifos(channel), channel, epochs=job.penstock.epochs
@@ -159,29 +218,8 @@ class JobPlanner:
         notes.planned(whole, epoch)
         if job.mode(channel) == "Pipe":
             notes.end_marks(whole)
-            if self._early:
+            if self._runs:
                 self._listings.attend(name, notes.line_ends(whole, self._clients))
-
-    def _source(self, channel: ChannelConfig, progress: Callable[[int], None]) -> Sources | Manifest:
-        job, hosts = self._state.job, self._state.hosts
-        return channel_source(
-            self._clients,
-            job,
-            channel,
-            hosts,
-            listings=self._listings,
-            progress=progress,
-            memory=self._memory,
-        )
-
-
-def _may_stream_early(state: JobState, channel: ChannelConfig) -> bool:
-    """Return whether the channel can stream its first objects before the others are known."""
-    job, arrangement = state.job, _arrangement(state.job, channel, state.hosts)
-    ranks_by_bytes = arrangement.shard.by == "bytes" and channel.channel_name in job.ranks
-    limit = channel.penstock.selection.limit
-    in_order = arrangement.may_grow and not ranks_by_bytes and (limit is None or limit.seed is None)
-    return in_order and channel.penstock.by_record is None and job.mode(channel) == "Pipe"
 
 
 def _sum_up(planned: Planned, epoch: int) -> None:
@@ -189,66 +227,3 @@ def _sum_up(planned: Planned, epoch: int) -> None:
     for plan in (planned.whole, *planned.fifos.values()):
         plan.total_bytes(epoch)
         _ = plan.digest
-
-
-def _arrangement(job: Job, channel: ChannelConfig, hosts: Hosts) -> Arrangement:
-    extras = channel.penstock
-    by: Literal["bytes", "count"] = "bytes" if job.penstock.shard_by == "bytes" else "count"
-    return Arrangement(
-        wrap=channel.record_wrapper_type == "RecordIO",
-        inflate=channel.compression_type == "Gzip",
-        join=extras.join if extras.skip_bytes is None else f"{SKIP}{extras.skip_bytes}",
-        seed=None if channel.shuffle_config is None else channel.shuffle_config.seed,
-        shard=replace(hosts.shard(channel.source) or Shard(), by=by),
-    )
-
-
-def _entry_arrangement(job: Job, channel: ChannelConfig, hosts: Hosts) -> Arrangement:
-    """Return the arrangement of a channel's plan, which has this host's rows of a manifest alone.
-
-    A shuffle, a balance by bytes, a limit of bytes and an order of records need all rows.
-    """
-    arrangement, extras = _arrangement(job, channel, hosts), channel.penstock
-    limit, shard = extras.selection.limit, arrangement.shard
-    needs_all = not arrangement.may_grow or extras.by_record is not None or (limit and limit.bytes)
-    if channel.source.s3_data_type == "S3Prefix" or needs_all:
-        return arrangement
-    return replace(arrangement, rows=shard, shard=replace(shard, index=0, count=1))
-
-
-def channel_source(
-    clients: Clients,
-    job: Job,
-    channel: ChannelConfig,
-    hosts: Hosts,
-    *,
-    listings: Listings,
-    progress: Callable[[int], None],
-    memory: PlanMemory,
-) -> Sources | Manifest:
-    """Return the prefixes or the manifest of a channel, whose `plan` is that of this host.
-
-    `progress`: called often with the number of entries so far. `memory`: memory limit of all plans.
-    """
-    arrangement = _entry_arrangement(job, channel, hosts)
-    kind, selection = channel.source.s3_data_type, job.selection(channel)
-    if kind == "S3Prefix":
-        return Sources(
-            listings.pages, channel.sources, arrangement, selection, progress=progress, memory=memory
-        )
-
-    def note(bucket: str, error: SourceError) -> None:
-        log.warning(
-            "HEADs instead of a listing", channel=channel.channel_name, bucket=bucket, error=str(error)
-        )
-
-    return Manifest(
-        clients,
-        channel.source.uri,
-        arrangement,
-        channel.source.attribute_names if kind == "AugmentedManifestFile" else None,
-        selection=selection,
-        object_clients=ObjectClients(listings.inspector, listings.pages, note),
-        progress=progress,
-        memory=memory,
-    )

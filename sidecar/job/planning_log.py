@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from sidecar.job.planned import figures_by_record
 from sidecar.observe.state import PlanningStep
 from sidecar.process.logs import WaitLog, log
 from sidecar.records.endmarks import end_mark_advice, unjoined
 from sidecar.records.line_ends import remedy, without_line_feed
 from sidecar.records.strays import channel_advice, warn_of_strays
+from streamer.plan.record_plan import RecordPlan
 
 if TYPE_CHECKING:
     from typing import Self
@@ -128,3 +128,16 @@ class PlanningLog:
             object=f"s3://{ref.bucket}/{ref.key}",
             do=remedy(),
         )
+
+
+def figures_by_record(plan: Plan) -> dict[str, Any]:
+    """Return records, steps, padding, all ranks, and digest of the order; nothing for ranks of objects."""
+    if not isinstance(plan, RecordPlan):
+        return {}
+    return {
+        "records": plan.records(0),
+        "steps": plan.steps,
+        "padding": plan.padding,
+        "all_ranks": plan.deal.ranks,
+        "order": plan.order_digest[:16],
+    }

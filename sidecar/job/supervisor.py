@@ -128,14 +128,11 @@ class Supervisor:
             state.control_requests = clients.request_counts
             saved = await self._saved(clients)
             planning_began = time.monotonic()
-            listings = await stack.enter_async_context(open_listings(job, clients))
+            listings = await stack.enter_async_context(open_listings(job, hosts, clients))
             plans = await JobPlanner(
                 state,
-                clients,
                 listings,
-                give_up_after=job.penstock.give_up_after,
                 layout=layout,
-                early=True,
                 epochs={name: each.epoch for name, each in saved.items()},
             ).plan_all()
             state.planning_seconds = time.monotonic() - planning_began
