@@ -1,4 +1,6 @@
-"""Environment variables of the trainer, as SageMaker and its training toolkit set them (contract §2.4).
+"""What a trainer finds: config files (contract §2.1, §2.2), and the variables of its environment (§2.4).
+
+The sidecar writes files atomically and before readiness, because some trainers read them once at start.
 
 The toolkit only upper-cases names: `train-a` becomes `SM_CHANNEL_TRAIN-A`. Text values are unchanged, null is
 the empty text, and any other value is compact JSON with sorted keys. `penstock exec` passes the variables to
@@ -17,8 +19,10 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from sidecar.config.hosts import HOMOGENEOUS
-from sidecar.job.layout import Layout, input_data_config, resource_config, write_config_file
-from streamer.errors import ConfigError
+from sidecar.job.layout import COPY, RESOURCES, Layout
+from streamer.directory import Directory
+from streamer.errors import ConfigError, SinkError
+from streamer.trailer import replace_file
 
 if TYPE_CHECKING:
     from sidecar.config.hosts import Hosts
@@ -125,18 +129,72 @@ def trainer_environment(layout: Layout, job: Job, hosts: Hosts) -> dict[str, str
     return platform | toolkit | job.environment
 
 
-def write_environment_file(layout: Layout, job: Job, hosts: Hosts) -> None:
-    """Write `penstock.env`, for `. penstock.env` in the trainer's container. Raises SinkError.
+def input_data_config(job: Job) -> dict[str, Any]:
+    """Return inputdataconfig.json, with the keys that every known consumer needs (contract §2.1).
 
-    It leaves out the job file's `Environment`, which may contain secrets, because all users may read it.
+    It lists every rank FIFO as a channel, so that any reader of a channel can read a rank FIFO. It does not
+    list the channel of the rank FIFOs, which has no FIFO itself.
     """
+    return {
+        name: ({"ContentType": channel.content_type} if channel.content_type else {})
+        | {
+            "TrainingInputMode": job.mode(channel),
+            "S3DistributionType": channel.source.s3_data_distribution_type,
+            "RecordWrapperType": channel.record_wrapper_type,
+        }
+        for channel in job.input_data_config
+        for name in job.fifos(channel)
+    }
+
+
+def resource_config(hosts: Hosts) -> dict[str, Any]:
+    """Return resourceconfig.json (contract §2.2): the platform's own if there is one.
+
+    A sidecar's own has instance types and groups if the job file has them, in SageMaker's order.
+    """
+    if hosts.document is not None:
+        return dict(hosts.document)
+    groups = [(group.name, group.instance_type, group.hosts) for group in hosts.groups]
+    if not groups and hosts.instance_type:
+        groups = [(HOMOGENEOUS, hosts.instance_type, hosts.names)]
+    own = next(((name, kind) for name, kind, members in groups if hosts.current in members), None)
+    document: dict[str, Any] = {"current_host": hosts.current}
+    if own:
+        document |= {"current_instance_type": own[1], "current_group_name": own[0]}
+    document["hosts"] = list(hosts.names)
+    if groups:
+        document["instance_groups"] = [
+            {"instance_group_name": name, "instance_type": kind, "hosts": list(members)}
+            for name, kind, members in groups
+        ]
+    return document | {"network_interface_name": "eth0"}
+
+
+def write_config_files(layout: Layout, job: Job, hosts: Hosts) -> None:
+    """Write the config files of the training container. Raises SinkError.
+
+    A platform's own resourceconfig.json stays as it is. `penstock.env`, for `. penstock.env` in the trainer's
+    container, lacks the job file's `Environment`, which may contain secrets, because all users may read it.
+    """
+    documents = {
+        "inputdataconfig.json": input_data_config(job),
+        "hyperparameters.json": dict(job.hyper_parameters),
+    }
+    if hosts.document is None:
+        documents |= dict.fromkeys((COPY, RESOURCES), resource_config(hosts))
+    files = {name: json.dumps(each, separators=(",", ":")) for name, each in documents.items()}
     without = job.model_copy(update={"environment": {}})
-    lines = [
+    files["penstock.env"] = "".join(
         f"export {name}={shlex.quote(value)}\n"
         for name, value in trainer_environment(layout, without, hosts).items()
         if name not in _MACHINE and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name)
-    ]
-    write_config_file(layout, "penstock.env", "".join(lines).encode())
+    )
+    for name, text in files.items():
+        try:
+            with Directory.at(os.path.join(layout.root, "input", "config")) as config:
+                replace_file(name, text.encode(), dir_fd=config.fd)
+        except OSError as error:
+            raise SinkError(f"cannot write {os.path.join(layout.config, name)}: {error.strerror}") from error
 
 
 def _distribution_hosts(groups: dict[str, dict[str, Any]], chosen: Any, everyone: list[str]) -> list[str]:

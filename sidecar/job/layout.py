@@ -1,7 +1,6 @@
-"""Directories and config files of the training container (contract §2.1 to §2.3).
+"""Directories of the training container (contract §2.3), and which of its hosts this one is.
 
-The sidecar writes files atomically and before readiness, because some trainers read them once at start. A
-lock that ends with the process makes one sidecar the owner of a base directory.
+A lock that ends with the process makes one sidecar the owner of a base directory.
 
 Links are resolved once, when the `Layout` is made: those of the base directory, and `input/data` itself,
 which may be a link to a faster disk. Below them nothing that the sidecar makes or writes follows a link
@@ -21,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sidecar.config.document import check_texts
-from sidecar.config.hosts import HOMOGENEOUS, identify, local_job
+from sidecar.config.hosts import identify, local_job
 from streamer.directory import Directory
 from streamer.errors import ConfigError, SinkError
 from streamer.file_reads import read_file
@@ -35,7 +34,8 @@ if TYPE_CHECKING:
 
 DEFAULT_BASE = "/opt/ml"
 RESOURCES = "resourceconfig.json"
-_COPY = f".{RESOURCES}.penstock"
+COPY = f".{RESOURCES}.penstock"
+"""What a sidecar has written as `RESOURCES`, by which the next one recognises it."""
 _TREE = (
     ("input", "data"),
     ("input", "config"),
@@ -236,47 +236,6 @@ def _user(pid: int) -> int | None:
     return None
 
 
-def input_data_config(job: Job) -> dict[str, Any]:
-    """Return inputdataconfig.json, with the keys that every known consumer needs (contract §2.1).
-
-    It lists every rank FIFO as a channel, so that any reader of a channel can read a rank FIFO. It does not
-    list the channel of the rank FIFOs, which has no FIFO itself.
-    """
-    return {
-        name: ({"ContentType": channel.content_type} if channel.content_type else {})
-        | {
-            "TrainingInputMode": job.mode(channel),
-            "S3DistributionType": channel.source.s3_data_distribution_type,
-            "RecordWrapperType": channel.record_wrapper_type,
-        }
-        for channel in job.input_data_config
-        for name in job.fifos(channel)
-    }
-
-
-def resource_config(hosts: Hosts) -> dict[str, Any]:
-    """Return resourceconfig.json (contract §2.2): the platform's own if there is one.
-
-    A sidecar's own has instance types and groups if the job file has them, in SageMaker's order.
-    """
-    if hosts.document is not None:
-        return dict(hosts.document)
-    groups = [(group.name, group.instance_type, group.hosts) for group in hosts.groups]
-    if not groups and hosts.instance_type:
-        groups = [(HOMOGENEOUS, hosts.instance_type, hosts.names)]
-    own = next(((name, kind) for name, kind, members in groups if hosts.current in members), None)
-    document: dict[str, Any] = {"current_host": hosts.current}
-    if own:
-        document |= {"current_instance_type": own[1], "current_group_name": own[0]}
-    document["hosts"] = list(hosts.names)
-    if groups:
-        document["instance_groups"] = [
-            {"instance_group_name": name, "instance_type": kind, "hosts": list(members)}
-            for name, kind, members in groups
-        ]
-    return document | {"network_interface_name": "eth0"}
-
-
 def platform_resource_config(layout: Layout) -> dict[str, Any] | None:
     """Return the platform's resourceconfig.json; None if there is none, or if a sidecar wrote it.
 
@@ -291,7 +250,7 @@ def platform_resource_config(layout: Layout) -> dict[str, Any] | None:
     except OSError:
         return None
     with contextlib.suppress(OSError):
-        if read_file(os.path.join(layout.config, _COPY), again=True) == data:
+        if read_file(os.path.join(layout.config, COPY), again=True) == data:
             return None
     try:
         document = json.loads(data)
@@ -301,33 +260,6 @@ def platform_resource_config(layout: Layout) -> dict[str, Any] | None:
     if not isinstance(document, dict):
         raise ConfigError(f"{path} is not a JSON object; correct or remove it")
     return document
-
-
-def write_config_files(layout: Layout, job: Job, hosts: Hosts) -> None:
-    """Write the three config files of the training container. Raises SinkError.
-
-    A platform's own resourceconfig.json stays as it is.
-    """
-    documents = {
-        "inputdataconfig.json": input_data_config(job),
-        "hyperparameters.json": dict(job.hyper_parameters),
-    }
-    if hosts.document is None:
-        documents[RESOURCES] = resource_config(hosts)
-    for name, document in documents.items():
-        data = json.dumps(document, separators=(",", ":")).encode()
-        if name == RESOURCES:
-            write_config_file(layout, _COPY, data)
-        write_config_file(layout, name, data)
-
-
-def write_config_file(layout: Layout, name: str, data: bytes) -> None:
-    """Replace a file of `input/config` atomically. Raises SinkError."""
-    try:
-        with Directory.at(os.path.join(layout.root, "input", "config")) as config:
-            replace_file(name, data, dir_fd=config.fd)
-    except OSError as error:
-        raise SinkError(f"cannot write {os.path.join(layout.config, name)}: {error.strerror}") from error
 
 
 def set_reader_state(layout: Layout, epochs: Mapping[str, int]) -> None:

@@ -35,9 +35,9 @@ from sidecar.job.channels import (
     job_transport,
     watched_names,
 )
-from sidecar.job.environment import write_environment_file
+from sidecar.job.environment import write_config_files
 from sidecar.job.keeper_link import KeeperLink
-from sidecar.job.layout import Layout, set_reader_state, write_config_files
+from sidecar.job.layout import Layout, set_reader_state
 from sidecar.job.listings import open_listings
 from sidecar.job.planning import JobPlanner
 from sidecar.job.rehearsal import local, memory
@@ -190,7 +190,6 @@ class Supervisor:
             log.warning("directory exposed", why=exposed)
         stack.enter_context(layout.locked())
         write_config_files(layout, job, hosts)
-        write_environment_file(layout, job, hosts)
 
     async def _saved(self, clients: Clients) -> dict[str, Saved | StepState]:
         """Return the states of `--resume`. Raises ConfigError, SourceError."""

@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 
 from sidecar.config.hosts import identify, local_job
 from sidecar.config.job import Job, load_job
-from sidecar.job.environment import trainer_environment
-from sidecar.job.layout import Layout, input_data_config, platform_resource_config, resource_config
+from sidecar.job.environment import input_data_config, resource_config, trainer_environment
+from sidecar.job.layout import Layout, platform_resource_config
 from streamer.errors import ConfigError
 from streamer.s3.client.session import open_clients
 

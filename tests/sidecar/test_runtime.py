@@ -12,13 +12,11 @@ import pytest
 
 from sidecar.config.hosts import Hosts, identify
 from sidecar.config.job import Job
-from sidecar.job.environment import trainer_environment, write_environment_file
+from sidecar.job.environment import resource_config, trainer_environment, write_config_files
 from sidecar.job.layout import (
     Layout,
     platform_resource_config,
-    resource_config,
     set_reader_state,
-    write_config_files,
 )
 from streamer.errors import ConfigError, SinkError
 from streamer.trailer import Trailer, write_trailer
@@ -169,7 +167,7 @@ def test_the_environment_file_is_shell(tmp_path: Path) -> None:
     layout = Layout(str(tmp_path))
     layout.create()
     job = JOB.model_copy(update={"hyper_parameters": {"text": "it's $HOME\n`x`"}})
-    write_environment_file(layout, job, ONE)
+    write_config_files(layout, job, ONE)
     done = subprocess.run(
         ["sh", "-c", '. "$1"; env -0', "sh", os.path.join(layout.config, "penstock.env")],
         capture_output=True, text=True, check=True, env={},

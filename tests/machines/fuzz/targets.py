@@ -31,7 +31,8 @@ from sidecar.config.hosts import identify
 from sidecar.config.job import load_job
 from sidecar.config.settings import read_token
 from sidecar.config.sources import parse_source
-from sidecar.job.layout import Layout, platform_resource_config, resource_config
+from sidecar.job.environment import resource_config
+from sidecar.job.layout import Layout, platform_resource_config
 from sidecar.job.resume import parse_saved
 from streamer.errors import BadAnswer, ErrorContext, PenstockError
 from streamer.formats import recordio, tfrecord
