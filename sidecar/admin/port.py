@@ -14,25 +14,38 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import socket
 from typing import TYPE_CHECKING
 
-from sidecar.admin.listener import listening, number
 from sidecar.process.resources import freeze_gc
 from streamer.aio import in_thread, task_group
+from streamer.errors import SinkError
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import AsyncIterator
 
     from sidecar.admin.server import Admin
     from sidecar.observe.state import JobState
+BACKLOG = 4096
+"""Connections of an address that the kernel completes before a server accepts them; it grants less, usually.
+
+The kernel drops further ones, and their clients try again after 1 s, 3 s and 7 s: too late for a probe.
+"""
+
+SILENT = 3
+"""Seconds that the kernel keeps a connection whose client has sent nothing.
+
+So a probe is accepted together with its request. A client that is late with it, on a busy machine, would be
+the one longest waited for when others connect, and lose its connection.
+"""
 
 
 class AdminPort:
     """The sockets that listen, and the server as soon as it is wanted."""
 
     def __init__(self, state: JobState, token: str | None, sockets: list[socket.socket]) -> None:
-        self.number = number(sockets)
+        self.number = _number(sockets)
         self._state = state
         self._token = token
         self._sockets = sockets
@@ -53,7 +66,7 @@ class AdminPort:
             for sock in self._sockets:
                 loop.remove_reader(sock)
         server = await in_thread(_load, self._state, self._token)
-        async with server.serving(self._sockets):
+        async with server.serving(self._sockets, backlog=BACKLOG):
             freeze_gc()  # the modules just loaded too
             await asyncio.Event().wait()
 
@@ -79,3 +92,39 @@ async def open_admin(state: JobState, *, port: int) -> AsyncIterator[AdminPort]:
             yield admin
         finally:
             serving.cancel()
+
+
+@contextlib.asynccontextmanager
+async def listening(host: str, port: int) -> AsyncIterator[list[socket.socket]]:
+    """Listen on every address of `host` until the end of the block. Raises SinkError if the port is taken.
+
+    Yields the sockets, from which nothing is accepted: connections wait until a server accepts them.
+    """
+    with contextlib.ExitStack() as stack:
+        sockets: list[socket.socket] = []
+        try:
+            addresses = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            for family, kind, protocol, _, address in dict.fromkeys(addresses):
+                sock = stack.enter_context(socket.socket(family, kind | socket.SOCK_NONBLOCK, protocol))
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                chosen = _number(sockets) if sockets else port  # 0 is the same free port on every address
+                sock.bind((address[0], chosen, *address[2:]))
+                with contextlib.suppress(OSError):  # not in every sandbox
+                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, SILENT)
+                sock.listen(BACKLOG)
+                sockets.append(sock)
+        except (OSError, ValueError) as error:  # ValueError: a name that cannot be looked up
+            if getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE):
+                do = "raise `ulimit -n`"
+            else:
+                do = "set Penstock.Admin.Port, 0 for any free one"
+            why = getattr(error, "strerror", None) or error
+            raise SinkError(f"cannot listen on {host}:{port} ({why}); {do}") from error
+        yield sockets
+
+
+def _number(sockets: list[socket.socket]) -> int:
+    """Return the port of the sockets of `listening`."""
+    return int(sockets[0].getsockname()[1])

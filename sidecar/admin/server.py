@@ -36,7 +36,6 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from sidecar.admin import limits
 from sidecar.admin.access import CLIENT_WITHIN, AccessPolicy, ConnectionLimiter, harden, refusal
-from sidecar.admin.listener import BACKLOG
 from sidecar.admin.status import status, view
 from sidecar.observe.collector import exposition
 from streamer.aio import first_of
@@ -98,8 +97,11 @@ class Admin:
         """Held while a page is made, and for `PAGES_APART` seconds after it."""
 
     @contextlib.asynccontextmanager
-    async def serving(self, sockets: list[socket.socket]) -> AsyncIterator[None]:
-        """Accept connections from sockets that listen, until the end of the block. Raises OSError."""
+    async def serving(self, sockets: list[socket.socket], *, backlog: int) -> AsyncIterator[None]:
+        """Accept connections from sockets that listen, until the end of the block. Raises OSError.
+
+        `backlog`: of the sockets.
+        """
         limiter = ConnectionLimiter()
         logging.getLogger("aiohttp.server").addFilter(_concerns_server)
         runner = web.AppRunner(self._app(limiter), access_log=None, shutdown_timeout=1)
@@ -111,7 +113,7 @@ class Admin:
                 for sock in sockets:
                     for _ in range(SERVERS):
                         # The server closes the socket that it is given; `sock` is the caller's.
-                        server = await loop.create_server(factory, sock=sock.dup(), backlog=BACKLOG)
+                        server = await loop.create_server(factory, sock=sock.dup(), backlog=backlog)
                         stack.callback(server.close)
                 yield
         finally:

@@ -12,7 +12,7 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sidecar.admin.listener import listening
+from sidecar.admin.port import listening
 from sidecar.download.directory import DownloadDirectory, Occupied
 from sidecar.process.resources import memory_limit
 from streamer.aio import in_thread

@@ -48,7 +48,7 @@ async def test_the_event_loop_runs_between_the_slices_of_a_scrape() -> None:
 
     turning = asyncio.create_task(turn())
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        async with Admin(state, None).serving([listening]), aiohttp.ClientSession() as client:
+        async with Admin(state, None).serving([listening], backlog=8), aiohttp.ClientSession() as client:
             url = f"http://127.0.0.1:{listening.getsockname()[1]}/metrics"
             async with client.get(url) as answer:
                 text = await answer.text()
