@@ -174,8 +174,7 @@ def restart(base_directory: str, *, wait: float, as_json: bool) -> None:
 @click.argument("path", metavar="SOCKET")
 def keeper(path: str) -> None:
     """Hold the FIFOs of sidecars, so that a sidecar may be killed or restarted under its trainer."""
-    from streamer.helpers.keeper_connect import command
-    from streamer.helpers.spawn import environment
+    from streamer.helpers.keeper_connect import command, environment
 
     arguments = command(os.path.abspath(path))
     os.execve(arguments[0], arguments, environment())  # noqa: S606 - a process without this one's modules

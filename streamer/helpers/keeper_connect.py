@@ -1,4 +1,8 @@
-"""Connects to the keeper that listens at a path, and starts one if there is none."""
+"""Connects to the keeper that listens at a path, and starts one if there is none.
+
+The keeper is run by path in a minimal interpreter, which loads no site-packages. The sidecar's environment is
+not passed on, because it may hold credentials.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,11 @@ import contextlib
 import os
 import socket
 import subprocess
+import sys
 import time
 
 from streamer.errors import SinkError
 from streamer.helpers import keeper as keeper_package
-from streamer.helpers import spawn
 from streamer.helpers.keeper.protocol import address, peer
 from streamer.helpers.keeper_client import REPLY_TIMEOUT, RETRY_AFTER, KeeperClient, no_reply
 
@@ -85,7 +89,13 @@ async def started(path: str) -> KeeperClient:
 
 def command(path: str, *, idle_for: float | None = None) -> list[str]:
     """Return the command line of a keeper."""
-    return spawn.command(keeper_package, path, *([] if idle_for is None else [str(idle_for)]))
+    program = os.path.join(keeper_package.__path__[0], "__main__.py")
+    return [sys.executable, "-I", "-S", program, path, *([] if idle_for is None else [str(idle_for)])]
+
+
+def environment() -> dict[str, str]:
+    """Return the few variables of our environment that the keeper's interpreter needs."""
+    return {name: value for name, value in os.environ.items() if name in ("LD_LIBRARY_PATH", "LANG")}
 
 
 def _start(path: str) -> None:
@@ -98,7 +108,7 @@ def _start(path: str) -> None:
             stderr=subprocess.STDOUT,
             start_new_session=True,
             cwd="/",
-            env=spawn.environment(),
+            env=environment(),
         )
     except OSError as error:
         raise SinkError(f"the keeper could not be started: {error.strerror}") from error
