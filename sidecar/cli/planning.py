@@ -19,6 +19,8 @@ from sidecar.cli.options import (
     selection_section,
     set_up_log,
 )
+from sidecar.process.exits import Exit
+from streamer.errors import ConfigError
 from streamer.units import counted, human_bytes
 
 if TYPE_CHECKING:
@@ -37,16 +39,32 @@ _COLORS = {"ok": "green", "warning": "yellow", "failure": "red"}
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON: valid, mistakes, warnings.")
 def check(path: str | None, *, as_json: bool) -> None:
     """Validate a job file without network access: every mistake with its line and its remedy."""
-    from sidecar.commands import check as command
+    from sidecar.config.document import FileMistakes, Mistake
+    from sidecar.config.job import load_job, warnings
 
     path = job_path(path)
     set_up_log("error")
-    if not as_json:
-        click.echo(command.summary(path, load_job_file(path)))
+    document = {"file": path, "valid": False, "code": int(Exit.CONFIG)}
+    try:
+        job = load_job(path)
+    except ConfigError as error:
+        if not as_json:
+            raise
+        found, more = [Mistake(str(error))], 0
+        if isinstance(error, FileMistakes):
+            found, more = [*error.mistakes], error.more
+        mistakes = [{"line": each.line, "key": each.key, "message": each.message} for each in found]
+        print_json(document | {"mistakes": mistakes, "more": more})
+        sys.exit(Exit.CONFIG)
+    modes = {channel.channel_name: job.mode(channel) for channel in job.input_data_config}
+    if as_json:
+        valid = {"valid": True, "code": 0, "mistakes": [], "more": 0}
+        print_json(document | valid | {"warnings": warnings(job), "channels": modes})
         return
-    document = command.check(path)
-    print_json(document)
-    sys.exit(document["code"])
+    for warning in warnings(job):
+        click.echo(f"{path}: warning: {warning}")
+    channels = ", ".join(f"{name} ({mode})" for name, mode in modes.items())
+    click.echo(f"{path}: no mistakes; channels: {channels}")
 
 
 @click.command(
