@@ -429,7 +429,6 @@ def test_cat_loads_what_it_uses() -> None:
                 "planning",
                 "running",
                 "streaming",
-                "watching",
             )
         ),
         *(
