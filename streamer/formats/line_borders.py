@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from streamer.formats.borders import BadRecord, BorderScanner
-from streamer.formats.signatures import LOOKED_AT, recognised
+from streamer.formats.signatures import LOOKED_AT, foreign
 
 if TYPE_CHECKING:
     from streamer.formats.borders import Block
@@ -28,8 +28,8 @@ class LineScanner(BorderScanner):
         self.fed += len(text)
         if base < LOOKED_AT:
             self._head += text[: LOOKED_AT - base]
-            if (foreign := recognised(self._head)) is not None:
-                raise BadRecord(f"no line of text begins here: {foreign}", 0)
+            if (other := foreign(self._head, "lines")) is not None:
+                raise BadRecord(f"no line of text begins here: {other.refusal('lines')}", 0)
         found = self.offsets.append
         if self._fresh:
             found(base)

@@ -22,6 +22,7 @@ class LineReader(RecordReader):
     """
 
     what = "line"
+    kind = "lines"
 
     def __init__(self, source: Source, *, block_bytes: int = BLOCK_BYTES) -> None:
         super().__init__(source, block_bytes=block_bytes)
@@ -34,8 +35,8 @@ class LineReader(RecordReader):
         self._searched = 0
 
     def _cut(self) -> list[bytes]:
-        if (foreign := self._foreign()) is not None:
-            self._fault = CorruptRecord(f"the stream does not begin with a line of text: {foreign}")
+        if (why := self._foreign()) is not None:
+            self._fault = CorruptRecord(f"the stream does not begin with a line of text: {why}")
             return []
         last = self._buffer.rfind(b"\n", self._start + self._searched, self._end)
         if last < 0:

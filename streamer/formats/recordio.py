@@ -60,7 +60,7 @@ class RecordIOReader(RecordReader):
     """
 
     what = "RecordIO record"
-    recognised_as = "RecordIO"
+    kind = "RecordIO"
 
     def __init__(
         self,

@@ -137,7 +137,7 @@ class TarReader(RecordReader):
     """
 
     what = "tar member"
-    recognised_as = "a tar archive"
+    kind = "tar"
     contiguous = False
 
     def __init__(self, source: Source, *, block_bytes: int = BLOCK_BYTES) -> None:

@@ -77,7 +77,7 @@ class TFRecordReader(RecordReader):
     """
 
     what = "TFRecord"
-    recognised_as = "TFRecords"
+    kind = "TFRecord"
 
     def __init__(
         self,

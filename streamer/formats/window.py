@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from streamer.errors import CorruptRecord, CutRecord, StreamError
 from streamer.formats.ahead import LARGE, LARGEST, REPEATED, DataAhead, Frame, joined
-from streamer.formats.signatures import LOOKED_AT, recognised
+from streamer.formats.signatures import LOOKED_AT, foreign
 from streamer.units import counted
 
 if TYPE_CHECKING:
@@ -76,8 +76,8 @@ class RecordReader(ABC):
 
     what = "record"
     """Name of one record in error texts."""
-    recognised_as = ""
-    """The format's name in `recognised`; empty for a format that it does not know."""
+    kind = ""
+    """The format's name in `RecordFormat`."""
     contiguous = True
     """Whether each record ends where the next one begins."""
 
@@ -245,14 +245,12 @@ class RecordReader(ABC):
 
     def _foreign(self) -> str | None:
         """Return what the stream is, if it begins as another format; None after its first bytes."""
-        if self.offset:
-            return None
-        found = recognised(bytes(self._view[: min(self._end, LOOKED_AT)]))
-        return None if found is None or found.startswith(f"the bytes are {self.recognised_as}:") else found
+        found = None if self.offset else foreign(bytes(self._view[: min(self._end, LOOKED_AT)]), self.kind)
+        return found and found.refusal(self.kind)
 
     def _corrupt(self, offset: int, why: str) -> CorruptRecord:
-        if offset == 0 and (foreign := self._foreign()) is not None:
-            why = f"{why}; {foreign}"
+        if offset == 0:
+            why = self._foreign() or why
         return CorruptRecord(f"{self.what} at offset {offset} of the stream: {why}")
 
     def _fill(self) -> int | None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from streamer.errors import CorruptRecord, CutRecord
-from streamer.formats.signatures import LOOKED_AT, recognised
+from streamer.formats.signatures import LOOKED_AT, foreign
 from streamer.readers.core.record_names import KeyRun, Named, named
 from streamer.readers.core.skipping import SkippedRecord
 from streamer.units import counted
@@ -162,8 +162,8 @@ class TokenBlocks:
         Tokens of twice the width are pairs of a token and its upper half. If all upper halves are 0, both
         stay within the vocabulary.
         """
-        if (foreign := recognised(first)) is not None:
-            raise CorruptRecord(f"the stream does not begin with tokens: {foreign}")
+        if (found := foreign(first, "fixed")) is not None:
+            raise CorruptRecord(f"the stream does not begin with tokens: {found.refusal('tokens')}")
         if self._layout.vocabulary is None or count < LEAST_LOOKED_AT:
             return
         if not tokens[1:count:2].any() and tokens[0:count:2].any():

@@ -18,7 +18,7 @@ from backports import zstd
 from streamer.errors import CorruptRecord
 from streamer.formats import recordio, tfrecord
 from streamer.formats.record_format import RecordFormat
-from streamer.formats.signatures import recognised
+from streamer.formats.signatures import LOOKED_AT, recognised
 from streamer.formats.tar import TarReader
 from streamer.readers import PipeReader, SkipPolicy
 from streamer.readers.tokens import TokenReader
@@ -68,6 +68,12 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
     "megatron idx": (b"MMIDIDX\0\0" + struct.pack("<QB", 1, 8) + bytes(2000), "Exclude"),
     "llm.c": (struct.pack("<256i", 20240520, 1, 5000, *[0] * 253) + TOKENS.tobytes(), "SkipBytes: 1024"),
     "tar": (archive([("a.txt", b"text")]), "WebDataset"),
+    "png": (b"\x89PNG\r\n\x1a\n" + bytes(100), "RecordWrapperType: RecordIO"),
+    "jpeg": (b"\xff\xd8\xff\xe0" + bytes(100), "RecordWrapperType: RecordIO"),
+}
+TEXTS = {
+    "text": (TEXT, "record_format='TextLine'"),
+    "cut text": (b"x" + "é".encode() * 500, "Records.Format: lines"),
 }
 
 
@@ -101,12 +107,27 @@ def test_no_reader_takes_it_for_tokens(feeder: Feeder, name: str) -> None:
 @pytest.mark.parametrize("record_format", ["TFRecord", "RecordIO"])
 @pytest.mark.parametrize("skip", [None, SkipPolicy(records=5)], ids=str)
 def test_readers_of_records_name_it(feeder: Feeder, record_format: str, skip: SkipPolicy | None) -> None:
-    for epoch, (name, (data, remedy)) in enumerate(FOREIGN.items()):
+    for epoch, (name, (data, remedy)) in enumerate((FOREIGN | TEXTS).items()):
         if name != record_format:
             feeder.feed(epoch, data)
-            with pytest.raises(CorruptRecord) as caught:
+            with pytest.raises(CorruptRecord, match=rf": this is .*, not {record_format}: ") as caught:
                 list(PipeReader("train", record_format, epoch=epoch, skip=skip))
             assert remedy in str(caught.value), name
+
+
+@pytest.mark.parametrize("name", sorted({*FOREIGN, "text"} - {"tar"}))
+def test_readers_of_samples_name_it(feeder: Feeder, name: str) -> None:
+    data, remedy = (FOREIGN | TEXTS)[name]
+    feeder.feed(0, data.ljust(1024, b" "))
+    with pytest.raises(CorruptRecord, match=r"^tar member at offset 0 .*: this is .*, not tar: ") as caught:
+        list(PipeIterableDataset("train", "WebDataset"))
+    assert remedy in str(caught.value)
+
+
+def test_a_dataset_of_tensorflow_names_it(feeder: Feeder) -> None:
+    feeder.feed(0, TEXT)
+    with pytest.raises(tf.errors.InternalError, match="this is text, not TFRecord: say record_format='Text"):
+        list(PipeModeDataset("train", "TFRecord"))
 
 
 def test_no_reader_names_its_own_format() -> None:
@@ -121,8 +142,16 @@ def test_no_reader_names_its_own_format() -> None:
     ):
         with pytest.raises(CorruptRecord) as caught:
             list(reader)
-        assert "the bytes are" not in str(caught.value)
-    assert "TFRecords" in (recognised(tfrecord.encode(bytes(559_903))) or "")
+        assert "this is a tar archive" not in str(caught.value)
+        assert ", not " not in str(caught.value)
+    found = recognised(tfrecord.encode(bytes(559_903)))
+    assert found is not None
+    assert found.kind == "TFRecord"
+
+
+@pytest.mark.parametrize("data", [b"", b"\xe9t\xe9", b"a\0b", b"a\x7f", bytes(600)], ids=repr)
+def test_what_is_nothing(data: bytes) -> None:
+    assert recognised(data[:LOOKED_AT]) is None
 
 
 @pytest.mark.parametrize("text", [b"", b"\n", b"a", b"PAR1,PAR2\n", b"BZh\n", "é\n".encode(), b"{}\n", TEXT])
