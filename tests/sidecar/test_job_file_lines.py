@@ -106,19 +106,21 @@ def test_each_mistake_has_a_line_of_its_own_that_names_file_line_and_key(tmp_pat
             "job.yaml:9: cannot understand this YAML: could not find expected ':'; correct the indentation, "
             "or add the ':' after the key",
         ),
-        (
-            JSON.replace("true}}}", "true,}}}"),
-            "job.yaml:10: cannot understand this JSON: Expecting property name enclosed in double quotes "
-            "(column 25); remove a comma that is too many",
-        ),
         (JSON.replace('"Ranks": []', '"Ranks": 4'), "job.yaml:9: Penstock.Ranks: "),
     ],
-    ids=["same name", "budget", "ShardBy", "File mode", "tab", "twice", "colon", "no colon", "comma", "JSON"],
+    ids=["same name", "budget", "ShardBy", "File mode", "tab", "twice", "colon", "no colon", "JSON"],
 )  # fmt: skip
 def test_rules_between_keys_and_syntax_errors_have_a_line(tmp_path: Path, text: str, begin: str) -> None:
     header, line = reported(tmp_path, text)
     assert header == "job.yaml has 1 mistake"
     assert line.startswith(begin)
+
+
+def test_a_comma_too_many_has_its_line_and_remedy(tmp_path: Path) -> None:
+    """Python 3.13 has words of its own for it."""
+    _, line = reported(tmp_path, JSON.replace("true}}}", "true,}}}"))
+    assert line.startswith("job.yaml:10: cannot understand this JSON: ")
+    assert "); remove a comma that is too many, or add the quotes" in line
 
 
 @pytest.mark.parametrize(
