@@ -100,32 +100,31 @@ def stream(transport: str, loop: str, url: str, bucket: str) -> None:
     """Stream all objects of the bucket to standard output; called in a new process."""
     from sidecar.commands import cat as command
     from streamer.plan import S3Uri
+    from streamer.relay.transport import TransportSpec
+    from streamer.retry import RetryPolicy
     from streamer.s3.client.endpoint import Endpoint
 
-    options = command.CatOptions(
-        budget=256 * MIB,
-        part_size=None,
-        requests_in_flight=None,
-        transport=transport,  # type: ignore[arg-type]
-        give_up_after=60,
-    )
     factory = None
     if loop == "uvloop":
         import uvloop
 
         factory = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner:
-        endpoint = Endpoint(url=url, path_style=True)
-        code = runner.run(
+        figures = runner.run(
             command.cat(
-                [S3Uri(bucket, "")], endpoint=endpoint, options=options, report=_report, promised=False
+                [S3Uri(bucket, "")],
+                endpoint=Endpoint(url=url, path_style=True),
+                spec=TransportSpec(
+                    buckets={bucket},
+                    channels=[],
+                    budget=256 * MIB,
+                    wish=transport,  # type: ignore[arg-type]
+                    retry=RetryPolicy(give_up_after=60),
+                ),
             )
         )
-    raise SystemExit(code)
-
-
-def _report(figures: dict[str, Any]) -> None:
     print("   ", figures, file=sys.stderr)
+    raise SystemExit(figures is None)
 
 
 def prove(data: DataSet, origin: Origin, found: Iterator[Case], *, network_name: str) -> int:

@@ -424,11 +424,10 @@ def test_cat_loads_what_it_uses() -> None:
             for name in (
                 "help",
                 "indexing",
-                "listing",
+                "objects",
                 "options",
                 "planning",
                 "running",
-                "streaming",
             )
         ),
         *(

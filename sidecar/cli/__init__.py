@@ -2,7 +2,7 @@
 
     help        the texts of `--help`, and the class of every command
     options     options that several commands share, and what they stand for
-    planning, listing, indexing, running, streaming    the commands
+    objects, planning, indexing, running    the commands
 
 These modules import click and little else, because every command imports all of them. A command imports the
 modules that it needs in its function, so that `penstock probe`, which health checks run every few seconds,
@@ -18,10 +18,9 @@ import click
 
 from sidecar.cli.help import Commands, color
 from sidecar.cli.indexing import index
-from sidecar.cli.listing import manifest
+from sidecar.cli.objects import cat, manifest
 from sidecar.cli.planning import check, doctor, plan
 from sidecar.cli.running import change, execute, keeper, probe, restart, run, top
-from sidecar.cli.streaming import cat
 from sidecar.process.exits import Exit, exit_code, local_error
 from sidecar.process.streams import guard
 from streamer import __version__

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from sidecar.process.exits import exit_code, local_error
-from streamer.errors import ConfigError, PenstockError
+from streamer.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from sidecar.config.job import Job
     from streamer.plan.selection import Selection
@@ -67,66 +64,38 @@ give_up_option = click.option(
 )
 
 
-def endpoint_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of the endpoint that every command without a job file has."""
-    for option in (
-        click.option(
-            "--requester-pays", is_flag=True, help="Agree to pay for reading a Requester Pays bucket."
-        ),
-        click.option("--ca-bundle", metavar="FILE", help="Certificates to trust, PEM."),
-        click.option("--anonymous", is_flag=True, help="Do not sign requests."),
-        click.option(
-            "--path-style", is_flag=True, help="Put the bucket into the path, not into the host name."
-        ),
-        click.option("--profile", help="A profile of the AWS config files."),
-        click.option("--region", help="The region of the bucket. Default: that of the environment."),
-        click.option("--endpoint-url", metavar="URL", help="The URL of an S3-compatible endpoint."),
-    ):
-        command = option(command)
-    return command
+def _all_of(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a decorator that adds these options to a command, in this order."""
+
+    def add(command: Any) -> Any:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
 
 
-def closing_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of the line that ends a command; `closing` is "none", "json" or None."""
-    for option in (
-        click.option("--json", "closing", flag_value="json", help="Write the closing line as JSON."),
-        click.option(
-            "-q",
-            "--quiet",
-            "closing",
-            flag_value="none",
-            help="Write neither progress nor a closing line to standard error.",
-        ),
-    ):
-        command = option(command)
-    return command
-
-
-def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that select objects: include, exclude, split, limit, sample."""
-    for option in (
-        click.option("--sample", type=int, metavar="SEED", help=_SAMPLE),
-        click.option("--limit", type=LimitOption(), metavar="NUMBER|SIZE", help=_LIMIT),
-    ):
-        command = option(command)
-    return key_options(command)
-
-
-def key_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that select objects by their keys: include, exclude, split."""
-    for option in (
-        click.option("--split", type=SplitOption(), metavar="FOLDS/OF", help=_SPLIT),
-        click.option("--exclude", multiple=True, metavar="GLOB", help="Leave out the keys that match."),
-        click.option("--include", multiple=True, metavar="GLOB", help=_INCLUDE),
-    ):
-        command = option(command)
-    return command
-
-
-_INCLUDE = "Select only keys that match: '*.tar', '2024/*.tar', 'logs/'. May be given several times."
-_SPLIT = "Select some folds of the keys, as for a holdout set: 0-98/100, and 99/100 for the rest."
-_LIMIT = "Select the first objects: so many (1000), or whole ones of at most so many bytes (10GB)."
-_SAMPLE = "Select a random sample up to --limit instead of the first objects; equal for equal seeds."
+endpoint_options = _all_of(
+    click.option("--endpoint-url", metavar="URL", help="The URL of an S3-compatible endpoint."),
+    click.option("--region", help="The region of the bucket. Default: that of the environment."),
+    click.option("--profile", help="A profile of the AWS config files."),
+    click.option("--path-style", is_flag=True, help="Put the bucket into the path, not into the host name."),
+    click.option("--anonymous", is_flag=True, help="Do not sign requests."),
+    click.option("--ca-bundle", metavar="FILE", help="Certificates to trust, PEM."),
+    click.option("--requester-pays", is_flag=True, help="Agree to pay for reading a Requester Pays bucket."),
+)
+"""Options of the endpoint that every command without a job file has."""
+closing_options = _all_of(
+    click.option(
+        "-q",
+        "--quiet",
+        "closing",
+        flag_value="none",
+        help="Write neither progress nor a closing line to standard error.",
+    ),
+    click.option("--json", "closing", flag_value="json", help="Write the closing line as JSON."),
+)
+"""Options of the line that ends a command; `closing` is "none", "json" or None."""
 
 
 class LimitOption(click.ParamType[dict[str, int]]):
@@ -164,6 +133,40 @@ class SplitOption(click.ParamType[dict[str, Any]]):
         except ConfigError as error:
             self.fail(str(error), param, ctx)
         return {"Of": of, "Take": take}
+
+
+key_options = _all_of(
+    click.option(
+        "--include",
+        multiple=True,
+        metavar="GLOB",
+        help="Select only keys that match: '*.tar', '2024/*.tar', 'logs/'. May be given several times.",
+    ),
+    click.option("--exclude", multiple=True, metavar="GLOB", help="Leave out the keys that match."),
+    click.option(
+        "--split",
+        type=SplitOption(),
+        metavar="FOLDS/OF",
+        help="Select some folds of the keys, as for a holdout set: 0-98/100, and 99/100 for the rest.",
+    ),
+)
+"""Options that select objects by their keys."""
+selection_options = _all_of(
+    key_options,
+    click.option(
+        "--limit",
+        type=LimitOption(),
+        metavar="NUMBER|SIZE",
+        help="Select the first objects: so many (1000), or whole ones of at most so many bytes (10GB).",
+    ),
+    click.option(
+        "--sample",
+        type=int,
+        metavar="SEED",
+        help="Select a random sample up to --limit instead of the first objects; equal for equal seeds.",
+    ),
+)
+"""Options that select objects."""
 
 
 def selection_section(options: dict[str, Any]) -> dict[str, Any]:
@@ -262,33 +265,16 @@ def set_up_log(level: str, *, as_json: bool = False) -> None:
     configure(level=level, json_lines=as_json or None)
 
 
-@contextlib.contextmanager
-def end_logged(log_level: str, *, as_json: bool) -> Iterator[Callable[[int], None]]:
-    """Set up logging; yield a function that logs the end and its exit code. Log an error that ends the block.
-
-    So every line of a JSON log is JSON, the last one too. In a terminal `main` prints the error.
-    """
-    from sidecar.config.document import FileMistakes
-    from sidecar.process.logs import log
-
-    set_up_log(log_level, as_json=as_json)
-    try:
-        yield lambda code: log.info("ended", code=int(code))
-    except (PenstockError, OSError, ImportError, MemoryError) as cause:
-        error = cause if isinstance(cause, PenstockError) else local_error(cause)
-        if error is None or (not as_json and sys.stderr.isatty()):
-            raise
-        if isinstance(error, FileMistakes):
-            for mistake in error.mistakes:
-                place = {"file": error.path, "line": mistake.line, "key": mistake.key}
-                log.error("mistake in the job file", **place, error=mistake.message)
-        code = exit_code(error)
-        log.error("ended", code=int(code), error=str(error))
-        sys.exit(int(code))
-
-
 def print_json(document: object) -> None:
     """Print a document to standard output."""
     import json
 
     click.echo(json.dumps(document, indent=2))
+
+
+def print_closing(figures: dict[str, Any], line: str, closing: str | None) -> None:
+    """Write `line`, or the figures as JSON, to standard error; nothing if `closing` is "none"."""
+    import json
+
+    if closing != "none":
+        click.echo(json.dumps(figures) if closing == "json" else line, err=True)

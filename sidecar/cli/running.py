@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
 from sidecar.cli.help import Command
 from sidecar.cli.options import (
-    end_logged,
     host_count_option,
     host_index_option,
     job_file_option,
@@ -18,8 +18,15 @@ from sidecar.cli.options import (
     log_json_option,
     log_level_option,
     print_json,
+    set_up_log,
     url_option,
 )
+from sidecar.process.exits import exit_code, local_error
+from streamer.errors import PenstockError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
 
 _resume_option = click.option(
     "--resume",
@@ -30,6 +37,31 @@ _resume_option = click.option(
 _resume_anyway_option = click.option(
     "--resume-anyway", is_flag=True, help="Resume even if the objects or their order have changed."
 )
+
+
+@contextlib.contextmanager
+def _end_logged(log_level: str, *, as_json: bool) -> Iterator[Callable[[int], None]]:
+    """Set up logging; yield a function that logs the end and its exit code. Log an error that ends the block.
+
+    So every line of a JSON log is JSON, the last one too. In a terminal `main` prints the error.
+    """
+    from sidecar.config.document import FileMistakes
+    from sidecar.process.logs import log
+
+    set_up_log(log_level, as_json=as_json)
+    try:
+        yield lambda code: log.info("ended", code=int(code))
+    except (PenstockError, OSError, ImportError, MemoryError) as cause:
+        error = cause if isinstance(cause, PenstockError) else local_error(cause)
+        if error is None or (not as_json and sys.stderr.isatty()):
+            raise
+        if isinstance(error, FileMistakes):
+            for mistake in error.mistakes:
+                place = {"file": error.path, "line": mistake.line, "key": mistake.key}
+                log.error("mistake in the job file", **place, error=mistake.message)
+        code = exit_code(error)
+        log.error("ended", code=int(code), error=str(error))
+        sys.exit(int(code))
 
 
 @click.command(
@@ -67,7 +99,7 @@ def run(
 
     The first SIGTERM or Ctrl-C lets running epochs finish, the second ends at once.
     """
-    with end_logged(log_level, as_json=as_json) as end:
+    with _end_logged(log_level, as_json=as_json) as end:
         from sidecar.commands import run as command
         from sidecar.process.runner import run as run_loop
 
@@ -125,7 +157,7 @@ def execute(
 
     Options of penstock come first. COMMAND starts when every FIFO is offered; signals are forwarded to it.
     """
-    with end_logged(log_level, as_json=as_json) as end:
+    with _end_logged(log_level, as_json=as_json) as end:
         from sidecar.commands import execute as command_module
         from sidecar.process.runner import run as run_loop
 

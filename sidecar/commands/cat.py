@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import os
 import select
 import stat
 import time
-from dataclasses import dataclass, field
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sidecar.process.exits import Exit
 from sidecar.process.logs import WaitLog, log
 from sidecar.process.progress import progress_line, transferred
 from sidecar.process.resources import freeze_gc, memory_limit
 from streamer.errors import ConfigError, ReaderGone
 from streamer.linux import descriptor_path
 from streamer.plan import Arrangement
-from streamer.plan.selection import Selection
 from streamer.relay.once import stream_once
 from streamer.relay.statistics import ChannelCounters
-from streamer.relay.transport import TransportSpec, Wish, open_transport, why_read
-from streamer.retry import RetryPolicy
-from streamer.s3.client.endpoint import STALL_TIMEOUT, Endpoint
+from streamer.relay.transport import open_transport, why_read
+from streamer.s3.client.endpoint import STALL_TIMEOUT
 from streamer.s3.client.session import open_clients
 from streamer.s3.pages.open_plan import OpenPlan
 from streamer.s3.pages.pages import open_pages
@@ -32,55 +30,18 @@ from streamer.s3.pages.validation import PlanMemory
 from streamer.schedule.concurrency import MOST_REQUESTS
 from streamer.sink.outlet import FileOutlet, PipeOutlet
 from streamer.sink.stdout import refused
-from streamer.trailer import mark_pipe
 from streamer.units import counted, decimal_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from streamer.plan import Join, Plan, S3Uri
+    from streamer.plan.selection import Selection
+    from streamer.relay.transport import TransportSpec
+    from streamer.retry import RetryPolicy
+    from streamer.s3.client.endpoint import Endpoint
     from streamer.s3.client.session import Clients
     from streamer.sink.outlet import Drainable, Outlet
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CatOptions:
-    """Limits and settings of `penstock cat`; for None, the transport chooses the number."""
-
-    budget: int
-    part_size: int | None
-    requests_in_flight: int | None
-    transport: Wish
-    give_up_after: float
-    join: Join | None = None
-    selection: Selection = field(default_factory=Selection)
-    quiet: bool = False
-    """Show no progress line."""
-
-
-async def cat(
-    uris: list[S3Uri],
-    *,
-    endpoint: Endpoint,
-    options: CatOptions,
-    promised: bool,
-    report: Callable[[dict[str, Any]], None],
-) -> int:
-    """Stream the URIs to standard output; `report` gets the figures at the end.
-
-    `promised`: the pipe is marked as a stream that will have a trailer (`streamer.trailer`).
-    """
-    progress = _StreamProgress()
-    # A program that reads a pipe may write to the same terminal, so only a file has the line.
-    quiet = options.quiet or not stat.S_ISREG(os.fstat(1).st_mode)
-    with progress_line(progress.text, quiet=quiet):
-        figures = await _stream(uris, endpoint, options, progress)
-    if figures is None:
-        return Exit.READER_GONE
-    if promised:
-        mark_pipe(1, "complete")
-    report(figures)
-    return Exit.OK
 
 
 class _StreamProgress:
@@ -101,57 +62,64 @@ class _StreamProgress:
         return transferred(done, total, time.monotonic() - self.started)
 
 
-async def _stream(
-    uris: list[S3Uri], endpoint: Endpoint, options: CatOptions, progress: _StreamProgress
+async def cat(
+    uris: list[S3Uri],
+    *,
+    endpoint: Endpoint,
+    spec: TransportSpec,
+    join: Join | None = None,
+    selection: Selection | None = None,
+    quiet: bool = False,
 ) -> dict[str, Any] | None:
-    """List the URIs and stream them meanwhile; return the figures, or None if the reader has left."""
-    policy = RetryPolicy(give_up_after=options.give_up_after)
-    async with open_clients(
-        endpoint,
-        connections=options.requests_in_flight or MOST_REQUESTS,
-        stall_timeout=min(STALL_TIMEOUT, options.give_up_after),
-        by_aiobotocore=options.transport == "aiobotocore",
-    ) as clients:
-        memory, arrangement = PlanMemory(memory_limit() // 2), Arrangement(join=options.join)
-        with open_pages(clients) as pages:
-            sources = Sources(
-                pages,
-                uris,
-                arrangement,
-                options.selection,
-                exact=True,
-                progress=partial(setattr, progress, "listed"),
-                memory=memory,
+    """Stream the URIs to standard output while they are listed; return the figures.
+
+    None if the reader has left. `spec`: limits and retries; its channel is that of the URIs. `quiet`: show no
+    progress line.
+    """
+    progress, waits = _StreamProgress(), WaitLog(give_up_after=spec.retry.give_up_after)
+    mode = os.fstat(1).st_mode
+    async with contextlib.AsyncExitStack() as stack:
+        # A program that reads a pipe may write to the same terminal, so only a file has the line.
+        stack.enter_context(progress_line(progress.text, quiet=quiet or not stat.S_ISREG(mode)))
+        clients = await stack.enter_async_context(
+            open_clients(
+                endpoint,
+                connections=spec.requests_in_flight or MOST_REQUESTS,
+                stall_timeout=min(STALL_TIMEOUT, spec.retry.give_up_after),
+                by_aiobotocore=spec.wish == "aiobotocore",
             )
-            open_plan = OpenPlan(arrangement, sources)
-            plan = progress.plan = open_plan.plan
-            why, waits = why_read(plan), WaitLog(give_up_after=policy.give_up_after)
-            progress.started, cpu = time.monotonic(), time.process_time()
-            spec = TransportSpec(
-                wish=options.transport,
-                buckets={uri.bucket for uri in uris},
-                channels=[why],
-                budget=options.budget,
-                requests_in_flight=options.requests_in_flight,
-                part_size=options.part_size,
-                to_pipes=stat.S_ISFIFO(os.fstat(1).st_mode),
-            )
-            try:
-                async with open_transport(clients, spec) as transport:
-                    freeze_gc()
-                    await stream_once(
-                        plan,
-                        transport.source,
-                        transport.stages(why),
-                        policy=policy,
-                        counters=progress.counters,
-                        open_outlet=partial(_standard_output, give_up_after=options.give_up_after),
-                        listing=_list(open_plan, policy, waits, joined=options.join is not None),
-                    )
-            except ReaderGone:
-                return None
-            if options.join is None:
-                await _warn_of_line_ends(plan, clients)
+        )
+        arrangement = Arrangement(join=join)
+        sources = Sources(
+            stack.enter_context(open_pages(clients)),
+            uris,
+            arrangement,
+            selection,
+            exact=True,
+            progress=partial(setattr, progress, "listed"),
+            memory=PlanMemory(memory_limit() // 2),
+        )
+        open_plan = OpenPlan(arrangement, sources)
+        plan = progress.plan = open_plan.plan
+        why = why_read(plan)
+        progress.started, cpu = time.monotonic(), time.process_time()
+        spec = replace(spec, channels=[why], to_pipes=stat.S_ISFIFO(mode))
+        try:
+            async with open_transport(clients, spec) as transport:
+                freeze_gc()
+                await stream_once(
+                    plan,
+                    transport.source,
+                    transport.stages(why),
+                    policy=spec.retry,
+                    counters=progress.counters,
+                    open_outlet=partial(_standard_output, give_up_after=spec.retry.give_up_after),
+                    listing=_list(open_plan, spec.retry, waits, joined=join is not None),
+                )
+        except ReaderGone:
+            return None
+        if join is None:
+            await _warn_of_line_ends(plan, clients)
     if plan.strays is not None and plan.strays.keys:
         from sidecar.records.strays import option_advice, warn_of_strays
 

@@ -57,8 +57,10 @@ def resolved(values: Mapping[str, Any]) -> Endpoint:
     return Endpoint(**rest, reading=reading)
 
 
-def endpoint_of_options(values: Mapping[str, Any]) -> Endpoint:
+def endpoint_of_options(options: Mapping[str, Any]) -> Endpoint:
     """Return the endpoint of command-line options. Raises ConfigError."""
+    values = {"if_match": "send", "sse_customer_key_file": None, **options}
+    values["url"] = values.pop("endpoint_url")
     try:
         _check_options(values)
         check_together(values, _option)
