@@ -19,7 +19,6 @@ from sidecar.cli.options import (
     print_closing,
     selection_options,
     set_up_log,
-    take_keys,
     take_selection,
 )
 from sidecar.process.exits import Exit
@@ -138,7 +137,7 @@ def manifest(
         raise ConfigError("--skip-unmatched needs --label NAME=REGEX")
     if None not in (target, keys_file) and os.path.realpath(str(target)) == os.path.realpath(str(keys_file)):
         raise ConfigError(f"--to and --keys name the same file, {target}; name two")
-    selection = take_keys(source)
+    selection = take_selection(source)
     if keys_file is not None:
         found = _read(keys_file, uris, selection, source)
     elif not uris:

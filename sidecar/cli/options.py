@@ -174,7 +174,13 @@ def selection_section(options: dict[str, Any]) -> dict[str, Any]:
 
     Raises ConfigError.
     """
-    limit = _limit_section(options["limit"], options["sample"])
+    limit, sample = options["limit"], options["sample"]
+    if sample is not None:
+        if limit is None:
+            raise ConfigError("--sample needs --limit: write how many objects or bytes, as in --limit 1000")
+        if not -(2**63) <= sample < 2**63:
+            raise ConfigError(f"--sample {sample} is no 64-bit integer: write a small number, such as 7")
+        limit |= {"Seed": sample}
     section = {
         "Include": options["include"],
         "Exclude": options["exclude"],
@@ -185,37 +191,22 @@ def selection_section(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def take_selection(options: dict[str, Any]) -> Selection:
-    """Remove the options of `selection_options`; return what they select. Raises ConfigError."""
+    """Remove the options of `selection_options`, or of `key_options`; return what they select.
+
+    Raises ConfigError.
+    """
     from streamer.plan.selection import Limit, Selection
-
-    section = _limit_section(options.pop("limit"), options.pop("sample"))
-    limit = None
-    if section is not None:
-        limit = Limit(section.get("Objects"), section.get("Bytes"), section.get("Seed"))
-    keys = take_keys(options)
-    return Selection(keys.include, keys.exclude, limit, keys.split)
-
-
-def take_keys(options: dict[str, Any]) -> Selection:
-    """Remove the options of `key_options`; return what they select. Raises ConfigError."""
-    from streamer.plan.selection import Selection
     from streamer.plan.split import Split, parse_folds
 
-    split = None
-    if (given := options.pop("split")) is not None:
-        split = Split(given["Of"], parse_folds(given["Take"], given["Of"]))
-    return Selection(options.pop("include"), options.pop("exclude"), split=split)
-
-
-def _limit_section(limit: dict[str, int] | None, sample: int | None) -> dict[str, int] | None:
-    """Return the section `Limit` of a channel for the options --limit and --sample. Raises ConfigError."""
-    if sample is None:
-        return limit
-    if limit is None:
-        raise ConfigError("--sample needs --limit: write how many objects or bytes, as in --limit 1000")
-    if not -(2**63) <= sample < 2**63:
-        raise ConfigError(f"--sample {sample} is no 64-bit integer: write a small number, such as 7")
-    return limit | {"Seed": sample}
+    names = ("include", "exclude", "split", "limit", "sample")
+    section = selection_section({name: options.pop(name, None) for name in names})
+    limit, split = section.get("Limit"), section.get("Split")
+    return Selection(
+        section.get("Include", ()),
+        section.get("Exclude", ()),
+        None if limit is None else Limit(limit.get("Objects"), limit.get("Bytes"), limit.get("Seed")),
+        None if split is None else Split(split["Of"], parse_folds(split["Take"], split["Of"])),
+    )
 
 
 class Size(click.ParamType[int]):
