@@ -34,9 +34,8 @@ from prometheus_client import (
 )
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from sidecar.admin import limits
 from sidecar.admin.access import CLIENT_WITHIN, AccessPolicy, ConnectionLimiter, harden, refusal
-from sidecar.admin.status import status, view
+from sidecar.admin.status import change_limits, limits, status, view
 from sidecar.observe.collector import exposition
 from streamer.aio import first_of
 from streamer.errors import ConfigError
@@ -189,7 +188,7 @@ class Admin:
             return web.json_response(status(self._state))
 
     async def _limits(self, _: web.Request) -> web.Response:
-        return web.json_response(limits.current(self._state))
+        return web.json_response(limits(self._state))
 
     async def _change(self, request: web.Request) -> web.Response:
         try:
@@ -204,7 +203,7 @@ class Admin:
         except (ValueError, RecursionError) as error:
             return refusal(400, f"the body is not JSON: {error}")
         try:
-            return web.json_response(limits.change(self._state, document))
+            return web.json_response(change_limits(self._state, document))
         except (ConfigError, ValueError) as error:
             return refusal(400, str(error))
 
