@@ -224,7 +224,7 @@ def keeper(path: str) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON: ready, why.")
 def probe(url: str, *, quiet: bool, as_json: bool) -> None:
     """Ask a running sidecar whether it is ready: exit code 0 if it is, 1 if not, with the reason."""
-    from sidecar.admin.probe import why_not_ready
+    from sidecar.admin.client import why_not_ready
 
     why = why_not_ready(url)
     if as_json:
@@ -247,7 +247,7 @@ def probe(url: str, *, quiet: bool, as_json: bool) -> None:
 )
 def top(url: str, *, once: bool, as_json: bool, token_file: str | None) -> None:
     """Show a running sidecar live: bottleneck, speed and progress of each channel. Press Ctrl-C to quit."""
-    from sidecar.admin.remote import events
+    from sidecar.admin.client import events
     from sidecar.admin.top import watch
     from sidecar.config.settings import read_token
 
@@ -279,11 +279,11 @@ def change(url: str, *, token_file: str, as_json: bool, limits: tuple[str, ...])
     A LIMIT is bandwidth, CHANNEL.bandwidth, requests_in_flight or memory_budget; the VALUE none or auto lifts
     a limit.
     """
-    from sidecar.admin import remote
+    from sidecar.admin.client import change_limits, describe_limits, parse_limits
     from sidecar.config.settings import read_token
 
-    changed = remote.change(url, remote.parse_limits(limits), read_token(token_file))
+    changed = change_limits(url, parse_limits(limits), read_token(token_file))
     if as_json:
         print_json(changed)
     else:
-        click.echo("\n".join(remote.describe_limits(changed)))
+        click.echo("\n".join(describe_limits(changed)))

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.admin.remote import change, parse_limits
+from sidecar.admin.client import change_limits, parse_limits
 from sidecar.config.settings import read_token
 from streamer.errors import ConfigError
 from streamer.units import MIB
@@ -189,9 +189,9 @@ def test_limits_that_cannot_be(stub: S3Stub, tmp_path: Path, token: str) -> None
         running.wait_for("ready")
         for word, why in REFUSED.items():
             with pytest.raises(ConfigError, match=why):
-                change(running.url, parse_limits(("bandwidth=5MB", word)), TOKEN)
+                change_limits(running.url, parse_limits(("bandwidth=5MB", word)), TOKEN)
         with pytest.raises(ConfigError, match="this is not the token"):
-            change(running.url, {"bandwidth": 5}, TOKEN + "x")
+            change_limits(running.url, {"bandwidth": 5}, TOKEN + "x")
         assert json.loads(running.get("/limits")[1])["bandwidth"] is None
         assert running.end() == 0
 
