@@ -72,7 +72,7 @@ def test_files_are_byte_for_byte_what_the_platform_prints(tmp_path: Path) -> Non
     write_config_files(layout, job, identify(job, environment={}))
     config = tmp_path / "input" / "config"
     written = {f"{name}.json" for name in ("hyperparameters", "inputdataconfig", "resourceconfig")}
-    assert set(os.listdir(config)) == written | {".resourceconfig.json.penstock"}
+    assert set(os.listdir(config)) == written | {".resourceconfig.json.penstock", "penstock.env"}
     assert (config / "resourceconfig.json").read_bytes() == (
         b'{"current_host":"algo-1","current_instance_type":"ml.c5.xlarge",'
         b'"current_group_name":"homogeneousCluster","hosts":["algo-1"],"instance_groups":'
