@@ -21,13 +21,15 @@ from sidecar.cli.options import (
 )
 from sidecar.process.exits import Exit
 from streamer.errors import ConfigError
+from streamer.escaping import escape_control
+from streamer.secrets import redact
 from streamer.units import counted, human_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_COLORS = {"ok": "green", "warning": "yellow", "failure": "red"}
-"""Colours of the findings of `doctor`."""
+_MARKS = {"ok": ("ok", "green"), "warning": ("warning", "yellow"), "failure": ("FAILURE", "red")}
+"""By state of a finding of `doctor`, the word before it, and its colour."""
 
 
 @click.command(
@@ -169,24 +171,31 @@ def _steps(name: str, channel: dict[str, Any]) -> Iterator[str]:
 @click.option("--json", "as_json", is_flag=True, help="Print all findings as JSON at the end.")
 def doctor(path: str | None, host_index: int | None, host_count: int | None, *, as_json: bool) -> None:
     """Try all that a job needs: credentials, permissions, endpoint, limits of this machine, speed."""
-    from sidecar.doctor import examination
+    from collections import Counter
+    from dataclasses import asdict
+
+    from sidecar.doctor.examination import examine
     from sidecar.process.runner import run as run_loop
 
     set_up_log("warning")
     job = load_job_file(path)
     findings = []
 
-    async def examine() -> None:
-        async for finding in examination.examine(job, (host_index, host_count)):
+    async def show() -> None:
+        async for finding in examine(job, (host_index, host_count)):
             findings.append(finding)
             if not as_json:
-                mark = examination.MARKS[finding.state]
-                line = examination.line(finding).removeprefix(mark)
-                click.echo(click.style(mark, fg=_COLORS[finding.state], bold=True) + line)
+                mark, color = _MARKS[finding.state]
+                text = escape_control(redact(finding.text))
+                fix = f"\n{'':28}-> {finding.fix}" if finding.fix else ""
+                mark = click.style(f"{mark:<8}", fg=color, bold=True)
+                click.echo(f"{mark} {finding.check:<18} {text}{fix}")
 
-    run_loop(examine())
+    run_loop(show())
+    code = int(next((each.code for each in findings if each.state == "failure"), Exit.OK))
     if as_json:
-        print_json(examination.document(findings))
+        print_json({"code": code, "findings": [asdict(finding) for finding in findings]})
     else:
-        click.echo(examination.summary(findings))
-    sys.exit(examination.code(findings))
+        count = Counter(each.state for each in findings)
+        click.echo(f"{len(findings)} checks: {count['failure']} failed, {count['warning']} with a warning")
+    sys.exit(code)

@@ -7,10 +7,8 @@ A check that depends on a failed one is left out.
 from __future__ import annotations
 
 import os
-from collections import Counter
-from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sidecar.config.index_place import index_uri
 from sidecar.doctor import machine
@@ -23,16 +21,13 @@ from sidecar.index.stored import check_format
 from sidecar.job.channels import job_clients
 from sidecar.job.layout import DEFAULT_BASE, Layout, resolve_host
 from sidecar.job.listings import open_listings
-from sidecar.process.exits import Exit
 from sidecar.process.resources import memory_limit
 from sidecar.records.rank_advice import expected_small_requests
 from sidecar.records.ranks import deal_of, find_index
 from streamer.aio import in_thread
 from streamer.errors import ConfigError, PenstockError
-from streamer.escaping import escape_control
 from streamer.plan import Shard
 from streamer.s3.pages.validation import PlanMemory
-from streamer.secrets import redact
 from streamer.units import counted
 
 if TYPE_CHECKING:
@@ -45,8 +40,6 @@ if TYPE_CHECKING:
     from sidecar.job.layout import Flags
     from streamer.plan import Plan
     from streamer.s3.client.session import Clients
-
-MARKS = {"ok": "ok      ", "warning": "warning ", "failure": "FAILURE "}
 
 
 async def examine(job: Job, flags: Flags) -> AsyncIterator[Finding]:
@@ -147,25 +140,3 @@ def _not_writable(folder: str) -> str:
     while not os.path.exists(place):
         place = os.path.dirname(place)
     return "" if os.path.isdir(place) and os.access(place, os.W_OK | os.X_OK) else place
-
-
-def line(finding: Finding) -> str:
-    """Return one finding as text for people."""
-    text = f"{MARKS[finding.state]} {finding.check:<18} {escape_control(redact(finding.text))}"
-    return f"{text}\n{'':9}{'':19}-> {finding.fix}" if finding.fix else text
-
-
-def summary(findings: list[Finding]) -> str:
-    """Return how many findings there are of each kind."""
-    count = Counter(each.state for each in findings)
-    return f"{len(findings)} checks: {count['failure']} failed, {count['warning']} with a warning"
-
-
-def document(findings: list[Finding]) -> dict[str, Any]:
-    """Return all findings as a document for programs."""
-    return {"code": int(code(findings)), "findings": [asdict(finding) for finding in findings]}
-
-
-def code(findings: list[Finding]) -> int:
-    """Return the exit code: that of the first failure, 0 if there is none."""
-    return next((each.code for each in findings if each.state == "failure"), Exit.OK)

@@ -35,35 +35,30 @@ CHECKSUM = "x-amz-checksum-"
 NO_SUCH_ETAG = '"00000000000000000000000000000000"'
 
 
-class _ByteProbe:
-    """Sends GETs of one byte of an object, by the client that the job would use."""
+async def _get(control: ControlClient, ref: ObjectRef, **headers: str) -> tuple[ObjectResponse, bytes]:
+    """Get one byte with these headers, with `_` for `-`; return the response and two bytes at most."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    named["Range"] = f"bytes={_offset(ref)}-{_offset(ref)}"
+    async with open_object(control, ErrorContext(ref.bucket, ref.key), named) as response:
+        async with contextlib.aclosing(response.pieces) as pieces:
+            async for piece in pieces:
+                return response, piece[:2]
+        return response, b""
 
-    def __init__(self, clients: Clients, ref: ObjectRef) -> None:
-        self._control = ControlClient(clients)
-        self._context = ErrorContext(ref.bucket, ref.key)
-        # Some servers answer `bytes=0-0` with the whole object. A run sends it only for objects of one byte.
-        self.offset = min(1, ref.size - 1)
 
-    def close(self) -> None:
-        """Close the connections."""
-        self._control.close()
+def _offset(ref: ObjectRef) -> int:
+    """Return the offset of the byte that is asked for.
 
-    async def send(self, **headers: str) -> tuple[ObjectResponse, bytes]:
-        """Send a GET with these headers, with `_` for `-`; return the response and two bytes at most."""
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        named["Range"] = f"bytes={self.offset}-{self.offset}"
-        async with open_object(self._control, self._context, named) as response:
-            async with contextlib.aclosing(response.pieces) as pieces:
-                async for piece in pieces:
-                    return response, piece[:2]
-            return response, b""
+    Some servers answer `bytes=0-0` with the whole object. A run sends it only for objects of one byte.
+    """
+    return min(1, ref.size - 1)
 
 
 async def read_checks(clients: Clients, name: str, ref: ObjectRef) -> AsyncIterator[Finding]:
     """Read one byte of an object; check how the endpoint handles Range, If-Match and checksums."""
-    with contextlib.closing(_ByteProbe(clients, ref)) as probe:
+    with contextlib.closing(ControlClient(clients)) as control:
         try:
-            response, data = await probe.send(x_amz_checksum_mode="ENABLED")
+            response, data = await _get(control, ref, x_amz_checksum_mode="ENABLED")
         except ObjectMissing as error:
             fix = (
                 "The listing has this key, and GET does not find it: the server may encode the keys of its "
@@ -75,11 +70,11 @@ async def read_checks(clients: Clients, name: str, ref: ObjectRef) -> AsyncItera
             yield failed(f"get {name}", error, "s3:GetObject on the objects")
             return
         yield Finding(f"get {name}", "ok", f"s3://{ref.bucket}/{ref.key}")
-        yield _range(name, ref, response, data, offset=probe.offset)
+        yield _range(name, ref, response, data)
         if (finding := _etag(name, ref, response)) is not None:
             yield finding
         yield _clock(response.fields.get("date"))
-        yield await _if_match(clients, name, ref, probe)
+        yield await _if_match(clients, name, ref, control)
     checksums = sorted(
         field.removeprefix(CHECKSUM).upper() for field in response.fields if field.startswith(CHECKSUM)
     )
@@ -115,7 +110,7 @@ def etags_differ(name: str, refs: Sequence[ObjectRef]) -> Finding | None:
     return None
 
 
-def _range(name: str, ref: ObjectRef, response: ObjectResponse, data: bytes, *, offset: int) -> Finding:
+def _range(name: str, ref: ObjectRef, response: ObjectResponse, data: bytes) -> Finding:
     """Check that a part would accept the response. The ETag has a finding of its own."""
     content_range = response.content_range
     text = f"answered {response.status} with {response.length} bytes for one"
@@ -123,8 +118,8 @@ def _range(name: str, ref: ObjectRef, response: ObjectResponse, data: bytes, *, 
     with contextlib.suppress(PenstockError):
         check_header(
             replace(ref, etag="any"),
-            offset,
-            offset + 1,
+            _offset(ref),
+            _offset(ref) + 1,
             ErrorContext(ref.bucket, ref.key),
             status=response.status,
             content_length=response.length,
@@ -139,7 +134,7 @@ def _range(name: str, ref: ObjectRef, response: ObjectResponse, data: bytes, *, 
     return Finding(f"Range {name}", "failure", text, fix, Exit.UNREACHABLE)
 
 
-async def _if_match(clients: Clients, name: str, ref: ObjectRef, probe: _ByteProbe) -> Finding:
+async def _if_match(clients: Clients, name: str, ref: ObjectRef, control: ControlClient) -> Finding:
     """Check that the endpoint answers a request with the right ETag, and refuses one with a wrong ETag."""
     check = f"If-Match {name}"
     if not clients.data.sends_if_match:
@@ -147,13 +142,13 @@ async def _if_match(clients: Clients, name: str, ref: ObjectRef, probe: _BytePro
     if is_modified(ref.etag):
         return Finding(check, "ok", "left out: the endpoint lists the objects without ETags")
     try:
-        await probe.send(If_Match=f'"{ref.etag}"')
+        await _get(control, ref, If_Match=f'"{ref.etag}"')
     except PenstockError as error:
         text = f"refused, although the ETag is right: {error}"
         fix = "Set Penstock.Endpoint.IfMatch: omit; the ETag of every response is compared in any case."
         return Finding(check, "failure", text, fix, exit_code(error))
     try:
-        await probe.send(If_Match=NO_SUCH_ETAG)
+        await _get(control, ref, If_Match=NO_SUCH_ETAG)
     except SourceChanged:
         return Finding(check, "ok", "another version is refused")
     except PenstockError as error:
