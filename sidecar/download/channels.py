@@ -18,6 +18,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from sidecar.config.transport import transport_spec
@@ -30,7 +31,7 @@ from streamer.aio import in_thread
 from streamer.directory import Directory
 from streamer.errors import SinkError
 from streamer.plan import Plan
-from streamer.relay.files.outlet import WRITERS, FilesOutlet, batch_size
+from streamer.relay.files.outlet import WRITERS, FilesOutlet, Written, batch_size
 from streamer.relay.once import stream_once
 from streamer.relay.statistics import ChannelCounters, sum_of
 from streamer.relay.transport import open_transport
@@ -70,26 +71,34 @@ class Download:
 
     def __init__(self, channel: str, plan: Plan, data: str) -> None:
         """`data`: the directory of all channels, an absolute path without links."""
-        self.counters = ChannelCounters()
         self._channel = channel
         self._plan = plan
         self._data = data
-        self._progress: _DownloadProgress | None = None
+        self._counters = ChannelCounters()
+        self._rest: Rest | None = None
+        self._written = Written()
+        self._began = 0.0
+        """Start of the transfer, in monotonic seconds."""
         self._complete = False
 
     def statistics(self) -> DownloadStatistics:
         """Return a snapshot of the download."""
-        progress, counts = self._progress, sum_of([self.counters.counts])
-        if progress is None:
-            return DownloadStatistics(progress=float(self._complete), counts=counts)
-        share = 1.0 if self._complete else progress.share()
-        return DownloadStatistics(progress.written.bytes, progress.written.files, share, counts)
+        share, total = float(self._complete), self._plan.total_bytes(0)
+        if self._rest is not None and not self._complete and total:
+            share = (self._rest.bytes_done + self._written.bytes) / total
+        counts = sum_of([self._counters.counts])
+        return DownloadStatistics(self._written.bytes, self._written.files, share, counts)
 
     def text(self) -> str:
         """Return, in one line, how far the download is."""
-        if self._progress is None:
+        if self._rest is None:
             return f"{self._channel}: looking for the files of an earlier download"
-        return f"downloading {self._progress.text()}"
+        return f"downloading {self._transferred(self._rest)}"
+
+    def _transferred(self, rest: Rest) -> str:
+        """Return the text of the progress line."""
+        seconds, total = time.monotonic() - self._began, self._plan.total_bytes(0)
+        return f"{self._channel}: {transferred(self._written.bytes, total, seconds, before=rest.bytes_done)}"
 
     async def run(self, clients: Clients, spec: TransportSpec) -> bool:
         """Download the plan's objects; return False if they are there already.
@@ -121,60 +130,35 @@ class Download:
         batch = batch_size(spec.budget)
         spec = replace(spec, budget=spec.budget - WRITERS * batch)
         outlet = FilesOutlet(directory.files(self._plan, rest), batch=batch)
-        progress = self._progress = _DownloadProgress(self._channel, self._plan, rest, outlet)
+        self._rest, self._written, self._began = rest, outlet.written, time.monotonic()
+        self._log(rest)
         try:
             async with open_transport(clients, spec) as transport:
-                with progress_line(progress.text, quiet=not shows_text()):
+                with progress_line(partial(self._transferred, rest), quiet=not shows_text()):
                     await stream_once(
                         rest.plan,
                         transport.source,
                         transport.stages(),
                         policy=spec.retry,
-                        counters=self.counters,
+                        counters=self._counters,
                         open_outlet=lambda _: outlet,
                     )
             await outlet.finish()
         finally:
-            progress.close()
+            self._timer.cancel()
             await outlet.end()
 
-
-class _DownloadProgress:
-    """Progress of a download: logged now and every `PROGRESS_EVERY` seconds, until it is closed."""
-
-    def __init__(self, channel: str, plan: Plan, rest: Rest, outlet: FilesOutlet) -> None:
-        self._channel = channel
-        self._total = {"objects": plan.objects(0), "bytes": plan.total_bytes(0)}
-        self._rest = rest
-        self.written = outlet.written
-        self._loop = asyncio.get_running_loop()
-        self._began = time.monotonic()
-        self._log()
-
-    def text(self) -> str:
-        """Return the text of the progress line."""
-        seconds = time.monotonic() - self._began
-        moved = transferred(self.written.bytes, self._total["bytes"], seconds, before=self._rest.bytes_done)
-        return f"{self._channel}: {moved}"
-
-    def share(self) -> float:
-        """Return the share of the bytes that is written."""
-        total = self._total["bytes"]
-        return (self._rest.bytes_done + self.written.bytes) / total if total else 0.0
-
-    def _log(self) -> None:
+    def _log(self, rest: Rest) -> None:
+        """Log how far the download is, now and every `PROGRESS_EVERY` seconds."""
         log.info(
             "downloading",
             channel=self._channel,
-            **self._total,
-            objects_done=self._rest.objects_done + self.written.files,
-            bytes_done=self._rest.bytes_done + self.written.bytes,
+            objects=self._plan.objects(0),
+            bytes=self._plan.total_bytes(0),
+            objects_done=rest.objects_done + self._written.files,
+            bytes_done=rest.bytes_done + self._written.bytes,
         )
-        self._timer = self._loop.call_later(PROGRESS_EVERY, self._log)
-
-    def close(self) -> None:
-        """Log no more."""
-        self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(PROGRESS_EVERY, self._log, rest)
 
 
 @contextlib.contextmanager
