@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from sidecar.process.logs import log
 from sidecar.process.resources import memory_limit
 from streamer.aio import task_group
-from streamer.formats.header_skipper import SKIP
+from streamer.formats.transform import SKIP
 from streamer.plan import Arrangement, Shard
 from streamer.s3.manifests.manifest import Manifest
 from streamer.s3.manifests.object_finder import ObjectClients

@@ -5,7 +5,7 @@
     tfrecord, recordio, lines
               one reader each, and an encoder if the format has a frame
     tar       reader of WebDataset streams; `sample` makes a dict of each record
-    join      joins tar archives (`tar_joiner`) or texts (`line_joiner`)
+    transform joins tar archives (`join_tar`) or texts
 
 A reader takes any unbuffered binary stream (`readinto`) and yields lists of `bytes`, one list per block, so
 that the cost of a system call is divided over many records. This package does not depend on channels, FIFOs

@@ -15,7 +15,7 @@ imports none of them.
 
 from __future__ import annotations
 
-from streamer.formats.join import Join
+from streamer.formats.transform import Join
 from streamer.plan.digest import parse_partial
 from streamer.plan.entries import Entries, is_folder_marker, listed
 from streamer.plan.growth import Growth

@@ -48,7 +48,7 @@ class Arrangement:
     inflate: bool = False
     """Objects are compressed, and delivery inflates them (CompressionType)."""
     join: str | None = None
-    """How delivery joins the objects (`streamer.formats.join`); None: they are not joined."""
+    """How delivery joins the objects (`streamer.formats.transform`); None: they are not joined."""
     rows: Shard = field(default_factory=Shard)
     """Rows of a manifest that become entries, by count; the others cost no request. `shard` divides these."""
 

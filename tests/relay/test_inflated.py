@@ -23,7 +23,7 @@ from backports import zstd
 
 from streamer.errors import ConfigError
 from streamer.plan import Arrangement, Plan, S3Uri, Shard
-from streamer.relay.deliver import spool, transform
+from streamer.relay.deliver import transform_runner, wrap
 from streamer.relay.transport import TransportSpec, open_transport, why_read
 from streamer.s3.client.doubt import DOUBTED
 from streamer.units import MIB
@@ -294,7 +294,8 @@ async def test_bytes_that_have_arrived_do_not_wait_for_those_that_have_not(
 async def test_a_long_record_is_spooled_to_a_file_without_a_name(
     run: RunChannel, stub: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spool, "SPOOL_MEMORY", 100_000)
+    for module in (wrap, transform_runner):
+        monkeypatch.setattr(module, "SPOOL_MEMORY", 100_000)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "spool"))
     (tmp_path / "spool").mkdir()
     contents = fill(stub, [5_000_000, 20_000, 300_000])
@@ -306,7 +307,8 @@ async def test_a_long_record_is_spooled_to_a_file_without_a_name(
 async def test_no_room_for_the_spool_is_told_with_what_to_do(
     run: RunChannel, stub: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spool, "SPOOL_MEMORY", 100_000)
+    for module in (wrap, transform_runner):
+        monkeypatch.setattr(module, "SPOOL_MEMORY", 100_000)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
     fill(stub, [5_000_000])
     async with run(stub, tmp_path, wrap=True) as running:
@@ -318,7 +320,7 @@ async def test_a_record_that_inflates_beyond_its_format_is_refused_by_name(
     run: RunChannel, stub: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """2^29 bytes; here less, so that the test is short."""
-    monkeypatch.setattr(transform, "LONGEST_RECORD", 3_000_000)
+    monkeypatch.setattr(wrap, "LONGEST_RECORD", 3_000_000)
     stub.objects["b/data/0000"] = gzip.compress(bytes(3_000_000))
     stub.objects["b/data/0001"] = gzip.compress(bytes(3_000_001))
     async with run(stub, tmp_path, wrap=True) as running:

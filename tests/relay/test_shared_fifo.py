@@ -16,8 +16,8 @@ from streamer.plan import START, ObjectRef, Plan, Position
 from streamer.plan.dealing import DealtEpoch, Turn
 from streamer.plan.folds import object_starts
 from streamer.plan.record_table import END_MARK
-from streamer.relay.deliver.byte_queue import ByteQueue
 from streamer.relay.deliver.dealt_outlet import DealtOutlet
+from streamer.relay.deliver.epoch_writer import ByteQueue
 from streamer.relay.deliver.key_list import KeyList
 from streamer.relay.deliver.shared_fifo import SharedFifo, SharedGroup
 from streamer.sink.key_list import AHEAD, KeyListWriter

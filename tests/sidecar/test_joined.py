@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from streamer.formats.tar_joiner import TarJoiner
+from streamer.formats.join_tar import JoinTar
 from tests.kit.pipes import read_all
 from tests.kit.processes import Sidecar, findings, job, penstock, sidecar, write_job
 from tests.kit.stub import S3Stub
@@ -155,7 +155,7 @@ def test_a_killed_sidecar_goes_on_at_the_exact_byte(stub: S3Stub, place: Any) ->
     dice = random.Random("tar")
     objects = [archive([(f"{i}-{k}", dice.randbytes(1_500_000)) for k in range(3)]) for i in range(6)]
     stub.objects |= {f"b/train/{i}": data for i, data in enumerate(objects)}
-    whole = joined(TarJoiner(), objects, [])
+    whole = joined(JoinTar(), objects, [])
     path, data = place(Penstock={"Join": "tar"})
     kills = [dice.randrange(10_000_000, len(whole)), len(whole) + dice.randrange(len(whole))]
     killed(path, data, [sha(whole)] * 2, kills)
@@ -205,7 +205,7 @@ def test_cat_joins(stub: S3Stub) -> None:
     endpoint = ["--endpoint-url", stub.url, "--path-style"]
     done = penstock("cat", "s3://b/tars/", *endpoint, "--join", "tar", text=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == joined(TarJoiner(), tars, [])
+    assert done.stdout == joined(JoinTar(), tars, [])
     done = penstock("cat", "s3://b/rows/", *endpoint, "--join", "tar")
     assert done.returncode == 8
     assert "no tar header" in done.stderr

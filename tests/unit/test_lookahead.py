@@ -10,29 +10,31 @@ import os
 import random
 from collections.abc import Iterator
 from functools import partial
+from unittest.mock import patch
 
 import pytest
 from backports import zstd
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.aio import WorkerThread
 from streamer.errors import CorruptObject
+from streamer.formats.transform import Transform
 from streamer.inflate import Inflater
-from streamer.plan import ObjectRef
-from streamer.relay.deliver import inflation as module
-from streamer.relay.deliver.byte_queue import ByteQueue
-from streamer.relay.deliver.inflation import Inflation
-from streamer.relay.deliver.lookahead import STEP, Lookahead
+from streamer.plan import ObjectRef, Segment
+from streamer.relay.deliver import lookahead, transform_runner
+from streamer.relay.deliver.epoch_writer import EpochWriter
+from streamer.relay.deliver.lookahead import STEP
 from streamer.relay.deliver.object_errors import not_inflatable
+from streamer.relay.deliver.transform_runner import TransformRunner
 from streamer.relay.statistics import StateTimer
+from streamer.sink.outlet import PipeOutlet
 from streamer.units import MIB
 
 
 @pytest.fixture(autouse=True, scope="module")
 def no_object_is_too_short() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "LEAST_AHEAD", 0)
+        patch.setattr(lookahead, "LEAST_AHEAD", 0)
         yield
 
 
@@ -82,90 +84,72 @@ def in_order(ref: ObjectRef, data: bytes) -> tuple[bytes, str]:
     return found, ""
 
 
+class ReadPipe(PipeOutlet):
+    """A pipe that is read when it is full."""
+
+    def __init__(self, capacity: int) -> None:
+        self.reader, writer = os.pipe2(os.O_NONBLOCK)
+        super().__init__(writer, on_gone=lambda: None)
+        fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, capacity)
+        self.found = bytearray()
+
+    async def writable(self) -> None:
+        self.read()
+
+    def read(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self.found += os.read(self.reader, MIB)
+
+    def close(self) -> None:
+        super().close()
+        os.close(self.reader)
+
+
 class Objects:
     """Objects that are inflated one after the other into a pipe, with bytes of the next ones fed ahead."""
 
     def __init__(self, objects: list[bytes], most: int, capacity: int = MIB) -> None:
         self.objects = objects
         self.refs = [ObjectRef("b", f"k{i}", len(data), '"e"') for i, data in enumerate(objects)]
-        self.threads = WorkerThread("inflate"), WorkerThread("inflate-ahead")
-        self.lookahead = Lookahead(self.threads[1], most)
-        self.inflations: list[Inflation] = []
-        self.found = bytearray()
-        self.reader, self.writer = os.pipe2(os.O_NONBLOCK)
-        fcntl.fcntl(self.writer, fcntl.F_SETPIPE_SZ, capacity)
+        self.pipe = ReadPipe(capacity)
+        writer = EpochWriter(self.pipe, timer=StateTimer(), account=lambda _: None)
+        self.runner = TransformRunner(writer, Transform(), inflate=True, ahead=most * 4 // 3)
 
-    def write(self, left: ByteQueue) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while left:
-                left.drain_into(self.writer)
-
-    def read(self, left: ByteQueue) -> None:
-        """Read all that the pipe has, and what it had not accepted."""
-        while True:
-            self.write(left)
-            try:
-                self.found += os.read(self.reader, MIB)
-            except BlockingIOError:
-                return
-
-    def begin(self, ref: ObjectRef) -> Inflation:
-        inflation = Inflation(
-            ref,
-            partial(Inflater, partial(not_inflatable, ref)),
-            thread=self.threads[0],
-            emit=ByteQueue,
-            write=self.write,
-            count=lambda: None,
-            timer=StateTimer(),
-            lookahead=self.lookahead,
-        )
-        self.inflations.append(inflation)
-        return inflation
-
-    async def inflate(self, size: int, ahead: int) -> list[tuple[bytes, str]]:
+    async def inflate(self, size: int, ahead: int, *, fed: int = 0) -> list[tuple[bytes, str]]:
         """Feed pieces of `size` bytes, each `ahead` pieces before its turn; return as `in_order`."""
         pieces = [
-            (number, data[at : at + size], at + size >= len(data))
+            (number, at, data[at : at + size])
             for number, data in enumerate(self.objects)
             for at in range(0, len(data), size)
         ]
         outcomes: list[tuple[bytes, str]] = []
-        fed = len(self.inflations)  # perhaps whole objects are fed
-        for turn, (number, data, last) in enumerate(pieces):
+        for turn, (number, at, data) in enumerate(pieces):
             while fed < len(pieces) and fed <= turn + ahead:
                 self.feed(*pieces[fed])
                 fed += 1
             if len(outcomes) > number:
                 continue  # the object is damaged
-            inflation = self.inflations[number]
-            inflation.pass_on(len(data))
             try:
-                while (left := await inflation.advance(0 if last else 2 * size, in_memory=True)) is not None:
-                    self.read(left)
-                if last:
-                    inflation.finish()
+                await self.runner.pass_on(self.range(number), at, data)
             except CorruptObject as error:
                 problem = str(error)
             else:
-                if not last:
+                if at + len(data) < len(self.objects[number]):
                     continue
                 problem = ""
-            self.read(ByteQueue([]))
-            outcomes.append((bytes(self.found), problem))
-            await inflation.close()
-            self.found.clear()
-        await self.lookahead.close()
-        for thread in self.threads:
-            thread.close()
-        os.close(self.reader)
-        os.close(self.writer)
+            self.pipe.read()
+            outcomes.append((bytes(self.pipe.found), problem))
+            self.pipe.found.clear()
+        await self.runner.aclose()
+        self.pipe.close()
         return outcomes
 
-    def feed(self, number: int, data: bytes, last: bool) -> None:
-        if number == len(self.inflations):
-            self.begin(self.refs[number])
-        self.inflations[number].feed(data, last=last)
+    def range(self, number: int) -> Segment:
+        return Segment(self.refs[number], 0, len(self.objects[number]))
+
+    def feed(self, number: int, at: int, data: bytes) -> None:
+        self.runner.feed(self.range(number), at, data)
 
 
 @given(
@@ -178,9 +162,13 @@ class Objects:
 def test_content_and_errors_are_those_of_inflating_in_order(
     objects: list[bytes], size: int, ahead: int, most: int, capacity: int
 ) -> None:
-    several = Objects(objects, most, capacity)
-    due = [in_order(ref, data) for ref, data in zip(several.refs, objects, strict=True)]
-    found = asyncio.run(several.inflate(size, ahead))
+    async def inflate() -> tuple[list[tuple[bytes, str]], list[tuple[bytes, str]]]:
+        several = Objects(objects, most, capacity)
+        due = [in_order(ref, data) for ref, data in zip(several.refs, objects, strict=True)]
+        with patch.object(transform_runner, "MOST_QUEUED", 2 * size):
+            return due, await several.inflate(size, ahead)
+
+    due, found = asyncio.run(inflate())
     for (content_due, error_due), (content_found, error_found) in zip(due, found, strict=True):
         if not error_due:
             assert (content_found, error_found) == (content_due, "")
@@ -193,9 +181,9 @@ async def test_little_waits_ahead() -> None:
     """However well the bytes are compressed, and however many of them are fed."""
     several = Objects([gzip.compress(bytes(20_000_000))] * 3, MIB)
     for number, data in enumerate(several.objects):
-        several.feed(number, data, last=True)
-    await several.threads[1].run(lambda: None)  # after the first turn
-    await several.threads[1].run(lambda: None)
-    waiting = int(repr(several.lookahead).split()[1])
+        several.feed(number, 0, data)
+    await several.runner.lookahead.thread.run(lambda: None)  # after the first turn
+    await several.runner.lookahead.thread.run(lambda: None)
+    waiting = int(repr(several.runner.lookahead).split()[1])
     assert MIB <= waiting < MIB + STEP
-    assert await several.inflate(len(several.objects[0]), 0) == [(bytes(20_000_000), "")] * 3
+    assert await several.inflate(len(several.objects[0]), 0, fed=3) == [(bytes(20_000_000), "")] * 3

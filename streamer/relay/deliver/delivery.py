@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 
 from streamer.errors import ReaderGone
 from streamer.plan import Position, ResumePoint
+from streamer.relay.deliver.epoch_writer import EpochWriter
 from streamer.relay.deliver.object_ends import ObjectEnds
 from streamer.relay.deliver.resume_points import ResumePoints
-from streamer.relay.deliver.stream_writer import StreamWriter, joiner_of
 from streamer.relay.deliver.taking import LESS_TAKEN, MOST_TAKEN, Taking
-from streamer.relay.deliver.transform import BodyTransformer
+from streamer.relay.deliver.transform_runner import TransformRunner
+from streamer.relay.deliver.wrap import transform_of
 from streamer.relay.staging.stage import LEAST, TURN
 
 if TYPE_CHECKING:
@@ -60,16 +61,18 @@ class Delivery:
         self._changed = prefetcher.changed
         self._hedger = prefetcher.hedger
         self._verifier = prefetcher.verifier
-        self._transformer: BodyTransformer | None = None
-        """Transformer of the current or last epoch; None if bytes are not transformed."""
+        self._taking: Taking | None = None
+        """Bytes of the current or last epoch that are transformed; None if bytes are spliced or copied."""
         self._points = None if on_resume_point is None else ResumePoints(self._first, on_resume_point)
-        self._taking = Taking(self._window, self._fetches)
         # Until an object is delivered, its checksum may be wrong.
         self._ahead = self._quota.ahead if self._plan.inflate and self._verifier is None else 0
         """Bytes in which objects are inflated ahead of their turn."""
         self._keys: KeyList | None = None
         """Key list of the current epoch."""
         self._rewind(self._first)
+
+    def _start(self, epoch: int) -> Position:
+        return self._first if epoch == self._first.epoch else Position(epoch)
 
     def _rewind(self, start: Position) -> None:
         self.delivered = start.offset
@@ -79,7 +82,7 @@ class Delivery:
 
     def begin(self, epoch: int) -> None:
         """Begin to fetch `epoch`; set the counts to its start position."""
-        self._rewind(self._first if epoch == self._first.epoch else Position(epoch))
+        self._rewind(self._start(epoch))
         self.ends.clear()
         self.prefetcher.allow(epoch)
 
@@ -95,31 +98,26 @@ class Delivery:
         self._keys = keys
         self.prefetcher.activate(active=True)
         self.prefetcher.allow(epoch + next_too)
-        async with contextlib.AsyncExitStack() as stack:
-            transformer = self._transformer = None
-            if self._plan.rewrites:
-                first = self._first if epoch == self._first.epoch else Position(epoch)
-                writer = StreamWriter(
-                    outlet,
-                    timer=self._counters.timer,
-                    account=self._written,
-                    again=self.delivered - first.mark.streamed if first is self._first else 0,
-                    joiner=joiner_of(self._plan.join),
-                    inflated=self._plan.inflate,
-                )
-                transformer = self._transformer = BodyTransformer(
-                    writer,
-                    inflate=self._plan.inflate,
-                    wrap=self._plan.entries.wrap,
-                    timer=self._counters.timer,
-                    ahead=self._ahead,
-                )
-                stack.push_async_callback(transformer.close)
-            await self._deliver(epoch, outlet, transformer)
-            if transformer is not None:
-                await transformer.writer.finish()
+        taking = self._taking = self._transforming(epoch, outlet) if self._plan.rewrites else None
+        if taking is None:
+            await self._deliver(epoch, outlet, None)
+            return
+        async with contextlib.aclosing(taking.runner):
+            await self._deliver(epoch, outlet, taking)
+            await taking.runner.finish()
 
-    async def _deliver(self, epoch: int, outlet: Outlet, transformer: BodyTransformer | None) -> None:
+    def _transforming(self, epoch: int, outlet: Outlet) -> Taking:
+        writer = EpochWriter(
+            outlet,
+            timer=self._counters.timer,
+            account=self._written,
+            again=self.delivered - self._start(epoch).mark.streamed,
+        )
+        transform = transform_of(self._plan, outlet)
+        runner = TransformRunner(writer, transform, inflate=self._plan.inflate, ahead=self._ahead)
+        return Taking(self._window, self._fetches, runner)
+
+    async def _deliver(self, epoch: int, outlet: Outlet, taking: Taking | None) -> None:
         timer = self._counters.timer
         self._total = self._plan.known_bytes(epoch)
         left = TURN
@@ -137,7 +135,7 @@ class Delivery:
                 await outlet.writable()
                 continue
             fetch = self._head_fetch(epoch)
-            if fetch is None or not (fetch.stage.ready or self._taking):
+            if fetch is None or not (fetch.stage.ready or taking):
                 await self._wait(fetch)
                 continue
             # After the wait: a limit does not count while storage is what the channel waits for.
@@ -146,8 +144,8 @@ class Delivery:
                 await self._pause(seconds)
                 continue
             timer.enter("moving")
-            if transformer is not None:
-                left -= max(LEAST, await self._transform(transformer, outlet))
+            if taking is not None:
+                left -= max(LEAST, await self._transform(taking, outlet))
                 continue
             # The line of an object is in the key list before the object's first byte is in the FIFO.
             if (
@@ -181,8 +179,8 @@ class Delivery:
         Waits first for the bytes that are being inflated: they do not wait with those that have not arrived.
         Raises the error of the part, of the plan, or of the listing.
         """
-        if self._transformer is not None and self._transformer.busy:
-            await self._transformer.settle()
+        if self._taking is not None and self._taking.runner.busy:
+            await self._taking.runner.settle()
             return
         timer = self._counters.timer
         if fetch is None:
@@ -209,32 +207,30 @@ class Delivery:
         """End `epoch`: drop its staged bytes, requests in flight, and parts not yet admitted."""
         self.prefetcher.activate(active=False)
         slot = self._window.head_of_line
-        if slot is not None and slot.part.epoch == epoch and self._transformer is None:
+        if slot is not None and slot.part.epoch == epoch and self._taking is None:
             self._note_ends(slot.part, self.delivered - slot.delivered)
-        self._drop_taken()
+        if self._taking is not None:
+            self._counters.wasted_bytes += self._taking.drop()
         self.prefetcher.abandon(epoch)
 
-    async def _transform(self, transformer: BodyTransformer, outlet: Outlet) -> int:
-        """Move some bytes of the head of line through `transformer` into `outlet`; return how many."""
+    async def _transform(self, taking: Taking, outlet: Outlet) -> int:
+        """Move some bytes of the head of line through their transform into `outlet`; return how many."""
         limited = self._quota.limited
         most = LESS_TAKEN if limited or (self._plan.inflate and not self._ahead) else MOST_TAKEN
-        if (piece := self._taking.take(transformer, most, ahead=not limited)) is None:
+        if (piece := taking.take(most, ahead=not limited)) is None:
             return 0  # the socket is empty
         slot, data = piece.slot, piece.data
         points = self._points
         if points is not None and piece.begins_object:
             points.reach(slot.part.epoch, ResumePoint(self.consumed, self.delivered))
         if (keys := self._keys) is not None:
-            while not self._lists(keys, len(data), self.delivered - transformer.writer.again):
+            while not self._lists(keys, len(data), self.delivered - taking.runner.writer.again):
                 await keys.writable(outlet)
-        await transformer.pass_on(piece.item, piece.place, data)
+        await taking.runner.pass_on(piece.item, piece.place, data)
         if limited:
-            await transformer.settle()  # the limit is of delivered bytes
+            await taking.runner.settle()  # the limit is of delivered bytes
         self._consumed(len(data))
         return len(data)
-
-    def _drop_taken(self) -> None:
-        self._counters.wasted_bytes += self._taking.drop()
 
     def _lists(self, keys: KeyList, count: int, delivered: int) -> bool:
         """List the objects that begin in the next `count` bytes; return False if the machine refuses."""
@@ -286,7 +282,8 @@ class Delivery:
         if done is None and not begun:
             self.prefetcher.start()
         if done is not None:
-            self._taking.part_delivered()
+            if self._taking is not None:
+                self._taking.part_delivered()
             self.prefetcher.delivered(done)
             self._note_ends(done.part, self.delivered - done.part.size)
             self._changed.set()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from streamer.errors import CorruptObject, ErrorContext, SinkError
+from streamer.formats.transform import BadContent
 from streamer.scratch import scratch_folder
 
 if TYPE_CHECKING:
-    from streamer.formats.join import NotJoinable
+    from collections.abc import Iterator
+
     from streamer.plan import ObjectRef
 
 
@@ -17,27 +20,21 @@ def not_inflatable(ref: ObjectRef, what: str, offset: int) -> CorruptObject:
     return CorruptObject(f"the object {what}", ErrorContext(ref.bucket, ref.key, offset))
 
 
-def not_joinable(ref: ObjectRef, error: NotJoinable, *, inflated: bool) -> CorruptObject:
-    """Return the error of an object that cannot be joined. `inflated`: its offset is one of content."""
-    if inflated:
-        return CorruptObject(
-            f"{error}; at byte {error.offset} of what it inflates to", ErrorContext(ref.bucket, ref.key)
-        )
-    return CorruptObject(str(error), ErrorContext(ref.bucket, ref.key, error.offset))
+@contextlib.contextmanager
+def transforming(ref: ObjectRef, *, inflated: bool) -> Iterator[None]:
+    """Raise the error of a transform as one of the object `ref`: CorruptObject, or SinkError for its spool.
 
-
-def too_long(ref: ObjectRef, most: int) -> CorruptObject:
-    """Return the error of a wrapped object of more than `most` bytes of content, which no record holds."""
-    return CorruptObject(
-        f"the object inflates to more than the {most} bytes that a RecordIO record holds; "
-        "split it, or set RecordWrapperType: None",
-        ErrorContext(ref.bucket, ref.key),
-    )
-
-
-def no_space(ref: ObjectRef, error: OSError) -> SinkError:
-    """Return the error of an object that cannot be spooled."""
-    return SinkError(
-        f"cannot spool s3://{ref.bucket}/{ref.key} in {scratch_folder()}: {error.strerror}; an object "
-        "that is inflated and wrapped is spooled whole: let TMPDIR name a directory with space for it"
-    )
+    `inflated`: the transform has the object's content, whose offsets are not those of the object.
+    """
+    try:
+        yield
+    except BadContent as error:
+        offset, text = error.offset, str(error)
+        if inflated and offset is not None:
+            offset, text = None, f"{text}; at byte {offset} of what it inflates to"
+        raise CorruptObject(text, ErrorContext(ref.bucket, ref.key, offset)) from error
+    except OSError as error:
+        raise SinkError(
+            f"cannot spool s3://{ref.bucket}/{ref.key} in {scratch_folder()}: {error.strerror}; an object "
+            "that is inflated and wrapped is spooled whole: let TMPDIR name a directory with space for it"
+        ) from error

@@ -1,6 +1,6 @@
 """Takes bytes from the stages of a window's parts in stream order, also of parts whose turn has not come.
 
-    stages of the first parts ── pieces ──▶ `Taking` ── to be inflated ahead ──▶ BodyTransformer
+    stages of the first parts ── pieces ──▶ `Taking` ── to be inflated ahead ──▶ TransformRunner
                                                     └── in their turn ─────────▶ Delivery
 
 A part keeps its reserved bytes until its last byte is delivered, wherever its bytes are. The pieces that wait
@@ -13,7 +13,6 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from streamer.relay.deliver.inflation import LEAST_AHEAD
 from streamer.relay.staging.buffers import BufferStage
 from streamer.units import KIB
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from streamer.plan import Segment
-    from streamer.relay.deliver.transform import BodyTransformer
+    from streamer.relay.deliver.transform_runner import TransformRunner
     from streamer.relay.fetch.part_fetch import PartFetch
     from streamer.schedule.window import Slot, Window
 
@@ -54,9 +53,10 @@ class TakenBytes:
 
 
 class Taking:
-    """Pieces that were taken from stages and are not delivered. True if there are some."""
+    """Pieces of one epoch that were taken from stages and are not delivered. True if there are some."""
 
-    def __init__(self, window: Window, fetches: Mapping[Slot, PartFetch]) -> None:
+    def __init__(self, window: Window, fetches: Mapping[Slot, PartFetch], runner: TransformRunner) -> None:
+        self.runner = runner
         self._window = window
         self._fetches = fetches
         self._pieces: deque[TakenBytes] = deque()
@@ -69,30 +69,32 @@ class Taking:
     def __bool__(self) -> bool:
         return bool(self._pieces)
 
-    def take(self, transformer: BodyTransformer, most: int, *, ahead: bool) -> TakenBytes | None:
+    def take(self, most: int, *, ahead: bool) -> TakenBytes | None:
         """Return the next piece to deliver, at most `most` bytes; None if its stage has no byte.
 
         Passes it to `feed`, and with `ahead` further pieces that may be inflated before their turn.
         """
         for _ in range(AT_ONCE):
             slot = self._window.slot(self._emptied)
-            if slot is None or (self._pieces and not (ahead and self._may_precede(slot, transformer))):
+            if slot is None or (self._pieces and not (ahead and self._may_precede(slot))):
                 break
             last = self._pieces[-1] if self._pieces else None
             at = slot.delivered if last is None or last.slot is not slot else last.at + len(last.data)
             item, place = slot.part.item_at(at)
             if not (data := self._stage(slot).take(min(most, len(item) - place))):
                 break
-            transformer.feed(item, place, data)
+            self.runner.feed(item, place, data)
             self._pieces.append(TakenBytes(slot, at, item, place, data))
             if at + len(data) == slot.part.size:
                 self._emptied += 1
         return self._pieces.popleft() if self._pieces else None
 
-    def _may_precede(self, slot: Slot, transformer: BodyTransformer) -> bool:
+    def _may_precede(self, slot: Slot) -> bool:
         """Return whether bytes of `slot` may be taken before those that are taken are delivered."""
-        part, head = slot.part, self._pieces[0].slot.part
-        return transformer.room_ahead > 0 and part.epoch == head.epoch and part.object.size > LEAST_AHEAD
+        part, runner = slot.part, self.runner
+        if part.epoch != self._pieces[0].slot.part.epoch or runner.room_ahead <= 0:
+            return False
+        return runner.lookahead.may_precede(part.object)
 
     def _stage(self, slot: Slot) -> BufferStage:
         stage = self._fetches[slot].stage
@@ -108,5 +110,4 @@ class Taking:
         """Drop all pieces; return their bytes."""
         dropped = sum(len(piece.data) for piece in self._pieces)
         self._pieces.clear()
-        self._emptied = 0
         return dropped

@@ -37,14 +37,14 @@ from sidecar.job.resume import parse_saved
 from streamer.errors import BadAnswer, ErrorContext, PenstockError
 from streamer.formats import recordio, tfrecord
 from streamer.formats.borders import BadRecord
-from streamer.formats.join import Joiner, NotJoinable
+from streamer.formats.join_tar import JoinTar
 from streamer.formats.lines import LineReader
 from streamer.formats.record_format import RecordFormat
 from streamer.formats.record_index import Damaged, IndexedObject, RecordIndex, block, header
 from streamer.formats.recordio import RecordIOReader
 from streamer.formats.tar import TarReader, sample
-from streamer.formats.tar_joiner import TarJoiner
 from streamer.formats.tfrecord import TFRecordReader
+from streamer.formats.transform import BadContent, Transform
 from streamer.inflate import Inflater
 from streamer.plan import ObjectRef, Part, S3Uri, Segment, parse_object_uri
 from streamer.readers.core.config import channels_in, check_channel
@@ -124,7 +124,7 @@ def records(kind: Any, **options: Any) -> Callable[[bytes], None]:
     return read
 
 
-def joined(kind: Callable[[], Joiner]) -> Callable[[bytes], None]:
+def joined(kind: Callable[[], Transform]) -> Callable[[bytes], None]:
     """An object among others; what leaves is never more than what came."""
 
     def join(data: bytes) -> None:
@@ -464,7 +464,7 @@ TARGETS: dict[str, Target] = {
     "record-index": Target(
         index_file, (INDEX_HEADER + block(ROWS[:2]) + block(ROWS[2:]), INDEX_HEADER), (Damaged,)
     ),
-    "join-tar": Target(joined(TarJoiner), (tar(),), (NotJoinable,)),
+    "join-tar": Target(joined(JoinTar), (tar(),), (BadContent,)),
     "inflate": Target(
         inflated, (gzip.compress(b"hello", mtime=0) * 2, bytes.fromhex("28b52ffd2005290000") + b"hello")
     ),

@@ -299,7 +299,7 @@ PLANTS = (
     Plant(
         "bytes before a restart delivered again",
         "streamer/relay/deliver/delivery.py",
-        "again=self.delivered - first.mark.streamed if first is self._first else 0",
+        "again=self.delivered - self._start(epoch).mark.streamed",
         "again=0",
         ("tests/relay/test_joined.py", "tests/relay/test_inflated.py"),
     ),
@@ -419,7 +419,7 @@ PLANTS = (
     ),
     Plant(
         "an archive without end mark joined",
-        "streamer/formats/tar_joiner.py",
+        "streamer/formats/join_tar.py",
         "if not self._ended and self._offset:",
         "if not self._ended and not self._offset and self._passing:",
         ("tests/unit/test_joiners.py",),

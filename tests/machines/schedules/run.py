@@ -24,7 +24,7 @@ from streamer.plan import Arrangement, Growth, ObjectRef, Plan
 from streamer.readers.core.stream import PipeStream
 from streamer.relay.channel import Channel
 from streamer.relay.channel_spec import ChannelEvents, ChannelSpec
-from streamer.relay.deliver import delivery, inflation, taking
+from streamer.relay.deliver import delivery, lookahead
 from streamer.relay.deliver.shared_fifo import SharedFifo
 from streamer.relay.shared_stream import SharedStream
 from streamer.relay.staging import stage as stages
@@ -447,8 +447,7 @@ def run_trial(trial: SeedTrial, *, lines: list[str] | None = None) -> Counter[st
             warnings.catch_warnings(),
             patch.object(stages, "SMALL_PART", trial.small_part),
             patch.object(delivery, "TURN", trial.turn),
-            patch.object(inflation, "LEAST_AHEAD", 1000),
-            patch.object(taking, "LEAST_AHEAD", 1000),
+            patch.object(lookahead, "LEAST_AHEAD", 1000),
             virtual(trial.seed) as loop,
         ):
             warnings.simplefilter("error")

@@ -6,7 +6,7 @@ pax, "ustar Interchange Format"; tar(5)). An object may hold several archives.
 
 The joiner goes from header to header and never searches for a mark, because data may look like one. It keeps
 at most one header, and passes on the data between headers without a copy. An archive must end with its mark,
-or NotJoinable is raised: an archive that is cut off between two members looks whole otherwise.
+or BadContent is raised: an archive that is cut off between two members looks whole otherwise.
 
 The joiner accepts v7, ustar, pax and GNU archives, with long names, sparse members of each kind and sizes in
 base 256. A global pax header applies to all members after it, also to those of the next archives. So the
@@ -15,9 +15,14 @@ joiner refuses a global pax header that sets anything but a comment, which chang
 
 from __future__ import annotations
 
-from streamer.formats.join import Joiner, NotJoinable
+from typing import TYPE_CHECKING
+
 from streamer.formats.tar import BLOCK, EMPTY, EXTENSIONS, SPARSE, number, padded, pax_records, verify
+from streamer.formats.transform import BadContent, Transform
 from streamer.units import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 END_MARK = bytes(2 * BLOCK)
 LONGEST_PAX = 8 << 20
@@ -29,7 +34,7 @@ _GLOBAL = ord("g")
 _HARMLESS = frozenset({b"comment"})
 
 
-class TarJoiner(Joiner):
+class JoinTar(Transform):
     """Joins the members of tar archives."""
 
     def __init__(self) -> None:
@@ -56,7 +61,7 @@ class TarJoiner(Joiner):
         self._ended = False
         self._size, self._extends, self._after_map = None, False, None
 
-    def feed(self, data: bytes) -> list[bytes | memoryview]:
+    def feed(self, data: bytes | bytearray) -> list[bytes | memoryview]:
         view, pieces = memoryview(data), list[bytes | memoryview]()
         first = at = 0  # view[first:at] is to be passed on
         while at < len(view):
@@ -161,7 +166,7 @@ class TarJoiner(Joiner):
             self._size = int(value)
         return True
 
-    def end(self) -> bytes:
+    def end(self) -> Iterable[bytes]:
         if self._passing:
             raise self._fault(
                 f"the object ends in the middle of a member, {counted(self._passing, 'byte')} too early"
@@ -172,10 +177,10 @@ class TarJoiner(Joiner):
             raise self._fault("the object ends after a header about a next member: it was cut off")
         if not self._ended and self._offset:
             raise self._fault("the archive has no end mark (blocks of zeros): it may have been cut off")
-        return b""
+        return []
 
     def finish(self) -> bytes:
         return END_MARK
 
-    def _fault(self, message: str) -> NotJoinable:
-        return NotJoinable(message, self._offset)
+    def _fault(self, message: str) -> BadContent:
+        return BadContent(message, self._offset)
