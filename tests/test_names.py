@@ -36,7 +36,7 @@ IDENTIFIERS = {
     "Verdict": "TrailerState", "inflight": "requests_in_flight", "portable": "by_aiobotocore",
     "straggler": "late part", "stragglers": "late parts", "takeover": "hedge",
     "in_flight": "requests_in_flight",
-    "CheckedSource": "ChecksumVerifier", "told": "the thing itself: reply, report, line",
+    "CheckedSource": "ChecksumTap", "told": "the thing itself: reply, report, line",
     "said": "the thing itself: output, text", "heard": "the thing itself: reply, message",
     "LastingCredentials": "RenewableCredentials", "OfSession": "FixedProvider",
     "PORTABLE_HEADS": "AIOBOTOCORE_HEADS", "HEEDED": "KEPT_FIELDS", "shake_hands": "handshake",

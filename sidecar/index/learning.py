@@ -5,7 +5,7 @@
                                                            ─ once a minute, and after an epoch ─▶ S3
 
 The bytes are in memory: those of an object without a row are read, and those of one with a row go the way of
-the channel without this key, spliced if the transport can (`streamer.relay.staging.observed`). So the second
+the channel without this key, spliced if the transport can (`streamer.relay.staging.taps`). So the second
 epoch costs nothing.
 
 Learning must not fail an epoch. An index that cannot be opened, or no longer be written, is logged, and the
@@ -78,8 +78,8 @@ class IndexLearner:
     def __repr__(self) -> str:
         return f"<IndexLearner {self._file.name}, {self._learnt} rows>"
 
-    def observer(self) -> ObjectScans:
-        """Return the observer of one more FIFO of the channel."""
+    def tap(self) -> ObjectScans:
+        """Return the tap of one more FIFO of the channel."""
         return self._scans(self.add)
 
     def _scans(self, on_row: Callable[[ObjectRef, IndexedObject], None]) -> ObjectScans:

@@ -20,6 +20,7 @@ from streamer.formats.record_index import object_name, object_version
 from streamer.plan import is_modified
 from streamer.plan.record_table import only_object
 from streamer.relay.once import stream_once
+from streamer.relay.staging.taps import Tap
 from streamer.relay.statistics import ChannelCounters
 from streamer.relay.transport import open_transport
 from streamer.sink.outlet import FileOutlet
@@ -101,14 +102,14 @@ def check_etag(ref: ObjectRef) -> None:
         )
 
 
-class _Scan:
-    """An observer of all bytes."""
+class _Scan(Tap):
+    """Passes all bytes to a function."""
 
     def __init__(self, on_bytes: Callable[[Segment, memoryview], None]) -> None:
-        self.see = on_bytes
+        self._on_bytes = on_bytes
 
-    def wants(self, _: ObjectRef) -> bool:
-        return True
+    def see(self, each: Segment, data: memoryview) -> None:
+        self._on_bytes(each, data)
 
 
 async def read_plan(plan: Plan, on_bytes: Callable[[Segment, memoryview], None], access: Access) -> None:
@@ -128,7 +129,7 @@ async def read_plan(plan: Plan, on_bytes: Callable[[Segment, memoryview], None],
             await stream_once(
                 plan,
                 transport.source,
-                transport.observed(transport.stages(WHY_READ), _Scan(on_bytes)),
+                transport.tapped(transport.stages(WHY_READ), _Scan(on_bytes)),
                 policy=spec.retry,
                 counters=access.counters,
                 open_outlet=lambda _: FileOutlet(nowhere),

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from streamer.formats.borders import BadRecord
 from streamer.formats.record_index import IndexedObject, object_name, object_version
 from streamer.plan import is_modified
+from streamer.relay.staging.taps import Tap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -37,8 +38,8 @@ MOST_OFFSETS = 1 << 21
 """Most offsets of one object's row: 16 MiB of memory."""
 
 
-class ObjectScans:
-    """The `Observer` of one stream's bytes (`streamer.relay.staging.observed`)."""
+class ObjectScans(Tap):
+    """Makes the rows of the objects of one stream."""
 
     def __init__(
         self,

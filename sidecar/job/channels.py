@@ -186,9 +186,9 @@ class ChannelMaker:
         stages.quota.bandwidth = self.state.bandwidth[name]
         if name not in self.learners:
             return stages
-        observer = self.learners[name].observer()
-        self.state.learnt[fifo.name] = observer.outcomes
-        return self.transport.observed(stages, observer)
+        tap = self.learners[name].tap()
+        self.state.learnt[fifo.name] = tap.outcomes
+        return self.transport.tapped(stages, tap)
 
     def _channel(self, fifo: Fifo, start: StartPosition, shared: tuple[Stages, SharedFifo] | None) -> Channel:
         """Return the channel of one FIFO. `shared`: what delivers its bytes; None: itself."""

@@ -42,8 +42,9 @@ from streamer.relay.deliver.delivery import Delivery
 from streamer.relay.epoch_runner import EpochRunner
 from streamer.relay.epoch_trailers import opening_trailer
 from streamer.relay.fetch.prefetcher import Prefetcher, StreamSpec
+from streamer.relay.staging.buffers import TappedStages
+from streamer.relay.staging.taps import ChecksumTap
 from streamer.relay.statistics import ChannelCounters
-from streamer.s3.checksums import ChecksumVerifier
 from streamer.sink.fifo import FifoDirectory
 from streamer.sink.write_ends import LocalWriteEnds
 
@@ -219,14 +220,16 @@ class Channel:
     def _delivery(self, requests: asyncio.TaskGroup) -> Delivery | SharedFifo:
         if self._shared is not None:
             return self._shared
-        stored = self.spec.stored_checksums
+        stages, stored = self._stages, self.spec.stored_checksums
+        if stored is not None:
+            stages = TappedStages(stages, stages, ChecksumTap(stored, self._checked))
         prefetcher = Prefetcher(
             StreamSpec(self._plan, self.spec.retry, self._state.start),
             self._source,
-            self._stages,
+            stages,
             counters=self._counters,
             requests=requests,
-            verifier=None if stored is None else ChecksumVerifier(stored, self._checked),
+            each_alone=stored is not None,
             on_batch=self._publish_digest,
         )
         return Delivery(prefetcher, on_resume_point=self._note_mark)

@@ -16,10 +16,10 @@ from streamer.errors import ConfigError
 from streamer.linux import PIPE_SIZE
 from streamer.plan import Plan
 from streamer.relay.limits import RequestLimits, open_files, pipe_limits
-from streamer.relay.staging.buffers import BUFFER_SIZE, BufferPool, BufferStages
-from streamer.relay.staging.observed import ObservedStages, Observer
+from streamer.relay.staging.buffers import BUFFER_SIZE, BufferPool, BufferStages, TappedStages
 from streamer.relay.staging.pipes import PipePool, PipeStages
 from streamer.relay.staging.stage import Stages
+from streamer.relay.staging.taps import Tap
 from streamer.retry import RetryPolicy
 from streamer.s3.aiobotocore_source import AiobotocoreSource
 from streamer.s3.client.session import Clients
@@ -66,10 +66,10 @@ class Transport:
             return BufferStages(quota, self.buffers)
         return PipeStages(quota, self.pipes)
 
-    def observed(self, stages: Stages, observer: Observer) -> ObservedStages:
-        """Return these stages of one channel, so that `observer` sees the bytes that it wants."""
+    def tapped(self, stages: Stages, tap: Tap) -> TappedStages:
+        """Return these stages of one channel, so that `tap` sees the bytes that it wants."""
         read = stages if isinstance(stages, BufferStages) else BufferStages(stages.quota, self.buffers)
-        return ObservedStages(stages, read, observer)
+        return TappedStages(stages, read, tap)
 
 
 def why_read(plan: Plan, *, check: bool = False) -> str | None:

@@ -1,7 +1,7 @@
-"""Compares delivered objects with the checksums that S3 stores.
+"""Checksums that S3 stores of objects, to compare with delivered bytes (`streamer.relay.staging.taps`).
 
     before a part's GET   HEAD of its object, once: algorithm and value of the stored CRC
-    delivery              ChecksumVerifier: CRC of the delivered bytes, compared after the object's last byte
+    delivery              CRC of the delivered bytes, compared after the object's last byte
 
 S3 stores a CRC of the whole object (type FULL_OBJECT) for uploads since the end of 2024, unless the uploader
 chose another kind. A checksum of a multipart upload's parts (COMPOSITE) cannot be compared without the parts,
@@ -9,8 +9,6 @@ and SHAs are slow, so objects with either count as unverifiable.
 
 The checksum comes from a HEAD because the response to a ranged GET is ambiguous: S3 may send the checksum of
 an upload's part, and compatible servers send that of the whole object. The result is cached.
-
-After a mismatch the delivered bytes cannot be recalled, so the epoch fails and its trailer is `failed`.
 """
 
 from __future__ import annotations
@@ -31,7 +29,6 @@ from streamer.errors import (
     Denied,
     ErrorContext,
     Expired,
-    Mismatch,
     SourceChanged,
 )
 from streamer.plan.validators import described, is_modified, validator_of
@@ -42,7 +39,7 @@ from streamer.s3.ranges import check_version
 from streamer.secrets import quoted
 
 if TYPE_CHECKING:
-    from streamer.plan import ObjectRef, Part, Segment
+    from streamer.plan import ObjectRef
 
 Algorithm = Literal["CRC64NVME", "CRC32C", "CRC32"]
 Outcome = Literal["verified", "unverifiable", "mismatch"]
@@ -148,59 +145,3 @@ class StoredChecksums:
                 context,
             )
         return stored_sum(response)
-
-
-class ChecksumVerifier:
-    """Compares the checksum of each object that one channel delivers with the stored checksum.
-
-    An object whose first bytes an earlier sidecar delivered cannot be compared.
-    """
-
-    def __init__(self, stored: StoredChecksums, note: Callable[[ObjectRef, Outcome], None]) -> None:
-        """`note`: called with the outcome of every object."""
-        self._stored = stored
-        self._kinds = kinds()
-        self._note = note
-        self._object: ObjectRef | None = None
-        self._range: Segment | None = None
-        self._summed = 0
-        """Bytes from the object's start that `_value` covers."""
-        self._value = 0
-
-    async def before(self, part: Part, attempt: int) -> None:
-        """Get the stored checksums of the part's objects, before it is requested. Raises SourceError."""
-        for item in part.items:
-            if not isinstance(item, bytes):
-                await self._stored.of(item.object, attempt=attempt)
-
-    def update(self, each: Segment, data: memoryview) -> None:
-        """Add the next delivered bytes of the range."""
-        if each is not self._range:
-            self._range = each
-            if each.start == 0:
-                self._object, self._value, self._summed = each.object, 0, 0
-            elif self._object != each.object or self._summed != each.start:
-                self._object = None  # the stream was resumed inside this object
-        stored = self._stored.cached(each.object)
-        if self._object is not None and stored is not None:
-            self._value = self._kinds[stored.algorithm](data, self._value)
-            self._summed += len(data)
-
-    def delivered(self, part: Part) -> None:
-        """Compare the checksum of the object that ends in `part`, if one does. Raises Mismatch."""
-        if not any(part.ends()):
-            return
-        ref = part.object
-        stored = self._stored.cached(ref)
-        if stored is None or self._object != ref or self._summed != ref.size:
-            self._note(ref, "unverifiable")
-        elif self._value == stored.value:
-            self._note(ref, "verified")
-        else:
-            self._note(ref, "mismatch")
-            algorithm, digits = stored.algorithm, 16 if stored.algorithm == "CRC64NVME" else 8
-            raise Mismatch(
-                f"the object's bytes do not match its stored checksum: their {algorithm} is "
-                f"{self._value:0{digits}x}, and S3 stores {stored.value:0{digits}x}",
-                ErrorContext(ref.bucket, ref.key),
-            )

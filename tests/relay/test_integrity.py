@@ -15,7 +15,8 @@ from awscrt import checksums
 
 from streamer.errors import ConfigError
 from streamer.plan import Arrangement, ObjectRef, Part, Plan, S3Uri, Segment
-from streamer.s3.checksums import ChecksumVerifier, StoredChecksums, stored_sum
+from streamer.relay.staging.taps import ChecksumTap
+from streamer.s3.checksums import StoredChecksums, stored_sum
 from streamer.s3.client.session import Clients
 from tests.kit.faults import flips
 from tests.kit.harness import RunChannel, fill, running_channel
@@ -164,13 +165,13 @@ async def test_an_object_that_is_continued_in_its_middle_is_not_compared() -> No
     """What an earlier sidecar delivered of it was summed there; the next object is whole again."""
     reported = []
     checksums = StoredChecksums(OneChecksum(), None)
-    verifier = ChecksumVerifier(checksums, lambda ref, outcome: reported.append((ref.key, outcome)))
+    tap = ChecksumTap(checksums, lambda ref, outcome: reported.append((ref.key, outcome)))
     refs = [ObjectRef("b", key, 4, "e") for key in "xy"]
     for ref, start, data in ((refs[0], 2, b"cd"), (refs[1], 0, b"ab"), (refs[1], 2, b"cd")):
         each = Segment(ref, start, start + len(data))
         part = Part.of(0, start, [each])
-        await verifier.before(part, 1)
+        await tap.before(part, 1)
         for byte in data:
-            verifier.update(each, memoryview(bytes([byte])))
-        verifier.delivered(part)
+            tap.see(each, memoryview(bytes([byte])))
+        tap.delivered(part)
     assert reported == [("x", "unverifiable"), ("y", "verified")]

@@ -14,8 +14,7 @@ from streamer.formats.record_format import RecordFormat
 from streamer.formats.record_index import IndexedObject, object_version
 from streamer.plan import ObjectRef, Part, Segment, cut
 from streamer.plan.validators import modified
-from streamer.relay.staging.buffers import BufferPool, BufferStage, BufferStages
-from streamer.relay.staging.observed import ObservedStages
+from streamer.relay.staging.buffers import BufferPool, BufferStage, BufferStages, TappedStages
 from streamer.relay.statistics import ChannelCounters
 from streamer.schedule.budget import MemoryBudget
 from streamer.schedule.concurrency import ConcurrencyController
@@ -157,7 +156,7 @@ def test_the_objects_of_a_part_are_told_apart(step: int) -> None:
     data = b"".join(item if isinstance(item, bytes) else objects[item.object.key] for item in part.items)
     rows, counters = Rows(), ChannelCounters()
     stages = BufferStages(MemoryBudget(MIB, ConcurrencyController(4, MIB)).quota(), BufferPool())
-    stage = ObservedStages(stages, stages, rows.scans()).make(part, on_change=lambda: None, counters=counters)
+    stage = TappedStages(stages, stages, rows.scans()).make(part, on_change=lambda: None, counters=counters)
     assert isinstance(stage, BufferStage)
     body = Arriving(data)
     stage.attach(body)

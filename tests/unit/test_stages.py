@@ -11,6 +11,7 @@ from streamer.plan import ObjectRef, Part, Segment
 from streamer.relay.staging.buffers import BufferPool, BufferStage, BufferStages
 from streamer.relay.staging.pipes import PipePool, PipeStages
 from streamer.relay.staging.stage import Stages
+from streamer.relay.staging.taps import Tap
 from streamer.relay.statistics import ChannelCounters
 from streamer.s3.client.doubt import NothingArrived
 from streamer.s3.part_body import PartBody
@@ -111,7 +112,12 @@ def test_bytes_are_taken_in_order_from_memory_and_from_the_socket(*, full: bool)
     counters = ChannelCounters()
     stage = BufferStage(part, BufferPool(len(whole)), on_change=lambda: None, counters=counters)
     body, seen = Arriving(whole), bytearray()
-    stage.observe(lambda _, view: seen.extend(view))
+
+    class Seen(Tap):
+        def see(self, _: Segment, data: memoryview) -> None:
+            seen.extend(data)
+
+    stage.taps += (Seen(),)
     stage.attach(body)
     body.arrive(MIB)
     if full:

@@ -60,12 +60,10 @@ class Delivery:
         self._counters = prefetcher.counters
         self._changed = prefetcher.changed
         self._hedger = prefetcher.hedger
-        self._verifier = prefetcher.verifier
         self._taking: Taking | None = None
         """Bytes of the current or last epoch that are transformed; None if bytes are spliced or copied."""
         self._points = None if on_resume_point is None else ResumePoints(self._first, on_resume_point)
-        # Until an object is delivered, its checksum may be wrong.
-        self._ahead = self._quota.ahead if self._plan.inflate and self._verifier is None else 0
+        self._ahead = self._quota.ahead if self._plan.inflate and not prefetcher.each_alone else 0
         """Bytes in which objects are inflated ahead of their turn."""
         self._keys: KeyList | None = None
         """Key list of the current epoch."""
@@ -284,12 +282,12 @@ class Delivery:
         if done is not None:
             if self._taking is not None:
                 self._taking.part_delivered()
-            self.prefetcher.delivered(done)
             self._note_ends(done.part, self.delivered - done.part.size)
             self._changed.set()
+            self.prefetcher.delivered(
+                done
+            )  # the last: a tap may find a fault in an object that is counted now
             self.prefetcher.start()
-            if self._verifier is not None:
-                self._verifier.delivered(done.part)
 
     def _note_ends(self, part: Part, first: int) -> None:
         """Count and remember the objects that end in delivered bytes of `part`, which begins at `first`."""

@@ -38,9 +38,8 @@ from streamer.s3.client.doubt import FOREIGN, overlap
 from streamer.s3.ranges import RangeRequest
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from collections.abc import AsyncIterator, Callable, Mapping
 
-    from streamer.plan import Part
     from streamer.relay.staging.stage import Stage
     from streamer.relay.statistics import ChannelCounters
     from streamer.retry import RetryPolicy
@@ -71,8 +70,6 @@ class PartFetch:
         """Request in flight; None between two attempts."""
         self.on_spare: Callable[[int], None] | None = None
         """Called with a number of several requests at once that are not needed any more."""
-        self.before: Callable[[Part, int], Awaitable[None]] | None = None
-        """Awaited before each request, with the part and the number of the attempt. Raises SourceError."""
         self.error: SourceError | None = None
         """Final error, set once when retrying has ended: no further byte will arrive."""
         self.last_chance = False
@@ -166,8 +163,8 @@ class PartFetch:
             on_request_ended=self.note_request,
             on_spare=self._note_spare,
         )
-        if self.before is not None:
-            await self.before(stage.part, attempt)
+        for tap in stage.taps:
+            await tap.before(stage.part, attempt)
         self.request = request
         try:
             body = await self._source.open(request)

@@ -21,7 +21,6 @@ from streamer.plan import START, Part, Plan, Position, cut
 from streamer.relay.fetch.hedger import Hedger
 from streamer.relay.fetch.part_fetch import PartFetch
 from streamer.relay.fetch.second_look import explained
-from streamer.relay.staging.buffers import BufferStage
 from streamer.retry import RetryPolicy
 from streamer.schedule.window import Slot, Window
 
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 
     from streamer.relay.staging.stage import Stages
     from streamer.relay.statistics import ChannelCounters
-    from streamer.s3.checksums import ChecksumVerifier
     from streamer.s3.ranges import RangeSource
 
 
@@ -92,7 +90,7 @@ class Prefetcher:
         *,
         counters: ChannelCounters,
         requests: asyncio.TaskGroup,
-        verifier: ChecksumVerifier | None = None,
+        each_alone: bool = False,
         on_batch: Callable[[], None] = lambda: None,
         large_together: bool = False,
     ) -> None:
@@ -101,17 +99,18 @@ class Prefetcher:
         `large_together`: a part may also be a few ranges with the bytes of a large part together. They
         wait in their sockets and not in pipes, so a slow reader keeps more connections: this is for a stream
         that has all requests to itself.
-        `verifier`: gets the bytes that leave a stage, and compares whole objects with their checksums.
+        `each_alone`: no part has ranges of two objects, and no object is inflated before its turn, because
+        an object's checksum is compared when its last part is delivered.
         `on_batch`: as for `all_epochs`.
         """
         self.stream = stream
         self.counters = counters
-        self.verifier = verifier
+        self.each_alone = each_alone
         self.quota = stages.quota
         self.quota.on_available = self.start
         many = min(source.together, stages.part_size())
-        if stream.plan.rewrites or verifier is not None:
-            many = 0  # each object by itself
+        if stream.plan.rewrites or each_alone:
+            many = 0
 
         def together() -> tuple[int, int]:
             return max(many, stages.part_size()) if large_together and many else many, many
@@ -188,11 +187,13 @@ class Prefetcher:
         self.start()
 
     def delivered(self, slot: Slot) -> None:
-        """Drop a part of which delivery has taken the last byte."""
+        """Drop a part of which delivery has taken the last byte. Raises the SourceError of a tap."""
         fetch = self.fetches.pop(slot)
         fetch.stage.discard()
         if fetch.task is not None:
             self.ending(fetch.task)
+        for tap in fetch.stage.taps:
+            tap.delivered(slot.part)
 
     def ending(self, task: asyncio.Task[None]) -> None:
         """As `hedger.Owner`."""
@@ -224,8 +225,6 @@ class Prefetcher:
     def _stage(self, slot: Slot) -> None:
         """Make the stage of an admitted part, and request the part."""
         stage = self._stages.make(slot.part, on_change=self.changed.set, counters=self.counters)
-        if self.verifier is not None and isinstance(stage, BufferStage):
-            stage.observe(self.verifier.update)
         fetch = self.fetches[slot] = PartFetch(
             stage,
             self._source,
@@ -234,8 +233,6 @@ class Prefetcher:
             quota=self.quota,
             requests=slot.requests,
         )
-        if self.verifier is not None:
-            fetch.before = self.verifier.before
         if slot.requests > 1:
             fetch.on_spare = partial(self._requests_ended, slot)
         if slot is self.window.head_of_line:

@@ -6,6 +6,9 @@
 A stage reads into buffers from a pool, and returns each buffer once its bytes are delivered. The last buffer
 returned is the next one used, so its memory is still in the processor's cache.
 
+The bytes of a part that a tap wants are read, and those of any other part go the channel's own way
+(`TappedStages`).
+
 A part reserves the memory of its buffers, not its length (`buffer_bytes`), and the pool unmaps free
 buffers while all buffers together exceed what is reserved. So the memory budget bounds what is allocated.
 """
@@ -17,9 +20,9 @@ from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 
 from streamer.errors import SourceError
 from streamer.linux import ALL
-from streamer.plan import Segment
 from streamer.plan.parts import RANGE_COST, Part
-from streamer.relay.staging.stage import Chunk, Stage, at_most_the_floor, bytes_per_request
+from streamer.relay.staging.stage import Chunk, Stage, Stages, at_most_the_floor, bytes_per_request
+from streamer.relay.staging.taps import Tap
 from streamer.relay.statistics import ChannelCounters
 from streamer.s3.ranges import Body
 from streamer.schedule.budget import ChannelQuota
@@ -113,24 +116,19 @@ class BufferStage(Stage):
     ) -> None:
         super().__init__(part, on_change=on_change, counters=counters)
         self._pool = pool
-        self._observers: tuple[Callable[[Segment, memoryview], None], ...] = ()
         self._seen = 0
-        """Bytes of the part that have left, if there are observers."""
-
-    def observe(self, on_leave: Callable[[Segment, memoryview], None]) -> None:
-        """Call `on_leave` with bytes of a range when they are delivered, in order; literals are left out."""
-        self._observers += (on_leave,)
+        """Bytes of the part that have left, if there are taps."""
 
     def _show(self, data: memoryview) -> None:
-        """Call the observers for bytes that leave."""
+        """Show bytes that leave to the taps; literals are left out."""
         while data:
             item, at = self.part.item_at(self._seen)
             step = data[: len(item) - at]
             self._seen += len(step)
             data = data[len(step) :]
             if not isinstance(item, bytes):
-                for on_leave in self._observers:
-                    on_leave(item, step)
+                for tap in self.taps:
+                    tap.see(item, step)
 
     @property
     def staged(self) -> int:
@@ -215,7 +213,7 @@ class BufferStage(Stage):
             self._in_memory = 0
             self._doubt_more(body, count - before)
             leaving = min(most, count - self.in_doubt)
-            if self._observers:
+            if self.taps:
                 self._show(view[:leaving])
             if leaving < count:
                 self._hold(bytes(view[leaving:count]))
@@ -231,7 +229,7 @@ class BufferStage(Stage):
         return self._write_memory(fd, most)
 
     def _leave(self, chunk: Chunk, count: int) -> None:
-        if self._observers:
+        if self.taps:
             self._show(memoryview(chunk.memory)[chunk.sent : chunk.sent + count])
         super()._leave(chunk, count)
 
@@ -262,3 +260,33 @@ class BufferStages:
     def make(self, part: Part, *, on_change: Callable[[], None], counters: ChannelCounters) -> BufferStage:
         self._pool.limit = self.quota.budget
         return BufferStage(part, self._pool, on_change=on_change, counters=counters)
+
+
+class TappedStages:
+    """`Stages` that keep the parts that `tap` wants in user memory, and all others in `others`."""
+
+    def __init__(self, others: Stages, read: Stages, tap: Tap) -> None:
+        """`read`: stages in memory, of the same quota as `others`, or the same ones."""
+        self._others = others
+        self._read = read
+        self._tap = tap
+
+    @property
+    def quota(self) -> ChannelQuota:
+        return self._others.quota
+
+    def part_size(self) -> int:
+        return min(self._others.part_size(), self._read.part_size())
+
+    def reserved_bytes(self, part: Part) -> int:
+        return (self._read if self._wanted(part) else self._others).reserved_bytes(part)
+
+    def make(self, part: Part, *, on_change: Callable[[], None], counters: ChannelCounters) -> Stage:
+        if not self._wanted(part):
+            return self._others.make(part, on_change=on_change, counters=counters)
+        stage = self._read.make(part, on_change=on_change, counters=counters)
+        stage.taps += (self._tap,)
+        return stage
+
+    def _wanted(self, part: Part) -> bool:
+        return any(not isinstance(item, bytes) and self._tap.wants(item.object) for item in part.items)

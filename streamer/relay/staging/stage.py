@@ -36,6 +36,7 @@ from typing import Protocol
 from streamer.errors import SourceError
 from streamer.linux import ALL
 from streamer.plan import Part
+from streamer.relay.staging.taps import Tap
 from streamer.relay.statistics import ChannelCounters
 from streamer.s3.client.doubt import DOUBTED, NothingArrived, all_differ
 from streamer.s3.ranges import Body
@@ -88,6 +89,9 @@ class Chunk:
 
 class Stage(ABC):
     """Bytes of one part between arrival and delivery, a `Drainable`. Subclasses decide where to keep them."""
+
+    taps: tuple[Tap, ...] = ()
+    """What sees the bytes that are delivered; only of a stage in memory."""
 
     def __init__(self, part: Part, *, on_change: Callable[[], None], counters: ChannelCounters) -> None:
         self.part = part

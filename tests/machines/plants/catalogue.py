@@ -335,14 +335,14 @@ PLANTS = (
     # Checksums
     Plant(
         "checksum begun anew at each part",
-        "streamer/s3/checksums.py",
+        "streamer/relay/staging/taps.py",
         "if each.start == 0:",
         "if each.start >= 0:",
         ("tests/relay/test_integrity.py",),
     ),
     Plant(
         "checksum compared and ignored",
-        "streamer/s3/checksums.py",
+        "streamer/relay/staging/taps.py",
         "elif self._value == stored.value:",
         "elif self._value == stored.value or ref.size:",
         ("tests/relay/test_integrity.py",),
