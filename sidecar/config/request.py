@@ -115,8 +115,9 @@ class ChannelConfig(Model):
                 )
             return self
         found = self.not_by_record
-        records = extras.records
-        if found is None and (records is None or (records.index is None and not records.record_format.size)):
+        records, wrapped = extras.records, self.record_wrapper_type != "None"
+        known = wrapped or (records is not None and (records.index or records.record_format.size))
+        if found is None and not known:
             found = (
                 "needs to know where they are: add Records: {Format: TFRecord, Index: DIRECTORY}, with the "
                 "format of the objects, or Records: {Format: fixed:BYTES} if all records have one size"
@@ -155,8 +156,12 @@ class ChannelConfig(Model):
     def not_by_record(self) -> str | None:
         """Why ranks cannot share the channel by record, and what to do; None if they can."""
         extras = self.penstock
-        if (why := self.not_indexable) is not None:
-            return why if self.compression_type != "None" else f"{why}; use Ranks without GlobalBatch"
+        if self.compression_type != "None":
+            return self.not_indexable
+        if self.source.s3_data_type == "AugmentedManifestFile" and self.record_wrapper_type == "None":
+            return f"{self.not_indexable}, and no reader sees its end; add RecordWrapperType: RecordIO"
+        if self.record_wrapper_type != "None" and (extras.records or (extras.ranks and extras.ranks.block)):
+            return f"{self.not_indexable}, and a block; remove Records and Block, which have no meaning then"
         if extras.joining not in {None, "Join: tar"}:
             return f"{extras.joining} joins whole objects; remove it"
         if extras.integrity == "checksum":
@@ -201,7 +206,7 @@ class ChannelConfig(Model):
 
     @property
     def records(self) -> RecordsConfig:
-        """The section of a channel that has `Records`, as each one with a global batch has."""
+        """The section of a channel that has `Records`."""
         if self.penstock.records is None:
             raise AssertionError
         return self.penstock.records
@@ -210,6 +215,11 @@ class ChannelConfig(Model):
     def record_format(self) -> RecordFormat:
         """The format of the records of such a channel."""
         return self.records.record_format
+
+    @property
+    def needs_index(self) -> bool:
+        """Whether ranks that share the channel by record need a record index."""
+        return self.record_wrapper_type == "None" and not self.record_format.size
 
     @property
     def learnt(self) -> RecordsConfig | None:

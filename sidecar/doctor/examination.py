@@ -90,14 +90,16 @@ async def _record_indexes(job: Job, clients: Clients, hosts: Hosts) -> AsyncIter
         ranks, name = channel.penstock.by_record, channel.channel_name
         if ranks is None:
             continue
-        form = channel.record_format
-        check, access, record_bytes = f"index {name}", Access(job, clients), float(form.size)
+        check, access = f"index {name}", Access(job, clients)
         try:
             deal = deal_of(ranks, hosts.shard(channel.source) or Shard())
         except PenstockError as error:
             yield refused(f"ranks {name}", error, "Do what the error says.")
             continue
-        if not form.size:
+        if channel.record_wrapper_type != "None":
+            continue  # objects are the records, and only a listing has their sizes
+        record_bytes = float(channel.record_format.size)
+        if channel.needs_index:
             try:
                 index = await find_index(channel, PlanMemory(memory_limit() // 2), access)
             except PenstockError as error:

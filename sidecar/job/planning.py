@@ -181,7 +181,7 @@ class JobPlanner:
         if (ranks := channel.penstock.by_record) is not None:
             deal = deal_of(ranks, self._state.hosts.shard(channel.source) or Shard())
             load = find_index if self._runs else load_index
-            if not channel.record_format.size:
+            if channel.needs_index:
                 async with self._one_index:
                     index = await load(channel, self._listings.memory, access)
 

@@ -41,11 +41,8 @@ def unequal_steps(channel: ChannelConfig, *, hosts: int) -> Advice | None:
     why = f"each {who} has whole objects, so their numbers of steps differ and are not known beforehand"
     if (obstacle := channel.not_by_record) is not None:
         return Advice(why, f"Ranks can have no GlobalBatch, which would make them equal: {obstacle}")
-    return Advice(
-        why,
-        f"for equal steps set Ranks: {{Count: {count}, GlobalBatch: RECORDS}} and Records: {{Format: FORMAT, "
-        "Index: index}",
-    )
+    records = " and Records: {Format: FORMAT, Index: index}" if channel.record_wrapper_type == "None" else ""
+    return Advice(why, f"for equal steps set Ranks: {{Count: {count}, GlobalBatch: RECORDS}}{records}")
 
 
 def small_requests(

@@ -3,7 +3,8 @@
     job file ─▶ deal of this host's ranks, record index            before the objects are listed
     plan of all hosts' objects + record index ─▶ RecordTable ─▶ order, deal ─▶ RecordPlan of this host's ranks
 
-The index is read again at every start, and never trusted over the bytes:
+Records of one size, and objects that are records, need no index. An index is read again at every start, and
+never trusted over the bytes:
 
     every object    the index has a row of its size, ETag and version id; every request names this version
     every row       it ends within the object; its offsets are looked at when bytes of ranks are summed up
@@ -33,7 +34,7 @@ from streamer.plan.mixed_order import MixedOrder
 from streamer.plan.record_order import BLOCK, Deal, RecordOrder
 from streamer.plan.record_plan import RecordPlan
 from streamer.plan.record_selection import RecordSelection, memory_of_split, select_records
-from streamer.plan.record_table import FixedRecords, IndexedRecords, only_object
+from streamer.plan.record_table import FixedRecords, IndexedRecords, ObjectRecords, only_object
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,7 +67,7 @@ async def plan_by_record(
 ) -> RecordPlan:
     """Return the plan of this host's ranks. `plan`: of the channel. `memory`: counts a split's blocks.
 
-    `index`: None if there is none yet, or the records have one size. `build`: make the rows that it lacks,
+    `index`: None if there is none yet, or the channel needs none. `build`: make the rows that it lacks,
     for which the objects without one are read. `epoch`: the first one, which is summed up while sampled
     records are looked at. Raises ConfigError for too few records or too many blocks, SourceChanged for an
     object that the index does not have, CorruptObject for a record that is not where it is indexed, and
@@ -74,7 +75,9 @@ async def plan_by_record(
     """
     table: RecordTable
     objects: ChannelObjects | None = None
-    if channel.record_format.size:
+    if plan.framed:
+        table = ObjectRecords(plan.entries)
+    elif channel.record_format.size:
         table = await in_thread(FixedRecords, plan.entries, channel.record_format.size)
     else:
         objects = await in_thread(ChannelObjects, plan)

@@ -23,6 +23,7 @@ from streamer.plan.segments import ObjectRef, ObjectStart
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from streamer.plan.entries import Entries
     from streamer.plan.pieces import Checkpoint, Piece
     from streamer.plan.plan import Plan
 
@@ -39,12 +40,16 @@ def offset_of(plan: RecordPlan, epoch: int, step: int) -> int:
 
 
 def records_before(plan: RecordPlan, epoch: int, offset: int) -> int:
-    """Return the number of whole records in the first `offset` bytes of the epoch's stream."""
+    """Return the number of whole records in the first `offset` bytes of the epoch's stream.
+
+    Of a manifest's line, none of its records is whole before all are.
+    """
     at = plan.checkpoint(epoch, offset)
     for records, begin, (_, entry, first, end, start, stop) in _ranges(plan, epoch, at):
         if offset < begin + stop - start:
             limit, ends = offset - begin + start, range(first + 1, end + 1)
-            return records + bisect_right(ends, limit, key=partial(plan.table.border, entry))
+            whole = records + bisect_right(ends, limit, key=partial(plan.table.border, entry))
+            return whole * plan.records_each
     return plan.records(epoch)
 
 
@@ -88,27 +93,36 @@ def object_starts(plan: Plan, epoch: int, first: int = 0) -> Iterator[ObjectStar
 
 
 def _entry_starts(plan: Plan, epoch: int) -> Iterator[ObjectStart | None]:
-    entries, drawn, offset = plan.entries, 0, 0
+    drawn, offset = 0, 0
     while True:
         grows, begin, drawn = plan.open, drawn, plan.known
         for index in plan.order(epoch, begin, drawn):
-            for item in entries.items(index):
-                if isinstance(item, ObjectRef):
-                    yield ObjectStart(offset, 0, item.key, item.bucket)
-                    size = item.size
-                else:
-                    yield ObjectStart(offset, 0, "", "")
-                    size = len(item)
-                offset += framed(size) if entries.framed_here(item) else size
+            yield from _starts_in(plan.entries, index, offset)
+            offset += plan.entries.sizes[index]
         if not grows:
             return
         if drawn == plan.known and plan.open:
             yield None
 
 
+def _starts_in(entries: Entries, index: int, offset: int) -> Iterator[ObjectStart]:
+    """Yield where each item of an entry begins, of which the first one begins at `offset`."""
+    for item in entries.items(index):
+        if isinstance(item, ObjectRef):
+            yield ObjectStart(offset, 0, item.key, item.bucket)
+            size = item.size
+        else:
+            yield ObjectStart(offset, 0, "", "")
+            size = len(item)
+        offset += framed(size) if entries.framed_here(item) else size
+
+
 def _record_starts(plan: RecordPlan, epoch: int, least: int) -> Iterator[ObjectStart]:
     border, at = plan.table.border, plan.checkpoint(epoch, least)
     for _, offset, (_, entry, first, end, start, _) in _ranges(plan, epoch, at):
+        if plan.entries.wrap:
+            yield from (each for each in _starts_in(plan.entries, entry, offset) if each.offset >= least)
+            continue
         begin = first
         if offset < least:
             limit = least - offset + start
@@ -137,6 +151,9 @@ def count_parts(plan: RecordPlan, epoch: int, part_size: int) -> list[int]:
     Takes some microseconds per block and slice.
     """
     ranks = plan.deal.end - plan.deal.first
+    if plan.entries.wrap:
+        streams = (each.segments(epoch) for each in (*plan.ranks(ranks), plan))
+        return [sum(1 for _ in cut(each, part_size=lambda: part_size, epoch=epoch)) for each in streams]
     parts, held = [0] * (ranks + 1), [(-1, 0, 0)] * (ranks + 1)
     """By stream the parts of its bytes so far, and the range that goes on: object, first byte, byte after."""
     for rank, entry, _, _, start, stop in plan.pieces(epoch):

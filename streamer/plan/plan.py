@@ -272,17 +272,20 @@ class Plan:
 
     def segments(self, epoch: int, first: int = 0, end: int | None = None) -> Iterator[Segment | bytes]:
         """Yield the epoch's segments, in stream order; none is empty. `first`, `end`: as for `order`."""
-        entries = self.entries
         for index in self.order(epoch, first, end):
-            for item in entries.items(index):
-                size = item.size if isinstance(item, ObjectRef) else len(item)
-                wrap = entries.framed_here(item)
-                if wrap:
-                    yield header(size)
-                if size:
-                    yield Segment(item, 0, size) if isinstance(item, ObjectRef) else item
-                if wrap and size % 4:
-                    yield padding(size)
+            yield from self._segments_of(index)
+
+    def _segments_of(self, index: int) -> Iterator[Segment | bytes]:
+        """Yield the segments of one entry."""
+        for item in self.entries.items(index):
+            size = item.size if isinstance(item, ObjectRef) else len(item)
+            wrap = self.entries.framed_here(item)
+            if wrap:
+                yield header(size)
+            if size:
+                yield Segment(item, 0, size) if isinstance(item, ObjectRef) else item
+            if wrap and size % 4:
+                yield padding(size)
 
     def segments_near(self, epoch: int, offset: int) -> tuple[int, Iterator[Segment | bytes]]:  # noqa: ARG002 - see `RecordPlan`
         """Return an offset of the stream, at most `offset`, and the segments from there on.

@@ -3,7 +3,8 @@
     order, deal, RecordTable ─▶ pieces ─ joined ─▶ byte ranges ─▶ parts, as of any plan
                                   └─ one walk ─▶ bytes of every rank of this host, checkpoints on the way
 
-`RecordTable` has the offsets of all records. Of tar each run of adjacent samples is an archive in the stream
+`RecordTable` has the offsets of all records. If objects are the records, a byte range is a whole entry with
+its frames. Of tar each run of adjacent samples is an archive in the stream
 of a rank, with its end mark; with `Join` a whole epoch is one. A stream of several ranks has records alone,
 so that its requests are large; `streamer.plan.dealing` adds the end marks.
 
@@ -86,8 +87,10 @@ class RecordPlan(Plan):
                 f"the channel has {counted(order.records, 'record')}, fewer than one global batch of "
                 f"{deal.global_batch}; lower GlobalBatch, or set Remainder: repeat"
             )
+        self.records_each = len(entries.items(0)) if entries.wrap and len(entries) else 1
+        """Records in the stream for each one of the order: the attributes of a manifest's line, else 1."""
         self.steps: int = deal.steps(order.records)
-        self.padding = deal.padding(order.records)
+        self.padding = deal.padding(order.records) * self.records_each
         filled = self.steps * deal.global_batch - order.records
         if filled > (most := max(order.records, MOST_FILLED)):
             raise ConfigError(
@@ -178,8 +181,8 @@ class RecordPlan(Plan):
         return len(self.entries)
 
     def records(self, epoch: int) -> int:  # noqa: ARG002 - every epoch has as many
-        """Return the number of records of these ranks in the epoch, repeated ones included."""
-        return self.deal.records(self.global_order.records)
+        """Return the number of records in the epoch's streams of these ranks, repeated ones included."""
+        return self.deal.records(self.global_order.records) * self.records_each
 
     def pieces(self, epoch: int, at: Checkpoint = START) -> Iterator[Piece]:
         """Yield the pieces of the epoch from a checkpoint on, each with its rank among those of this plan."""
@@ -208,6 +211,9 @@ class RecordPlan(Plan):
         run_mark, epoch_mark = self.end_marks
         current: tuple[int, ObjectRef] | None = None
         for _, entry, _, _, start, stop in self.ranges(epoch, at):
+            if self.entries.wrap:
+                yield from self._segments_of(entry)
+                continue
             if current is None or current[0] != entry:
                 current = entry, only_object(self.entries, entry)
             yield Segment(current[1], start, stop)

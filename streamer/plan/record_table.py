@@ -1,6 +1,7 @@
-"""Where the records of a plan's objects are: by a record index, or by arithmetic if all have one size.
+"""Where the records of a plan's objects are: by a record index, or by arithmetic.
 
-A table answers for any record of any object at once. An index must have every record, not every 256th.
+Records of one size, and objects that are records, need no index. A table answers for any record of any object
+at once. An index must have every record, not every 256th.
 """
 
 from __future__ import annotations
@@ -80,6 +81,21 @@ class FixedRecords:
 
     def borders(self, entry: int, first: int, end: int) -> Sequence[int]:  # noqa: ARG002 - likewise
         return range(first * self._size, (end + 1) * self._size, self._size)
+
+
+class ObjectRecords:
+    """A `RecordTable` of wrapped entries, each one record: the listing is their index."""
+
+    def __init__(self, entries: Entries) -> None:
+        self.record_format, self.end_marks = "objects", EndMarks()
+        self.counts = array("B", [1]) * len(entries)
+        self._sizes = entries.sizes
+
+    def border(self, entry: int, record: int) -> int:
+        return record * self._sizes[entry]
+
+    def borders(self, entry: int, first: int, end: int) -> Sequence[int]:
+        return [self.border(entry, record) for record in range(first, end + 1)]
 
 
 class IndexedRecords:

@@ -159,11 +159,35 @@ def test_mistakes_are_named(tmp_path: Path, path: str, value: Any, words: str) -
     assert words in str(caught.value)
 
 
+LINES = {
+    "S3DataSource": {
+        "S3DataType": "AugmentedManifestFile",
+        "S3Uri": "s3://b/lines.manifest",
+        "AttributeNames": ["image-ref"],
+    }
+}
+
+
 @pytest.mark.parametrize(
     ("channel", "extras", "text"),
     [
         ({"CompressionType": "Gzip"}, {}, "CompressionType: Gzip has no records at fixed offsets"),
-        ({"RecordWrapperType": "RecordIO"}, {}, "RecordWrapperType: RecordIO makes every object one record"),
+        (
+            {"RecordWrapperType": "RecordIO"},
+            {},
+            "RecordWrapperType: RecordIO makes every object one record, and a block; remove Records and",
+        ),
+        (
+            {"RecordWrapperType": "RecordIO", "ShuffleConfig": {"Seed": 1}},
+            {"Ranks": {"Count": 2, "GlobalBatch": 16, "Block": "1MiB"}, "Records": None},
+            "RecordWrapperType: RecordIO makes every object one record, and a block; remove Records and",
+        ),
+        (
+            {"DataSource": LINES},
+            {},
+            "AugmentedManifestFile has a sample on each line of its manifest, and no reader sees its end; "
+            "add RecordWrapperType: RecordIO",
+        ),
         ({}, {"Join": "lines"}, "Join: lines joins whole objects"),
         (
             {},

@@ -21,7 +21,7 @@ from streamer.plan.pieces import START, Checkpoint, Walk, joined
 from streamer.plan.record_order import Deal, RecordOrder, Remainder, Run
 from streamer.plan.record_plan import RecordPlan
 from streamer.plan.record_selection import RecordLimit, RecordSelection, select_records, taken_blocks
-from streamer.plan.record_table import EndMarks, FixedRecords
+from streamer.plan.record_table import EndMarks, FixedRecords, ObjectRecords
 from streamer.plan.split import Split
 from tests.unit import reference
 from tests.unit.reference import Record
@@ -488,8 +488,20 @@ def test_the_example_of_the_documentation() -> None:
         if (by, until) == ways[0]:
             plan = RecordPlan(entries, Counts(counts), mixed, Deal(4, 2, 1, 2))
             digests.append(f"mixed order  {plan.order_digest}")
+
+    wrapped = Entries(wrap=True)
+    for name, size in zip("abc", sizes, strict=True):
+        wrapped.add(ObjectRef("bucket", name, size, f"e{name}"))
+    table = ObjectRecords(wrapped)
+    order = RecordOrder(table.counts, wrapped.sizes, seed=7)
+    plan = RecordPlan(wrapped, table, order, Deal(2, 2, 0, 2, "repeat"))
+    digests.append(f"objects      {plan.order_digest}")
+    orders = [f"epoch {epoch}  {' '.join('abc'[run.entry] for run in order.runs(epoch))}" for epoch in (0, 1)]
+    for rank, each in enumerate(plan.ranks(2)):
+        keys = " | ".join(part.object.key for part in each.segments(0) if isinstance(part, Segment))
+        orders.append(f"epoch 0, rank {rank} of 2  {keys}")
     page = PAGE.read_text()
-    for block in (lines, selections, mixes, digests):
+    for block in (lines, selections, mixes, orders, digests):
         assert "```text\n" + "\n".join(block) + "\n```\n" in page
 
 
