@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from streamer.formats.transform import Join
 from streamer.plan.digest import parse_partial
-from streamer.plan.entries import Entries, is_folder_marker, listed
+from streamer.plan.entries import Entries
 from streamer.plan.growth import Growth
 from streamer.plan.parts import Part, cut
 from streamer.plan.plan import Arrangement, Plan
@@ -56,9 +56,7 @@ __all__ = [
     "checked_uri",
     "cut",
     "frame",
-    "is_folder_marker",
     "is_modified",
-    "listed",
     "parse_object_uri",
     "parse_partial",
     "parse_s3_uri",

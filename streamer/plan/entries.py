@@ -331,24 +331,6 @@ def _extended(column: array[int], numbers: Sequence[int]) -> array[int]:
     return column
 
 
-def listed(objects: Iterable[ObjectRef], *, wrap: bool = False, inflate: bool = False) -> Entries:
-    """Return the objects of a listing as entries in plan order, without zero-byte "folder" markers.
-
-    Consoles and mount tools create empty objects whose key ends in `/`; they hold no data, and under
-    record wrapping they would become empty records (contract §3.1).
-    """
-    entries = Entries(wrap=wrap, inflate=inflate)
-    for ref in objects:
-        if not is_folder_marker(ref):
-            entries.add(ref)
-    return entries.in_key_order()
-
-
-def is_folder_marker(ref: ObjectRef) -> bool:
-    """Return whether the object is an empty folder marker."""
-    return ref.size == 0 and ref.key.endswith("/")
-
-
 class Columns(NamedTuple):
     """Objects of one bucket in columns."""
 

@@ -24,7 +24,6 @@ from streamer.plan import (
     Segment,
     Shard,
     cut,
-    listed,
     parse_object_uri,
 )
 from streamer.plan.parts import MAX_LITERALS
@@ -90,8 +89,9 @@ def planned(channel: Stored, arrangement: Arrangement, *, piece: int = 17) -> Pl
         return ObjectRef(bucket, key, len(store[name]), "e", version)
 
     if kind == "S3Prefix":
-        found = [ref(name) for name in store if name.startswith(uri)]
-        return Plan(listed(found, wrap=arrangement.wrap), arrangement)
+        markers = (name for name in store if name.endswith("/") and not store[name])  # a listing has none
+        found = [ref(name) for name in sorted(store.keys() - markers) if name.startswith(uri)]
+        return Plan.of(found, arrangement)
     text = store[uri]
     each = sum(name.endswith("-ref") for name in attributes) if attributes else 1
     entries = Entries(wrap=arrangement.wrap, objects_each=each)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamer.errors import ConfigError
-from streamer.plan import Entries, ObjectRef, listed
+from streamer.plan import Entries, ObjectRef, Plan
 from streamer.plan.selection import Limit, Selection, Selector
 from streamer.plan.split import Split, parse_folds
 
@@ -158,7 +158,7 @@ def run(refs: list[ObjectRef], limit: Limit, cuts: list[int]) -> list[ObjectRef]
     for end in [*sorted(cuts), len(refs)]:
         if selector.full:
             break
-        selected.extend(selector.take(listed(refs[start:end])))
+        selected.extend(selector.take(Plan.of(refs[start:end]).entries))
         start = max(start, end)
     selected.extend(selector.finish())
     return [item for items in selected for item in items if isinstance(item, ObjectRef)]
@@ -212,7 +212,7 @@ def test_a_sample_of_a_long_listing_keeps_few_entries_in_memory() -> None:
     limit = Limit(objects=100, seed=7)
     selector = Selector(limit, Entries)
     for start in range(0, len(refs), 1000):
-        selector.take(listed(refs[start : start + 1000]))
+        selector.take(Plan.of(refs[start : start + 1000]).entries)
         assert selector.kept <= 2 * 100 + 10_000
     keys = [items[0] for items in selector.finish()]
     assert keys == run(refs, limit, [])
@@ -221,9 +221,9 @@ def test_a_sample_of_a_long_listing_keeps_few_entries_in_memory() -> None:
 
 def test_a_limit_is_full_as_soon_as_no_further_entry_fits() -> None:
     selector = Selector(Limit(objects=3), Entries)
-    assert len(selector.take(listed(some([1, 1])))) == 2
+    assert len(selector.take(Plan.of(some([1, 1])).entries)) == 2
     assert not selector.full
-    assert len(selector.take(listed(some([1])))) == 1
+    assert len(selector.take(Plan.of(some([1])).entries)) == 1
     assert selector.full
 
 
