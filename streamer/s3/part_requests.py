@@ -25,8 +25,7 @@ from streamer.s3.client.doubt import NothingArrived
 from streamer.s3.client.faults import broken, not_understood
 from streamer.s3.client.final_answers import is_final
 from streamer.s3.http.body import CLOCK_RESOLUTION
-from streamer.s3.http.client import Response, write_request
-from streamer.s3.http.response import ResponseReader
+from streamer.s3.http.client import Response
 from streamer.s3.owner_calls import OwnerCalls
 from streamer.s3.range_gets import LeftToAiobotocore
 from streamer.s3.ranges import NO_HEADER, ignore
@@ -183,8 +182,7 @@ class PartRequests:
     ) -> None:
         """Send a request. `within`: seconds in which the response header must come."""
         context, stall_timeout = self._context(each), self._gets.stall_timeout
-        reader = ResponseReader(connection, context, within=within, stall_timeout=stall_timeout)
-        response = Response(reader, connection, pool, stall_timeout=stall_timeout)
+        response = Response(connection, pool, context, within=within, stall_timeout=stall_timeout)
         get = self._sent[index] = Get(
             index, each, response, context, began=time.monotonic(), waited=self._sole
         )
@@ -193,9 +191,8 @@ class PartRequests:
         if index == self._first:
             self._request.peer = connection.peer
             self._request.on_phase("first_byte")
-        connection.requests += 1
         try:
-            write_request(connection, self._gets.request(each), context)
+            response.send(self._gets.request(each))
             connection.expect(1)
             connection.watch(partial(self._on_readable, get))
         except SourceError as error:

@@ -20,9 +20,9 @@ from streamer.relay.staging import pipes
 from streamer.s3.client.endpoint import Endpoint
 from streamer.s3.client.session import open_clients
 from streamer.s3.http import body
+from streamer.s3.http.client import Response
 from streamer.s3.http.poller import FairPoller
 from streamer.s3.http.pool import ConnectionPool
-from streamer.s3.http.response import ResponseReader
 from streamer.s3.http_source import why_not, why_not_splice
 from tests.kit.faults import chunked, resets_after
 from tests.kit.harness import MORE_THAN_A_FIFO, Running, fill, running_channel
@@ -146,13 +146,13 @@ async def test_a_body_that_nobody_takes_leaves_the_event_loop_idle() -> None:
     with contextlib.closing(CountingPoller()) as poller:
         pool = ConnectionPool("127.0.0.1", server.sockets[0].getsockname()[1], poller)
         connection = await pool.take(ErrorContext())
-        reader = ResponseReader(connection, ErrorContext(), within=60, stall_timeout=60)
-        assert (await reader.header()).status == 206
+        response = Response(connection, pool, ErrorContext(), within=60, stall_timeout=60)
+        await response.receive_header()
+        assert response.header.status == 206
         for _ in range(50):
             await asyncio.sleep(0)
         assert poller.reports <= 2
-        reader.release()
-        connection.close()
+        response.end(reuse=False)
     peers[0].close()
     server.close()
     await server.wait_closed()

@@ -1,14 +1,21 @@
-"""Penstock's HTTP client: sends signed requests on persistent connections and reads response headers.
+"""Penstock's HTTP client: sends signed requests on persistent connections and reads their responses.
 
 `HttpClient.send` returns a `Response` whose header is read and whose body is still in the connection. The
 caller takes the body (`HttpBody`) or reads an error's body, and ends the response exactly once.
+
+A header is peeked at (MSG_PEEK, SSL_peek), and then read alone, so the next byte of the connection is the
+first of the body, where splice(2) can begin. Connection, header and an error's body have `stall_timeout`
+seconds together, because their bytes are no progress.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING
+
+import httptools
 
 from streamer.errors import ErrorContext, InvalidResponse, SourceError, Transient
 from streamer.s3.client.documents import MAX_DOCUMENT, MAX_ERROR_BODY, checked_document
@@ -16,7 +23,7 @@ from streamer.s3.client.faults import broken, not_understood
 from streamer.s3.http.body import HttpBody
 from streamer.s3.http.poller import FairPoller
 from streamer.s3.http.pool import ConnectionPool
-from streamer.s3.http.response import ResponseHeader, ResponseReader
+from streamer.s3.http.response import HeaderParser, ResponseHeader
 from streamer.units import counted
 
 if TYPE_CHECKING:
@@ -24,39 +31,69 @@ if TYPE_CHECKING:
     from streamer.s3.http.tls import TlsContext
     from streamer.s3.signing.endpoints import BucketEndpoint
 
+HEADER_READ = 2 * 1024
+"""Bytes to peek at for a header; S3's headers are shorter."""
+_SCRATCH = memoryview(bytearray(HEADER_READ))
+"""Buffer for reading headers; no call relies on its content."""
+BODY_READ = 64 * 1024
+
 
 class Response:
-    """A response whose header is read. It owns the connection until one of its methods ends the response."""
+    """The response to one request. It owns the connection until `body` or `end` ends the response."""
 
     header: ResponseHeader
     """The header, once it is read."""
 
     def __init__(
-        self, reader: ResponseReader, connection: Connection, pool: ConnectionPool, *, stall_timeout: float
+        self,
+        connection: Connection,
+        pool: ConnectionPool,
+        context: ErrorContext,
+        *,
+        within: float,
+        stall_timeout: float,
     ) -> None:
+        """`within`: seconds that are left of `stall_timeout` for header and error body."""
         self.reused = connection.requests > 0
         """Whether the connection has carried a request before."""
-        self._reader = reader
+        self.begun = False
+        """Whether any byte has arrived."""
         self._connection = connection
         self._pool = pool
+        self._context = context
         self._stall_timeout = stall_timeout
+        self._loop = asyncio.get_running_loop()
+        self.deadline = self._loop.time() + within
+        """Time of the event loop until which header and error body must have come."""
+        self._parser = HeaderParser(context)
         self._ended = False
 
-    @property
-    def begun(self) -> bool:
-        """Whether any byte has arrived."""
-        return self._reader.begun
-
-    @property
-    def deadline(self) -> float:
-        """Time of the event loop until which the header must have come."""
-        return self._reader.deadline
+    def send(self, request: bytes) -> None:
+        """Send the request. Raises SourceError."""
+        self._connection.requests += 1
+        try:
+            sent = self._connection.send(request)
+        except OSError as error:
+            raise broken(error, self._context) from error
+        if not sent:
+            raise Transient("the socket did not take the whole request", self._context)
 
     def read_header(self) -> None:
         """Read the header. Raises BlockingIOError until all of it has arrived, SourceError, OSError."""
-        while not self._reader.read_header():
-            pass
-        self.header = self._reader.parsed
+        whole = False
+        while not whole:
+            count = self._connection.peek(_SCRATCH)
+            if not count:
+                raise Transient("the connection was closed before a response", self._context)
+            self.begun = True
+            used, whole = self._parser.feed(bytes(_SCRATCH[:count]))
+            self._connection.recv_into(_SCRATCH[:used])
+        self.header = self._parser.message.header
+
+    async def receive_header(self) -> None:
+        """Wait for the header, and read it. Raises SourceError."""
+        if not await self._run(self.read_header):
+            raise Transient(f"no response for {self._stall_timeout:g} s", self._context)
 
     def late(self) -> None:
         """Note that no byte came in time; close the other idle connections if this one had been idle."""
@@ -70,7 +107,7 @@ class Response:
 
     def body(self, length: int, context: ErrorContext) -> HttpBody:
         """Return the `length` bytes after the header as a body, which then owns the connection."""
-        self._reader.release()
+        self._release()
         return HttpBody(
             self._connection,
             length,
@@ -94,18 +131,32 @@ class Response:
         return checked_document(body, context)
 
     async def _read_body(self, most: int) -> tuple[bytes, bool, bool]:
-        """Return about `most` bytes of the body at most, and whether that is all; end the response.
+        """Return what arrives of the body in time, and whether that is all; end the response.
 
-        The last item: whether bytes follow the response.
+        `most`: about the most bytes to read. The last item: whether bytes follow the response.
         """
-        whole = followed = False
+        message, whole, followed = self._parser.message, False, False
         try:
-            body = await self._reader.body(most)
-            whole = self._reader.complete
-            followed = whole and self._reader.followed
-            return body, whole, followed
+            if not message.complete:
+                await self._run(partial(self._read_some, most))
+            whole = message.complete
+            followed = whole and (message.followed or self._connection.has_surplus())
+            return bytes(message.body), whole, followed
         finally:
             self.end(reuse=whole and not followed)
+
+    def _read_some(self, most: int) -> None:
+        """Read the body to its end or the limit. Raises BlockingIOError until then, SourceError, OSError."""
+        message, memory = self._parser.message, memoryview(bytearray(BODY_READ))
+        count = len(memory)
+        while count and not message.complete and len(message.body) <= most:
+            count = self._connection.recv_into(memory)
+            try:
+                message.feed(bytes(memory[:count]))
+            except httptools.HttpParserError as error:
+                raise InvalidResponse(f"not an HTTP response ({error})", self._context) from error
+            if not count and not message.header.has_length:
+                message.complete = True
 
     def end(self, *, reuse: bool) -> None:
         """End the response. `reuse`: whether the connection may carry another request: no byte is left.
@@ -114,12 +165,54 @@ class Response:
         """
         if self._ended:
             return
-        self._ended = True
-        self._reader.release()
+        self._release()
         if reuse and self.header.keep_alive:
             self._pool.give(self._connection)
         else:
             self._connection.close()
+
+    def _release(self) -> None:
+        """Note that another object owns the connection now, and drop the parser, with the body it has."""
+        self._ended = True
+        self._parser.message.release()
+        del self._parser
+
+    async def _run(self, step: Callable[[], None]) -> bool:
+        """Call `step` as bytes arrive until it has them all; return false after the deadline.
+
+        No attribute refers to `step`, a method of this object, because such a cycle would keep each request's
+        objects until the next garbage collection.
+        """
+        done: asyncio.Future[bool] = self._loop.create_future()
+        timer = self._loop.call_at(self.deadline, _time_out, done)
+        try:
+            on_readable = partial(self._on_readable, step, done)
+            self._connection.expect(1)
+            self._connection.watch(on_readable)
+            if self._connection.pending:
+                on_readable()  # epoll does not report decrypted bytes
+            return await done
+        finally:
+            timer.cancel()
+
+    def _on_readable(self, step: Callable[[], None], done: asyncio.Future[bool]) -> None:
+        if done.done():
+            self._connection.pause()  # bytes of the body that nobody takes yet would be reported for ever
+            return
+        try:
+            step()
+            done.set_result(True)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            done.set_exception(broken(error, self._context))
+        except Exception as error:  # noqa: BLE001 - raised by the task that waits
+            done.set_exception(error)
+
+
+def _time_out(done: asyncio.Future[bool]) -> None:
+    if not done.done():
+        done.set_result(False)
 
 
 class HttpClient:
@@ -158,44 +251,32 @@ class HttpClient:
         context: ErrorContext,
         request: Callable[[], Awaitable[bytes]],
         *,
-        avoid: str | None = None,
         fresh: bool = False,
-        on_sent: Callable[[str], None] | None = None,
     ) -> Response:
-        """Send one request and read the header of its response.
+        """Send one request and read the header of its response. Raises SourceError.
 
-        If the server has closed an idle connection, the request is sent again on another. `avoid`: an address
-        not to use if the endpoint has another. `fresh`: use a new connection. `on_sent`: called with the
-        address of the server. Raises SourceError.
+        If the server has closed an idle connection, the request is sent again on another. `fresh`: use a new
+        connection.
         """
         pool = self.pool(endpoint)
         while True:
             request_bytes = await request()
             began = self._loop.time()
             try:
-                connection = await pool.take(context, avoid=avoid, within=self._stall_timeout, fresh=fresh)
+                connection = await pool.take(context, within=self._stall_timeout, fresh=fresh)
             except SourceError:
                 raise
             except Exception as error:
                 raise not_understood(error, context) from error
-            reader = ResponseReader(
-                connection,
-                context,
-                within=max(0.0, self._stall_timeout - (self._loop.time() - began)),
-                stall_timeout=self._stall_timeout,
-            )
-            response = Response(reader, connection, pool, stall_timeout=self._stall_timeout)
-            connection.requests += 1
-            if on_sent is not None:
-                on_sent(connection.peer)
+            left = max(0.0, self._stall_timeout - (self._loop.time() - began))
+            response = Response(connection, pool, context, within=left, stall_timeout=self._stall_timeout)
             try:
-                write_request(connection, request_bytes, context)
-                response.header = await reader.header()
+                response.send(request_bytes)
+                await response.receive_header()
             except BaseException as error:
-                connection.close()
-                reader.release()
-                if isinstance(error, Transient) and response.reused and not reader.begun:
-                    if self._loop.time() < reader.deadline:
+                response.end(reuse=False)
+                if isinstance(error, Transient) and response.reused and not response.begun:
+                    if self._loop.time() < response.deadline:
                         continue  # the server closed the idle connection before it read the request
                     response.late()
                 if isinstance(error, OSError):  # the kernel cannot watch another socket
@@ -204,12 +285,3 @@ class HttpClient:
                     raise not_understood(error, context) from error
                 raise
             return response
-
-
-def write_request(connection: Connection, request: bytes, context: ErrorContext) -> None:
-    try:
-        sent = connection.send(request)
-    except OSError as error:
-        raise broken(error, context) from error
-    if not sent:
-        raise Transient("the socket did not take the whole request", context)

@@ -1,31 +1,18 @@
-"""Reads response headers and the bodies of errors.
+"""Parses the headers of responses, and the bodies after them. Does no I/O.
 
-`ResponseReader` peeks at the bytes of a header (MSG_PEEK, SSL_peek) and then reads the header only, so the
-next byte of the connection is the first of the body, where splice(2) can begin. `HeaderParser` does no I/O.
-
-Connection, header and an error's body have `stall_timeout` seconds together, because their bytes are no
-progress. The number of interim (1xx) responses and the sizes of headers and error bodies are limited too.
+The number of interim (1xx) responses and the size of a header are limited.
 """
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 
 import httptools
 
-from streamer.errors import ErrorContext, InvalidResponse, Transient
-from streamer.s3.client.faults import broken
-from streamer.s3.http.connection import Connection
+from streamer.errors import ErrorContext, InvalidResponse
 
 HEADER_END = b"\r\n\r\n"
-HEADER_READ = 2 * 1024
-"""Bytes to peek at for a header; S3's headers are shorter."""
-_SCRATCH = memoryview(bytearray(HEADER_READ))
-"""Buffer for reading headers; no call relies on its content."""
 KEPT_FIELDS = {
     name.encode(): name
     for name in (
@@ -50,7 +37,6 @@ KEPT_FIELDS = {
 _METADATA = re.compile(rb"(?im)^x-amz-meta-[^\r\n]*\r\n")
 """Header fields of an object's user metadata."""
 MAX_HEADER = 64 * 1024
-BODY_READ = 64 * 1024
 MOST_INTERIM = 32
 """Most interim (1xx) responses before one response; a server could send them without end."""
 LONGEST_NUMBER = 20
@@ -158,114 +144,3 @@ class HeaderParser:
         self.message.release()
         self.message, self._data = _Message(), b""
         return used, False
-
-
-class ResponseReader:
-    """Reads one response header from a connection, and an error's body after it."""
-
-    def __init__(
-        self, connection: Connection, context: ErrorContext, *, within: float, stall_timeout: float
-    ) -> None:
-        """`within`: seconds that are left of `stall_timeout` for header and error body."""
-        self.begun = False
-        """Whether any byte of a response has arrived."""
-        self._connection = connection
-        self._context = context
-        self._stall_timeout = stall_timeout
-        self._loop = asyncio.get_running_loop()
-        self.deadline = self._loop.time() + within
-        """Time of the event loop until which header and error body must have come."""
-        self._parser = HeaderParser(context)
-
-    async def header(self) -> ResponseHeader:
-        """Read the header. Raises SourceError."""
-        if not await self._run(self.read_header):
-            raise Transient(f"no response for {self._stall_timeout:g} s", self._context)
-        return self.parsed
-
-    @property
-    def parsed(self) -> ResponseHeader:
-        """The header, once it is read."""
-        return self._parser.message.header
-
-    async def body(self, most: int) -> bytes:
-        """Return what arrives of the body in time, at most about `most` bytes; the reader keeps none."""
-        if not self.complete:
-            await self._run(partial(self._read_body, most))
-        message = self._parser.message
-        body, message.body = bytes(message.body), bytearray()
-        return body
-
-    @property
-    def complete(self) -> bool:
-        """Whether every byte of the response has been read."""
-        return self._parser.message.complete
-
-    @property
-    def followed(self) -> bool:
-        """Whether bytes follow the last byte of the response."""
-        return self._parser.message.followed or self._connection.has_surplus()
-
-    def release(self) -> None:
-        """End the use of this reader."""
-        self._parser.message.release()
-
-    async def _run(self, step: Callable[[], bool]) -> bool:
-        """Repeat `step` as bytes arrive until it returns true; return false after the deadline.
-
-        No attribute refers to `step`, a method of this object, because such a cycle would keep each request's
-        objects until the next garbage collection.
-        """
-        done: asyncio.Future[bool] = self._loop.create_future()
-        timer = self._loop.call_at(self.deadline, _time_out, done)
-        try:
-            on_readable = partial(self._on_readable, step, done)
-            self._connection.expect(1)
-            self._connection.watch(on_readable)
-            if self._connection.pending:
-                on_readable()  # epoll does not report decrypted bytes
-            return await done
-        finally:
-            timer.cancel()
-
-    def _on_readable(self, step: Callable[[], bool], done: asyncio.Future[bool]) -> None:
-        if done.done():
-            self._connection.pause()  # bytes of the body that nobody takes yet would be reported for ever
-            return
-        try:
-            while not step():
-                pass
-            done.set_result(True)
-        except BlockingIOError:
-            return
-        except OSError as error:
-            done.set_exception(broken(error, self._context))
-        except Exception as error:  # noqa: BLE001 - raised by the task that waits
-            done.set_exception(error)
-
-    def read_header(self) -> bool:
-        """Read some bytes of the header; return whether it is complete. Raises as `Connection.peek`."""
-        count = self._connection.peek(_SCRATCH)
-        if not count:
-            raise Transient("the connection was closed before a response", self._context)
-        self.begun = True
-        used, whole = self._parser.feed(bytes(_SCRATCH[:count]))
-        self._connection.recv_into(_SCRATCH[:used])
-        return whole
-
-    def _read_body(self, most: int) -> bool:
-        """Read some bytes of the body; return whether its end or the limit is reached."""
-        message, memory = self._parser.message, memoryview(bytearray(BODY_READ))
-        count = self._connection.recv_into(memory)
-        try:
-            message.feed(bytes(memory[:count]))
-        except httptools.HttpParserError as error:
-            raise InvalidResponse(f"not an HTTP response ({error})", self._context) from error
-        if not count and not message.header.has_length:
-            message.complete = True
-        return not count or message.complete or len(message.body) > most
-
-
-def _time_out(done: asyncio.Future[bool]) -> None:
-    if not done.done():
-        done.set_result(False)

@@ -53,11 +53,13 @@ from streamer.readers.core.state import EpochState
 from streamer.relay.deliver.object_errors import not_inflatable
 from streamer.relay.staging.buffers import BufferPool, BufferStage
 from streamer.relay.statistics import ChannelCounters
-from streamer.s3.client.documents import MAX_ERROR_BODY, checked_document
+from streamer.s3.client.documents import checked_document
 from streamer.s3.http.body import HttpBody
+from streamer.s3.http.client import Response
 from streamer.s3.http.connection import Connection
 from streamer.s3.http.poller import FairPoller
-from streamer.s3.http.response import ResponseHeader, ResponseReader
+from streamer.s3.http.pool import ConnectionPool
+from streamer.s3.http.response import ResponseHeader
 from streamer.s3.manifests.lines import RowScanner
 from streamer.s3.manifests.text import ArrayScanner, Gunzip
 from streamer.s3.pages.listing import list_prefix
@@ -200,9 +202,11 @@ def answer(data: bytes) -> None:
             poller = FairPoller()
             poller.open()
             connection = Connection(ours, poller)
-            reader = ResponseReader(connection, WHERE, within=4, stall_timeout=4)
+            pool = ConnectionPool("", 0, poller)
+            response = Response(connection, pool, WHERE, within=4, stall_timeout=4)
             try:
-                header = await reader.header()
+                await response.receive_header()
+                header = response.header
                 if header.status in (200, 206) and header.content_length is not None:
                     right_range(header)
                     body = HttpBody(
@@ -215,9 +219,9 @@ def answer(data: bytes) -> None:
                         stage.detach(body)
                         body.close()
                 elif header.status >= 400:
-                    raise error_of(header, await reader.body(MAX_ERROR_BODY), WHERE)
+                    raise error_of(header, await response.error_body(), WHERE)
             finally:
-                reader.release()
+                response.end(reuse=False)
                 connection.close()
                 poller.close()
 
