@@ -206,7 +206,7 @@ class ChannelExtras(Model):
     mix: MixConfig | None = None
     """Weights by which the records of these prefixes are mixed. Unset: one prefix after the other."""
     records: RecordsConfig | None = None
-    """Format and index of the records that ranks share, or whose index the channel learns. Unset: unknown."""
+    """Format of the records, and their index, which ranks read or the channel learns. Unset: unknown."""
 
     @property
     def given(self) -> list[str]:

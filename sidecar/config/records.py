@@ -43,7 +43,10 @@ class RecordsConfig(Model):
     """The records of a channel's objects: their format, and where the index of their offsets is."""
 
     format: Annotated[StrictStr, AfterValidator(_format)]
-    """TFRecord, RecordIO, lines, tar, or fixed:BYTES for records of one size, which need no index."""
+    """TFRecord, RecordIO, lines, tar, or fixed:BYTES for records of one size, which need no index.
+
+    Readers without a `record_format` of their own read the channel by it.
+    """
     index: IndexPlace | None = None
     """Folder of the record index, or a prefix of S3 URIs."""
 

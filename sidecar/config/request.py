@@ -127,8 +127,6 @@ class ChannelConfig(Model):
                 "Join: tar ends a sample where the rank's next one begins, which with Fetch: together comes "
                 "after those of the other ranks, so that ranks would wait for each other; remove Fetch"
             )
-        if found is None and extras.join == "tar" and records is not None and records.format != "tar":
-            found = f"Join: tar contradicts Records.Format: {records.format}; correct one of the two"
         if found is None and ranks.block is not None:
             if self.shuffle_config is None and extras.mix is None:
                 found = "Block has no meaning without ShuffleConfig or Mix; remove it"
@@ -192,16 +190,17 @@ class ChannelConfig(Model):
         return self
 
     @model_validator(mode="after")
-    def _learnable(self) -> Self:
-        if self.penstock.records is None or self.penstock.by_record is not None:
+    def _recorded(self) -> Self:
+        if (records := self.penstock.records) is None:
             return self
-        if self.penstock.index is None:
+        if self.record_wrapper_type != "None":
+            raise ValueError(f"{self.not_indexable}, which readers know; remove Records")
+        if (join := self.penstock.join) is not None and records.format != join:
             raise ValueError(
-                "Records has no meaning without GlobalBatch in Ranks, or Index, the place of the index that "
-                "the channel then learns; add one, or remove Records"
+                f"Join: {join} contradicts Records.Format: {records.format}; correct one of the two"
             )
-        if (why := self.not_indexable) is not None:
-            raise ValueError(f"Records needs records at fixed offsets of objects: {why}; remove it")
+        if records.index is not None and (why := self.not_indexable) is not None:
+            raise ValueError(f"Index needs records at fixed offsets of objects: {why}; remove Index")
         return self
 
     @property
@@ -224,7 +223,8 @@ class ChannelConfig(Model):
     @property
     def learnt(self) -> RecordsConfig | None:
         """The records whose index the channel learns while it streams; None if it learns none."""
-        return None if self.penstock.by_record is not None else self.penstock.records
+        extras = self.penstock
+        return None if extras.index is None or extras.by_record is not None else extras.records
 
     @property
     def not_indexable(self) -> str | None:

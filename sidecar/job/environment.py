@@ -132,8 +132,9 @@ def trainer_environment(layout: Layout, job: Job, hosts: Hosts) -> dict[str, str
 def input_data_config(job: Job) -> dict[str, Any]:
     """Return inputdataconfig.json, with the keys that every known consumer needs (contract §2.1).
 
-    It lists every rank FIFO as a channel, so that any reader of a channel can read a rank FIFO. It does not
-    list the channel of the rank FIFOs, which has no FIFO itself.
+    A channel with `Records` has their format too, for Penstock's readers. The file lists every rank FIFO as a
+    channel, so that any reader of a channel can read a rank FIFO. It does not list the channel of the rank
+    FIFOs, which has no FIFO itself.
     """
     return {
         name: ({"ContentType": channel.content_type} if channel.content_type else {})
@@ -142,6 +143,7 @@ def input_data_config(job: Job) -> dict[str, Any]:
             "S3DistributionType": channel.source.s3_data_distribution_type,
             "RecordWrapperType": channel.record_wrapper_type,
         }
+        | ({"RecordFormat": channel.records.format} if channel.penstock.records else {})
         for channel in job.input_data_config
         for name in job.fifos(channel)
     }

@@ -15,6 +15,7 @@ from torch.utils.data import get_worker_info
 
 from streamer.formats.recordio import MAX_PAYLOAD
 from streamer.readers.core.options import paths_of, with_defaults
+from streamer.readers.core.record_spec import format_of
 from streamer.readers.table_decoder import BATCH_ROWS, KeyedBatch, TableDecoder
 from streamer.readers.table_objects import check_table_skip, table_batches
 from streamer.readers.torch import PipeIterableDataset
@@ -58,7 +59,10 @@ class TableIterableDataset(PipeIterableDataset):
         if max_object_bytes < 1:
             raise ValueError(f"max_object_bytes is {max_object_bytes}: it must be 1 or more")
         check_table_skip(chosen["skip"])
+        paths = paths_of(chosen)
+        self._divide(channel, share)
         spec = ElementSpec(
+            format_of(self.channels, paths.config, "RecordIO"),
             decode=decode or _copied_in_worker,
             key=chosen["key"],
             skip=chosen["skip"],
@@ -66,8 +70,7 @@ class TableIterableDataset(PipeIterableDataset):
             max_object_bytes=max_object_bytes,
         )
         decoder = TableDecoder(columns=columns, batch_rows=batch_rows)
-        source = _TableSource(spec, paths_of(chosen), decoder, timeout=chosen["timeout"])
-        self._read(channel, share, source)
+        self._read(_TableSource(spec, paths, decoder, timeout=chosen["timeout"]))
 
     def __len__(self) -> int:
         """Raise TypeError, because the rows of the objects are unknown."""

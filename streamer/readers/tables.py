@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from streamer.formats.recordio import MAX_PAYLOAD
 from streamer.readers.core.channel_reader import ChannelReader
-from streamer.readers.core.options import with_defaults
-from streamer.readers.core.record_spec import RecordSpec
+from streamer.readers.core.options import paths_of, with_defaults
+from streamer.readers.core.record_spec import RecordSpec, format_of
 from streamer.readers.table_decoder import BATCH_ROWS, TableDecoder
 from streamer.readers.table_objects import check_table_skip, table_batches
 from streamer.step_state import is_step_state
@@ -70,7 +70,11 @@ class TableReader(ChannelReader):
             raise ValueError(f"max_object_bytes is {max_object_bytes}: it must be 1 or more")
         check_table_skip(chosen["skip"])
         spec = RecordSpec(
-            key=chosen["key"], skip=chosen["skip"], placed=True, max_object_bytes=max_object_bytes
+            format_of([channel], paths_of(chosen).config, "RecordIO"),
+            chosen["key"],
+            chosen["skip"],
+            placed=True,
+            max_object_bytes=max_object_bytes,
         )
         self._decoder = TableDecoder(columns=columns, batch_rows=batch_rows)
         super().__init__(channel, spec, chosen, epoch=epoch)

@@ -21,10 +21,10 @@ import numpy as np
 
 from streamer.errors import ChannelError
 from streamer.readers.core.channel_reader import ChannelReader
-from streamer.readers.core.options import with_defaults
+from streamer.readers.core.options import paths_of, with_defaults
 from streamer.readers.core.read_loop import ReadLoop
 from streamer.readers.core.record_names import KeyedRecord
-from streamer.readers.core.record_spec import RecordSpec
+from streamer.readers.core.record_spec import RecordSpec, format_of
 from streamer.readers.core.start import drop_bytes
 from streamer.readers.token_blocks import TokenBlocks, TokenLayout
 from streamer.step_state import is_step_state
@@ -81,7 +81,8 @@ class TokenReader(ChannelReader):
                 "and a SkipPolicy with records only"
             )
         self._layout = TokenLayout(dtype, length, batch_size, overlap, drop_remainder, vocabulary)
-        spec = RecordSpec(self.record_format, chosen["key"], skip)
+        record_format = format_of([channel], paths_of(chosen).config, self.record_format)
+        spec = RecordSpec(record_format, chosen["key"], skip)
         super().__init__(channel, spec, chosen, epoch=epoch)
         self._blocks: TokenBlocks
         """The blocks of the present epoch."""
@@ -146,15 +147,8 @@ class TokenReader(ChannelReader):
         return state | {"offset": state["offset"] + state["skip"] * self._layout.block_bytes, "skip": 0}
 
     def _check(self, stream: PipeStream) -> None:
-        """Raise ChannelError if ranks share records that are not the blocks of this reader."""
-        if stream.trailer is None or stream.trailer.order is None:
-            return
-        if (given := stream.trailer.order["format"]) != self.record_format:
-            raise ChannelError(
-                f"the ranks of channel {self.channel} share records of format {given}, and a block of this "
-                f"reader is {self.record_format}: both must be equal"
-            )
-        if self._layout.overlap:
+        """Raise ChannelError if ranks share the blocks of this reader, and these overlap."""
+        if self._layout.overlap and stream.trailer is not None and stream.trailer.order is not None:
             raise ChannelError(
                 f"the ranks of channel {self.channel} share records, so the block that follows in the stream "
                 "may be of another place: leave out overlap, and write blocks with one token more"

@@ -48,9 +48,11 @@ class Feeder:
         self.configure(dict.fromkeys(channels, "Pipe") | modes)
         self.feeds: list[Any] = []
 
-    def configure(self, modes: dict[Any, str] | dict[str, str]) -> None:
+    def configure(self, modes: dict[Any, str] | dict[str, str], **more: str) -> None:
+        """`more`: further keys of every channel, and other values of these."""
         document = {
-            name: {"TrainingInputMode": mode, "RecordWrapperType": "None"} for name, mode in modes.items()
+            name: {"TrainingInputMode": mode, "RecordWrapperType": "None"} | more
+            for name, mode in modes.items()
         }
         with open(os.path.join(self.config_dir, "inputdataconfig.json"), "w") as file:
             json.dump(document, file)

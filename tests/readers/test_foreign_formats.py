@@ -225,7 +225,7 @@ def test_every_reader_puts_the_magic_back(feeder: Feeder) -> None:
 
 def test_parts_that_are_concatenated_are_told_once(feeder: Feeder, caplog: pytest.LogCaptureFixture) -> None:
     feeder.feed(0, b"".join(map(dmlc, RECORDS)))
-    assert list(PipeReader("train")) == [
+    assert list(PipeReader("train", "RecordIO")) == [
         record.replace(MAGIC, b"") if record != RECORDS[3] else record for record in RECORDS
     ]
     assert caplog.text.count("record_format='MXRecordIO'") == 1

@@ -59,7 +59,10 @@ READERS: dict[str, tuple[Callable[[], Iterable[Any]], Callable[[list[bytes]], by
     "lists": (lambda: chain.from_iterable(PipeReader("train", "TFRecord").batches()), tfrecords),
     "lines": (lambda: PipeReader("train", "TextLine"), lines),
     "keys": (lambda: (each.record for each in PipeReader("train", "TFRecord", key=True)), tfrecords),
-    "RecordIO": (lambda: PipeReader("train"), lambda records: b"".join(map(recordio.encode, records))),
+    "RecordIO": (
+        lambda: PipeReader("train", "RecordIO"),
+        lambda records: b"".join(map(recordio.encode, records)),
+    ),
     "torch": (lambda: torch(0), tfrecords),
     "torch, a worker": (lambda: torch(1), tfrecords),
     "torch, workers that share a FIFO": (lambda: torch(2), tfrecords),

@@ -242,7 +242,7 @@ def test_what_a_dataset_cannot_tell(feeder: Feeder) -> None:
     with pytest.raises(ChannelError, match="has not been iterated in this process"):
         dataset.state_dict()
     with pytest.raises(ValueError, match="the state is of channels validation, not train"):
-        dataset.load_state_dict(ResumableLoader(PipeIterableDataset("validation")).state_dict())
+        dataset.load_state_dict(ResumableLoader(PipeIterableDataset("validation", "RecordIO")).state_dict())
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -321,7 +321,7 @@ def test_the_same_batches_follow(feeder: Feeder, workers: int, shuffle: int | No
 def test_options_that_a_shuffle_excludes(feeder: Feeder) -> None:
     for options in ({"attributes": 2}, {"padding": True}):
         with pytest.raises(ValueError, match="shuffle"):
-            PipeIterableDataset("train", shuffle=9, **options)
+            PipeIterableDataset("train", "TFRecord", shuffle=9, **options)
     left = feeder.feed(0, encoded("TFRecord"))
     _, state = had(resumable(PipeIterableDataset("train", "TFRecord", batch_size=30), 2), 99)
     left.join()

@@ -35,7 +35,7 @@ def feed(feeder: Feeder, epoch: int, pairs: Sequence[tuple[bytes, ...]]) -> None
 
 def test_plain_records_are_grouped(feeder: Feeder) -> None:
     feed(feeder, 0, PAIRS)
-    assert list(grouped(PipeReader("train"), 2)) == PAIRS
+    assert list(grouped(PipeReader("train", "RecordIO"), 2)) == PAIRS
     assert list(grouped([], 3)) == []
     assert list(grouped("ab", 1)) == [("a",), ("b",)]
 
@@ -52,7 +52,7 @@ def test_an_epoch_that_ends_inside_a_sample_is_an_error(feeder: Feeder) -> None:
         feed(feeder, epoch, [*PAIRS, (b"image without label",)])
     got: list[tuple[bytes, ...]] = []
     with pytest.raises(TruncatedStream, match="the epoch ends inside a sample, after 1 of 2 records"):
-        got.extend(grouped(PipeReader("train"), 2))
+        got.extend(grouped(PipeReader("train", "RecordIO"), 2))
     assert got == PAIRS
     got = []
     with pytest.raises(tf.errors.InvalidArgumentError, match="the epoch ends inside a sample"):

@@ -170,7 +170,7 @@ def test_a_wrong_length_of_recordio_ends_with_its_object(feeder: Feeder) -> None
     data, keys = objects(frames[:40], frames[40:] * 600)
     feeder.list_keys(keys)
     feeder.feed(0, data)
-    reader = PipeReader("train", skip=SkipPolicy(objects=1))
+    reader = PipeReader("train", "RecordIO", skip=SkipPolicy(objects=1))
     assert list(reader) == RECORDS[:10] + RECORDS[40:] * 600
 
 
@@ -237,7 +237,7 @@ def test_parts_that_do_not_end_are_skipped_from_the_first_one(feeder: Feeder) ->
     data = [whole + part, whole, part]
     feeder.list_keys([(len(each), f"k{number}") for number, each in enumerate(data)])
     feeder.feed(0, b"".join(data))
-    reader = PipeReader("train", skip=SkipPolicy(objects=2))
+    reader = PipeReader("train", "RecordIO", skip=SkipPolicy(objects=2))
     assert list(reader) == [b"good", b"good"]
     assert [(bad.key, bad.number) for bad in reader.skipped.last] == [("k0", 1), ("k2", 0)]
 

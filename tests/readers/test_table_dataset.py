@@ -106,7 +106,7 @@ def test_errors_of_tables(feeder: Feeder) -> None:
     batches = iter(dataset)
     assert numbers(islice(batches, 1)) == list(range(30))
     with pytest.raises(ValueError, match="load it into a TableIterableDataset"):
-        PipeIterableDataset("train").load_state_dict(dataset.state_dict())
+        PipeIterableDataset("train", "RecordIO").load_state_dict(dataset.state_dict())
     with pytest.raises(CorruptRecord, match="object 1 of epoch 0 of channel train"):
         list(batches)
     with pytest.raises(TypeError, match="number of batches of tables is unknown"):

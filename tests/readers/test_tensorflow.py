@@ -106,9 +106,9 @@ def test_a_channel_without_counts_has_no_cardinality(feeder: Feeder) -> None:
         _ = dataset.steps_per_epoch
     assert contents(dataset) == RECORDS
     with pytest.raises(PipeModeDatasetException, match="steps of a path"):
-        _ = PipeModeDataset.from_path("/nowhere").steps_per_epoch
+        _ = PipeModeDataset.from_path("/nowhere", "RecordIO").steps_per_epoch
     with pytest.raises(PipeModeDatasetException, match="padding of a path"):
-        _ = PipeModeDataset.from_path("/nowhere").padding
+        _ = PipeModeDataset.from_path("/nowhere", "RecordIO").padding
 
 
 def test_a_cardinality_from_the_trailer_of_an_earlier_run_is_refused(feeder: Feeder) -> None:

@@ -195,7 +195,7 @@ def test_ranks_share_blocks_in_equal_steps(
                 found.append((step, rank, array.ravel()))
                 assert reader.state_dict()["step"] == (step + 1) % 3
         for options, text in (
-            ({"length": 32}, "share records of format fixed:128, and a block of this reader is fixed:64"),
+            ({"length": 32}, "Records.Format: fixed:128, .* and this reader reads fixed:64"),
             ({"length": 64, "overlap": True}, "leave out overlap"),
         ):
             with pytest.raises(ChannelError, match=text):

@@ -158,8 +158,10 @@ def test_samples_of_a_manifest_stay_together(feeder: Feeder) -> None:
     feeder.feed(0, data)
     feeder.feed(1, data)
     # The loader's default conversion makes lists of tuples.
-    assert sorted(map(tuple, load(PipeIterableDataset("train", attributes=2), 3))) == sorted(pairs)
-    batches = list(PipeIterableDataset("train", attributes=2, batch_size=7))
+    assert sorted(map(tuple, load(PipeIterableDataset("train", "RecordIO", attributes=2), 3))) == sorted(
+        pairs
+    )
+    batches = list(PipeIterableDataset("train", "RecordIO", attributes=2, batch_size=7))
     assert [sample for batch in batches for sample in batch] == pairs
 
 
@@ -167,7 +169,7 @@ def test_samples_of_a_manifest_stay_together(feeder: Feeder) -> None:
 def test_an_epoch_that_ends_inside_a_sample_is_an_error(feeder: Feeder, workers: int) -> None:
     feeder.feed(0, b"".join(map(recordio.encode, [b"1", b"2", b"3"])))
     with pytest.raises(TruncatedStream, match="the epoch ends inside a sample, after 1 of 2 records"):
-        list(load(PipeIterableDataset("train", attributes=2, batch_size=4), workers))
+        list(load(PipeIterableDataset("train", "RecordIO", attributes=2, batch_size=4), workers))
 
 
 @pytest.mark.parametrize("workers", [0, 3])
@@ -245,7 +247,7 @@ def test_ranks_have_channels_of_their_own(four: Feeder, monkeypatch: pytest.Monk
     with pytest.raises(
         PipeModeDatasetException, match=r"2 processes of this host cannot divide 1 channel \(train0\)"
     ):
-        PipeIterableDataset("train0")
+        PipeIterableDataset("train0", "RecordIO")
 
 
 def test_ranks_that_torchrun_did_not_start_must_say_where_they_are(four: Feeder) -> None:
@@ -254,8 +256,8 @@ def test_ranks_that_torchrun_did_not_start_must_say_where_they_are(four: Feeder)
     torch.distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
     try:
         with pytest.raises(PipeModeDatasetException, match=r"start them with torchrun, or give share="):
-            PipeIterableDataset(FOUR)
-        assert PipeIterableDataset(FOUR, share=(1, 2)).channels == ["train1", "train3"]
+            PipeIterableDataset(FOUR, "RecordIO")
+        assert PipeIterableDataset(FOUR, "RecordIO", share=(1, 2)).channels == ["train1", "train3"]
     finally:
         torch.distributed.destroy_process_group()
 
@@ -290,7 +292,7 @@ def test_a_corrupt_record_is_an_error_by_name(feeder: Feeder) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_fifo_that_does_not_appear(feeder: Feeder, workers: int) -> None:
     with pytest.raises(ChannelError, match=r"train_0 did not appear in .* in 0.2 s"):
-        list(load(PipeIterableDataset("train", timeout=0.2), workers))
+        list(load(PipeIterableDataset("train", "RecordIO", timeout=0.2), workers))
     feeder.feed(0, b"late\n")
     assert list(PipeIterableDataset("train", "TextLine")) == [b"late"]
 
@@ -343,21 +345,21 @@ def test_arguments(feeder: Feeder) -> None:
     with pytest.raises(ValueError, match="Invalid record format: CSV"):
         PipeIterableDataset("train", "CSV")
     with pytest.raises(ValueError, match="attributes is 0"):
-        PipeIterableDataset("train", attributes=0)
+        PipeIterableDataset("train", "RecordIO", attributes=0)
     with pytest.raises(ValueError, match="WebDataset, whose records are whole"):
         PipeIterableDataset("train", "WebDataset", attributes=2)
     with pytest.raises(ValueError, match="batch_size is 0"):
-        PipeIterableDataset("train", batch_size=0)
+        PipeIterableDataset("train", "RecordIO", batch_size=0)
     with pytest.raises(ValueError, match="drop_remainder has no meaning without batch_size"):
-        PipeIterableDataset("train", drop_remainder=True)
+        PipeIterableDataset("train", "RecordIO", drop_remainder=True)
     with pytest.raises(ValueError, match="give one or several, each once"):
-        PipeIterableDataset(["train", "train"])
+        PipeIterableDataset(["train", "train"], "RecordIO")
     with pytest.raises(ValueError, match=r"share is \(2, 2\)"):
-        PipeIterableDataset("train", share=(2, 2))
+        PipeIterableDataset("train", "RecordIO", share=(2, 2))
     with pytest.raises(PipeModeDatasetException, match="Channel eval not found"):
-        PipeIterableDataset(["train", "eval"])
+        PipeIterableDataset(["train", "eval"], "RecordIO")
     with pytest.raises(PipeModeDatasetException, match="Channel plain is not a PipeMode channel"):
-        PipeIterableDataset("plain")
+        PipeIterableDataset("plain", "RecordIO")
 
 
 @pytest.mark.parametrize("workers", [0, 2])

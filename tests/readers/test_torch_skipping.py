@@ -172,4 +172,4 @@ def test_a_damaged_archive_is_left_at_its_end(feeder: Feeder) -> None:
 
 def test_samples_of_several_records_cannot_lose_one(feeder: Feeder) -> None:
     with pytest.raises(ValueError, match="skip cannot be used with attributes"):
-        PipeIterableDataset("train", attributes=2, skip=SkipPolicy(records=1))
+        PipeIterableDataset("train", "RecordIO", attributes=2, skip=SkipPolicy(records=1))

@@ -191,11 +191,6 @@ LINES = {
         ({}, {"Join": "lines"}, "Join: lines joins whole objects"),
         (
             {},
-            {"Join": "tar", "Records": {"Format": "fixed:512"}},
-            "Join: tar contradicts Records.Format: fixed:512; correct one of the two",
-        ),
-        (
-            {},
             {
                 "Join": "tar",
                 "Ranks": {"Count": 2, "GlobalBatch": 16, "Fetch": "together"},
@@ -418,11 +413,20 @@ INDEXED = {"Format": "TFRecord", "Index": "index"}
             {},
             "Index has no meaning with Format: fixed:8",
         ),
-        ({"Records": {"Format": "fixed:8"}}, {}, "Records has no meaning without GlobalBatch in Ranks, or I"),
-        ({"Records": {"Format": "TFRecord"}}, {}, "the channel then learns; add one, or remove Records"),
+        ({"Records": {"Format": "tar"}}, {"RecordWrapperType": "RecordIO"}, "which readers know; remove Rec"),
+        ({"Records": {"Format": "TFRecord"}, "Join": "lines"}, {}, "Join: lines contradicts Records.Format"),
+        (
+            {
+                "Join": "tar",
+                "Records": {"Format": "fixed:512"},
+                "Ranks": {"Count": 2, "GlobalBatch": 16},
+            },
+            {},
+            "Join: tar contradicts Records.Format: fixed:512; correct one of the two",
+        ),
         ({"Records": INDEXED | {"Format": "Parquet"}}, {}, "is no record format"),
         ({"Records": INDEXED | {"Index": "gs://b/"}}, {}, "gs://"),
-        ({"Records": INDEXED}, {"CompressionType": "Gzip"}, "no records at fixed offsets"),
+        ({"Records": INDEXED}, {"CompressionType": "Gzip"}, "store the objects inflated; remove Index"),
         ({"Records": INDEXED}, {"RecordWrapperType": "RecordIO"}, "every object one record"),
         ({"Records": INDEXED}, {"InputMode": "File"}, "has Records, for Pipe mode only"),
         ({"SkipBytes": 8, "Join": "lines"}, {}, "Join and SkipBytes exclude each other"),
@@ -444,6 +448,17 @@ def test_what_a_channel_asks_for_must_be_possible(
     with pytest.raises(ConfigError) as caught:
         load(tmp_path, job)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("form", "channel"), [("TFRecord", {"CompressionType": "Gzip"}), ("fixed:8", {}), ("tar", {})]
+)
+def test_a_format_alone_is_for_readers(tmp_path: Path, form: str, channel: dict[str, str]) -> None:
+    job = document(InputDataConfig__0__Penstock={"Records": {"Format": form}})
+    job["InputDataConfig"][0] |= channel
+    (loaded, *_) = load(tmp_path, job).input_data_config
+    assert loaded.records.format == form
+    assert loaded.learnt is None
 
 
 def test_texts_of_attributes_cannot_be_joined(tmp_path: Path) -> None:

@@ -352,7 +352,7 @@ def test_a_state_that_was_saved_while_listing_resumes(
     objects = [truth[at : at + 5000] for at in range(0, len(truth), 5000)]
 
     def reader(name: str) -> PipeReader:
-        return PipeReader("train", epoch=0, pipe_dir=str(data), state_dir=str(tmp_path / name))
+        return PipeReader("train", "RecordIO", epoch=0, pipe_dir=str(data), state_dir=str(tmp_path / name))
 
     with serve(RecordWrapperType="RecordIO"):
         first = reader("first")
@@ -385,14 +385,18 @@ def test_a_state_of_the_whole_plan_waits_for_the_listing(
     stub.allow_pages()
     with serve(RecordWrapperType="RecordIO") as running:
         running.wait_for("planned")
-        first = PipeReader("train", epoch=0, pipe_dir=str(data), state_dir=str(tmp_path / "first"))
+        first = PipeReader(
+            "train", "RecordIO", epoch=0, pipe_dir=str(data), state_dir=str(tmp_path / "first")
+        )
         assert records(first, 2) == objects[:2]
         state = first.state_dict()
         assert ":" not in state["digest"]
     stub.listings.clear()
     stub.pages_allowed = 1
     with serve(RecordWrapperType="RecordIO"):
-        second = PipeReader("train", epoch=0, pipe_dir=str(data), state_dir=str(tmp_path / "second"))
+        second = PipeReader(
+            "train", "RecordIO", epoch=0, pipe_dir=str(data), state_dir=str(tmp_path / "second")
+        )
         second.load_state_dict(state)
         stub.allow_pages()
         assert list(second) == objects[2:]

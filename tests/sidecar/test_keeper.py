@@ -413,7 +413,7 @@ def test_resume_begins_where_a_state_was_taken(
     }
     with sidecar(path) as started:
         started.wait_for("ready")
-        reader = PipeReader("train", **context)
+        reader = PipeReader("train", "RecordIO", **context)
         list(reader)
         assert list(itertools.islice(reader, 15_000)) == records[:15_000]
         state = reader.state_dict()
@@ -423,7 +423,7 @@ def test_resume_begins_where_a_state_was_taken(
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIARESUMED")
     with sidecar(path, "--resume", json.dumps(state)) as started:
         started.wait_for("ready")
-        again = PipeReader("train", **context)
+        again = PipeReader("train", "RecordIO", **context)
         again.load_state_dict(state)
         assert list(again) == records[15_000:]
         assert 'penstock_resumes_total{channel="train",of="epoch"} 1.0' in started.get("/metrics")[1]

@@ -29,7 +29,7 @@ import hashlib, os, sys
 from streamer.readers import PipeReader, rank_channels
 
 channels = rank_channels("train")
-reader = PipeReader(channels[int(os.environ["LOCAL_RANK"])])
+reader = PipeReader(channels[int(os.environ["LOCAL_RANK"])], "RecordIO")
 for epoch in range(2):
     for record in reader:
         print(epoch, hashlib.sha256(record).hexdigest())

@@ -87,6 +87,26 @@ def test_files_are_byte_for_byte_what_the_platform_prints(tmp_path: Path) -> Non
     )
 
 
+def test_readers_get_the_format_of_a_channel_s_records(tmp_path: Path) -> None:
+    """Every rank FIFO has it; a channel without `Records` has SageMaker's keys alone."""
+    layout = Layout(str(tmp_path))
+    layout.create()
+    extras = {"Records": {"Format": "fixed:8"}, "Ranks": {"Count": 2, "GlobalBatch": 2}}
+    channels = [
+        {"ChannelName": "train", "DataSource": SOURCE, "Penstock": extras},
+        {"ChannelName": "eval", "DataSource": SOURCE, "Penstock": {"Records": {"Format": "LINES"}}},
+        {"ChannelName": "other", "DataSource": SOURCE},
+    ]
+    job = Job.model_validate({"InputDataConfig": channels})
+    write_config_files(layout, job, identify(job, environment={}))
+    document = json.loads((tmp_path / "input" / "config" / "inputdataconfig.json").read_bytes())
+    formats = {name: entry.pop("RecordFormat", None) for name, entry in document.items()}
+    assert formats == {"train-0": "fixed:8", "train-1": "fixed:8", "eval": "lines", "other": None}
+    assert {frozenset(entry) for entry in document.values()} == {
+        frozenset({"TrainingInputMode", "S3DistributionType", "RecordWrapperType"})
+    }
+
+
 def test_our_own_file_is_no_evidence_and_the_platform_s_is_kept(tmp_path: Path) -> None:
     layout = Layout(str(tmp_path))
     layout.create()

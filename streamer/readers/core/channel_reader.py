@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from streamer.readers.core.config import check_if_configured
 from streamer.readers.core.epochs import ChannelEpochs
 from streamer.readers.core.options import paths_of
 from streamer.readers.core.position import ReaderPosition
@@ -37,7 +36,6 @@ class ChannelReader:
         self._spec = spec
         self.skipped = spec.skipped
         """What `skip` has left out so far."""
-        check_if_configured(channel, paths.config)
         self._config_dir = paths.config
         self._epochs = ChannelEpochs(channel, paths, epoch=epoch, timeout=options["timeout"])
         self._position: ReaderPosition | None = None

@@ -58,8 +58,8 @@ def channels_in(config_dir: str) -> dict[str, Any]:
     return channels if isinstance(channels, dict) else {}
 
 
-def check_channel(channel: str, config_dir: str) -> None:
-    """Check that inputdataconfig.json lists `channel` as a Pipe channel.
+def check_channel(channel: str, config_dir: str) -> dict[str, Any]:
+    """Return the entry of a Pipe channel in inputdataconfig.json.
 
     Raises PipeModeDatasetException with the incumbent's texts (contract §6.1), or as `channels_in`.
     """
@@ -75,9 +75,10 @@ def check_channel(channel: str, config_dir: str) -> None:
     entry = channels[channel]
     if not isinstance(entry, dict) or str(entry.get("TrainingInputMode", "")).lower() != "pipe":
         raise PipeModeDatasetException(f"Channel {channel} is not a PipeMode channel")
+    return entry
 
 
-def check_if_configured(channel: str, config_dir: str) -> None:
-    """Call `check_channel` if inputdataconfig.json exists; without it any FIFO may be read."""
-    if os.path.exists(os.path.join(config_dir, "inputdataconfig.json")):
-        check_channel(channel, config_dir)
+def check_if_configured(channel: str, config_dir: str) -> dict[str, Any] | None:
+    """Return as `check_channel`; None if inputdataconfig.json does not exist: any FIFO may be read then."""
+    exists = os.path.exists(os.path.join(config_dir, "inputdataconfig.json"))
+    return check_channel(channel, config_dir) if exists else None

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 from streamer.readers.core.channel_reader import ChannelReader
 from streamer.readers.core.config import check_if_configured, directories
 from streamer.readers.core.epochs import TIMEOUT, ChannelEpochs
-from streamer.readers.core.options import ShuffledReadOptions, with_defaults
-from streamer.readers.core.record_spec import RecordSpec, check_format
+from streamer.readers.core.options import ShuffledReadOptions, paths_of, with_defaults
+from streamer.readers.core.record_spec import RecordSpec, check_format, format_of
 from streamer.readers.core.shuffle import Shuffle
 from streamer.readers.core.skipping import SkippedRecord, without_skipped
 from streamer.units import counted
@@ -67,26 +67,27 @@ class PipeReader(ChannelReader):
 
     `record_format`: 'RecordIO', 'MXRecordIO' (RecordIO of MXNet's writer, whose records of several parts get
     the magic number back between these), 'TFRecord', 'TextLine', or 'fixed:BYTES' for records of BYTES
-    bytes.
+    bytes; None for the channel's `Records.Format`.
     `epoch`: the first epoch, from which this object counts; None for the next epoch of the state file. Other
     arguments: `ShuffledReadOptions`. With `key` records are `KeyedRecord`s.
 
     Raises ValueError for an unknown format, a shuffle below 1, and for `skip` with TextLine,
-    PipeModeDatasetException for a
-    channel that is not a Pipe channel, ChannelError if the quarantine list cannot be written. Iterating
+    PipeModeDatasetException for a channel that is not a Pipe channel, or that has another format or none,
+    ChannelError if the quarantine list cannot be written. Iterating
     raises ChannelError, TruncatedStream and CorruptRecord.
     """
 
     def __init__(
         self,
         channel: str,
-        record_format: str = "RecordIO",
+        record_format: str | None = None,
         *,
         epoch: int | None = None,
         **options: Unpack[ShuffledReadOptions],
     ) -> None:
-        check_format(record_format)
         chosen = with_defaults(options, ShuffledReadOptions)
+        record_format = format_of([channel], paths_of(chosen).config, record_format)
+        check_format(record_format)
         shuffle = Shuffle.of(chosen["shuffle"], chosen["seed"])
         spec = RecordSpec(record_format, chosen["key"], chosen["skip"], shuffle)
         super().__init__(channel, spec, chosen, epoch=epoch)

@@ -11,13 +11,15 @@ from streamer.formats.lines import LineReader
 from streamer.formats.record_format import RecordFormat
 from streamer.formats.recordio import RecordIOReader
 from streamer.formats.tfrecord import TFRecordReader
-from streamer.readers.core.config import PipeModeDatasetException
+from streamer.readers.core.config import PipeModeDatasetException, check_if_configured
 from streamer.readers.core.epoch_skips import EpochSkips
 from streamer.readers.core.memory import keep_memory
 from streamer.readers.core.record_keys import RecordKeys
 from streamer.readers.core.skipping import SkipCounts, check_skip
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from streamer.formats.window import RecordReader, Source
     from streamer.readers.core.position import ReaderPosition
     from streamer.readers.core.shuffle import Shuffle
@@ -29,13 +31,17 @@ MXRECORDIO = "MXRecordIO"
 RECORD_FORMATS = ("RecordIO", MXRECORDIO, "TFRecord", "TextLine")
 FIXED = "fixed:"
 """Begin of the format of records without a frame; the number of bytes of each follows."""
+WEBDATASET = "WebDataset"
+"""Format of tar streams, whose records PyTorch's reader returns as dicts (`streamer.formats.tar`)."""
+_NAMES = {"lines": "TextLine", "tar": WEBDATASET}
+"""Readers' names of values of `Records.Format` that have another name there."""
 
 
 @dataclass(frozen=True)
 class RecordSpec:
     """What the records of a reader are. Raises as `check_skip`."""
 
-    record_format: str = "RecordIO"
+    record_format: str
     key: bool = False
     """Whether records are `KeyedRecord`s."""
     skip: SkipPolicy | None = None
@@ -75,12 +81,47 @@ class RecordSpec:
         return EpochSkips(self.skip, channel, stream.epoch, self.skipped, keyed=self.key, placed=self.placed)
 
 
+def format_of(channels: Iterable[str], config_dir: str, given: str | None) -> str:
+    """Return the format in which a reader reads `channels`: `given`, or else the channels' own.
+
+    That is the `Records.Format` of the job file, which the sidecar writes into inputdataconfig.json as
+    `RecordFormat`; with `RecordWrapperType: RecordIO` it is RecordIO. Raises PipeModeDatasetException for
+    what is no Pipe channel, for a channel of another format, and if neither names a format.
+    """
+    record_format, hint, name = given, "", ""
+    for name in channels:
+        if (entry := check_if_configured(name, config_dir)) is None:
+            hint = f"; {config_dir} has no inputdataconfig.json, from which readers take it"
+            continue
+        setting, own = f"Records.Format: {entry.get('RecordFormat')}", entry.get("RecordFormat")
+        if entry.get("RecordWrapperType") == "RecordIO":
+            setting, own = "RecordWrapperType: RecordIO", "RecordIO"
+        if own is None:
+            continue
+        own = _NAMES.get(own, own)
+        record_format = record_format or own
+        if own != record_format and (own, record_format) != ("RecordIO", MXRECORDIO):
+            raise PipeModeDatasetException(
+                f"channel {name} has {setting}, which record_format={own!r} reads, and this reader reads "
+                f"{record_format}: correct the one that is wrong"
+            )
+    if record_format is None:
+        raise PipeModeDatasetException(
+            f"the record format of channel {name} is unknown: say record_format='TFRecord', or what the "
+            "records are, or add Records: {Format: TFRecord} to the Penstock section of the channel" + hint
+        )
+    return record_format
+
+
 def check_format(record_format: str, skip: int = 0) -> None:
     """Raise ValueError for an unknown format, PipeModeDatasetException for a skip that it does not allow."""
     if record_format.startswith(FIXED):
         RecordFormat.parse(record_format)
     elif record_format not in RECORD_FORMATS:
-        raise ValueError(f"Invalid record format: {record_format}")
+        raise ValueError(
+            f"Invalid record format: {record_format}; the formats are {', '.join(RECORD_FORMATS)} and "
+            f"{FIXED}BYTES, and {WEBDATASET} in PyTorch"
+        )
     if skip < 0:
         raise PipeModeDatasetException(f"max_corrupted_records_to_skip is {skip}; it cannot be negative")
     if skip > 0 and record_format != "TFRecord":

@@ -45,6 +45,7 @@ from streamer.readers.core.config import PipeModeDatasetException, check_channel
 from streamer.readers.core.epochs import TIMEOUT, ChannelEpochs, path_streams
 from streamer.readers.core.memory import keep_memory_of_threads
 from streamer.readers.core.rank_channels import rank_channel
+from streamer.readers.core.record_spec import format_of
 from streamer.readers.core.shuffle import Shuffle
 from streamer.readers.core.state import EpochState
 from streamer.readers.tensorflow import failures, interrupts
@@ -74,13 +75,13 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
     """The records of a Pipe channel, each a scalar `tf.string`; every iterator reads the next epoch.
 
     The arguments are the incumbent's (contract §6.1). `record_format`: 'RecordIO', 'TFRecord', 'TextLine', or
-    an extension: 'MXRecordIO', 'fixed:BYTES'. `state_dir`, `pipe_dir`, `config_dir` default to `pipe_state`,
-    `input/data` and `input/config` below `$SAGEMAKER_BASE_DIR` (default /opt/ml). `benchmark` prints time and
-    throughput of an iterator at its end. `benchmark_records_interval`, if not 0, prints the number of records
-    at every multiple of the interval, with time and bytes since the last print (the incumbent prints those of
-    one record). A block's time is divided equally among its records. `max_corrupted_records_to_skip`, for
-    TFRecord only: number of successive records that may fail their data CRC and be left out; `skipped` has
-    their number and positions.
+    an extension: 'MXRecordIO', 'fixed:BYTES', or None for the channel's `Records.Format`. `state_dir`,
+    `pipe_dir`, `config_dir` default to `pipe_state`, `input/data` and `input/config` below
+    `$SAGEMAKER_BASE_DIR` (default /opt/ml). `benchmark` prints time and throughput of an iterator at its end.
+    `benchmark_records_interval`, if not 0, prints the number of records at every multiple of the interval,
+    with time and bytes since the last print (the incumbent prints those of one record). A block's time is
+    divided equally among its records. `max_corrupted_records_to_skip`, for TFRecord only: number of
+    successive records that may fail their data CRC and be left out; `skipped` has their number and positions.
 
     Extensions, by keyword. `batch_size`: elements are vectors of `batch_size` records, ready for
     `tf.io.parse_example`; an epoch's last vector is shorter, or left out with `drop_remainder`. `epoch`: the
@@ -101,10 +102,11 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
     positions and states are then inside a window too. `seed`: equal seeds make equal orders; 0 by default.
 
     Raises PipeModeDatasetException (a ChannelError) if the channel is unknown or is not a Pipe channel, if
-    arguments exclude each other, or if the trailer has no number of records for `cardinality`;
-    `tf.errors.InvalidArgumentError` for an unknown format; ChannelError if the state directory cannot be
-    made. Iterating raises `tf.errors.InternalError` for CorruptRecord and CutRecord,
-    `tf.errors.DataLossError` for any other StreamError, `tf.errors.NotFoundError` for ChannelError.
+    its `Records.Format` is another one, if arguments exclude each other, or if the trailer has no number of
+    records for `cardinality`; `tf.errors.InvalidArgumentError` for an unknown format; ChannelError if the
+    state directory cannot be made. Iterating raises `tf.errors.InternalError` for CorruptRecord and
+    CutRecord, `tf.errors.DataLossError` for any other StreamError, `tf.errors.NotFoundError` for
+    ChannelError.
 
     Every host reads its own FIFO, so auto-sharding is off: tf.distribute must not divide the data again.
     """
@@ -115,7 +117,7 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
     def __init__(  # noqa: PLR0913, PLR0917 - the incumbent's signature
         self,
         channel: str,
-        record_format: str = "RecordIO",
+        record_format: str | None = "RecordIO",
         state_dir: str | None = None,
         pipe_dir: str | None = None,
         config_dir: str | None = None,
@@ -158,8 +160,9 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
         self.pipe_dir: str | None = paths.pipe
         self.config_dir: str | None = paths.config
         self.state_dir: str | None = paths.state
+        check_channel(channel, paths.config)
         spec = DatasetSpec(
-            record_format,
+            format_of([channel], paths.config, record_format),
             benchmark=benchmark,
             benchmark_records_interval=benchmark_records_interval,
             max_corrupted_records_to_skip=max_corrupted_records_to_skip,
@@ -177,7 +180,6 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
         dataset = self._become(
             spec, epochs.next_stream, channel=channel, starts=self._starts, records=records
         )
-        check_channel(channel, paths.config)
         if saved is not None:
             epochs.seek(saved.epoch)
         elif epoch is None:
@@ -192,7 +194,7 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
     def from_path(
         cls,
         path: str | os.PathLike[str],
-        record_format: str = "RecordIO",
+        record_format: str,
         *,
         max_corrupted_records_to_skip: int = 0,
         batch_size: int | None = None,

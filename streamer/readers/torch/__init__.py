@@ -35,12 +35,13 @@ import torch.distributed
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from streamer.errors import ChannelError
-from streamer.readers.core.config import PipeModeDatasetException, check_if_configured
+from streamer.readers.core.config import PipeModeDatasetException
 from streamer.readers.core.epochs import ChannelEpochs
 from streamer.readers.core.options import ShuffledReadOptions, paths_of, with_defaults
+from streamer.readers.core.record_spec import WEBDATASET, format_of
 from streamer.readers.core.shuffle import Shuffle
 from streamer.readers.core.wrappers import check_wrappers, divided, wrapper
-from streamer.readers.torch.elements import WEBDATASET, ElementSource, ElementSpec
+from streamer.readers.torch.elements import ElementSource, ElementSpec
 from streamer.readers.torch.progress import ChannelProgress, ElementOrigin, Progress, parse_state
 from streamer.readers.torch.workers import WorkerGroup
 from streamer.units import counted
@@ -70,12 +71,12 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
 
     `channel`: one name, or several, which are divided among ranks and workers (see the module).
     `record_format`: 'RecordIO', 'MXRecordIO', 'TFRecord', 'TextLine' or 'fixed:BYTES', whose records are
-    `bytes`, or 'WebDataset', whose records are dicts from field to bytes, and `__key__`. `attributes`: number
-    of records of a sample; with 2 or more samples are tuples (augmented manifests). `batch_size`: elements
-    are lists of `batch_size` samples; an epoch's last batch is shorter, or left out with `drop_remainder`.
-    Set it here, and `batch_size=None` in the DataLoader, so that workers spend their cost per element once a
-    batch. Batches do not mix channels. `decode`: called with each element in the worker; its result replaces
-    the element.
+    `bytes`, or 'WebDataset', whose records are dicts from field to bytes, and `__key__`; None for the
+    channels' `Records.Format`. `attributes`: number of records of a sample; with 2 or more samples are tuples
+    (augmented manifests). `batch_size`: elements are lists of `batch_size` samples; an epoch's last batch is
+    shorter, or left out with `drop_remainder`. Set it here, and `batch_size=None` in the DataLoader, so that
+    workers spend their cost per element once a batch. Batches do not mix channels. `decode`: called with each
+    element in the worker; its result replaces the element.
 
     `padding`: elements are pairs of the element and how many of its records are padding, the last ones
     (`Remainder: pad`). `share`: (index, number) of this process among the processes of this host that make
@@ -85,16 +86,16 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
     `skip` and `shuffle` need one worker for each FIFO; iterating raises ValueError if workers share one.
 
     Raises ValueError for an unknown format and for arguments that exclude each other,
-    PipeModeDatasetException (a ChannelError) for a channel that is not a Pipe channel, or if the number of
-    channels is not a multiple of the number of ranks. ChannelError if the quarantine list cannot be written.
-    Iterating raises ChannelError, TruncatedStream and
-    CorruptRecord; DataLoader raises a worker's error under the same class.
+    PipeModeDatasetException (a ChannelError) for a channel that is not a Pipe channel, or that has another
+    format or none, or if the number of channels is not a multiple of the number of ranks. ChannelError if the
+    quarantine list cannot be written. Iterating raises ChannelError, TruncatedStream and CorruptRecord;
+    DataLoader raises a worker's error under the same class.
     """
 
     def __init__(
         self,
         channel: str | Sequence[str],
-        record_format: str = "RecordIO",
+        record_format: str | None = None,
         *,
         decode: Callable[[Any], Any] | None = None,
         batch_size: int | None = None,
@@ -105,8 +106,10 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
         **options: Unpack[ShuffledReadOptions],
     ) -> None:
         chosen = with_defaults(options, ShuffledReadOptions)
+        paths = paths_of(chosen)
+        self._divide(channel, share)
         spec = ElementSpec(
-            record_format,
+            format_of(self.channels, paths.config, record_format),
             attributes=attributes,
             batch_size=batch_size,
             drop_remainder=drop_remainder,
@@ -116,23 +119,23 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
             padding=padding,
             shuffle=Shuffle.of(chosen["shuffle"], chosen["seed"]),
         )
-        self._read(channel, share, ElementSource(spec, paths_of(chosen), timeout=chosen["timeout"]))
+        self._read(ElementSource(spec, paths, timeout=chosen["timeout"]))
 
-    def _read(
-        self, channel: str | Sequence[str], share: tuple[int, int] | None, source: ElementSource
-    ) -> None:
-        """Begin to read this process's channels by `source`. Raises as the constructor."""
+    def _divide(self, channel: str | Sequence[str], share: tuple[int, int] | None) -> None:
+        """Choose the channels of this process. Raises as the constructor."""
+        rank, self._ranks = share or _local_rank()
+        self.channels = _channels_of(channel, rank, self._ranks)
+        self._of_host = [channel] if isinstance(channel, str) else list(channel)
+        """Channels of all processes of this host."""
+
+    def _read(self, source: ElementSource) -> None:
+        """Begin to read this process's channels by `source`."""
         self._source = source
+        source.channels = self.channels
         self._spec = source.spec
         self._paths = source.paths
         self.record_format = self._spec.record_format
         self.batch_size = self._spec.batch_size
-        rank, self._ranks = share or _local_rank()
-        self.channels = source.channels = _channels_of(channel, rank, self._ranks)
-        self._of_host = [channel] if isinstance(channel, str) else list(channel)
-        """Channels of all processes of this host."""
-        for name in self.channels:
-            check_if_configured(name, self._paths.config)
         self.skipped = source.spec.skipped
         """What `skip` has left out in this process so far."""
         self.starts: dict[str, ChannelProgress] = {}

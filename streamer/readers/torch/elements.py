@@ -19,7 +19,7 @@ from streamer.readers.core.memory import keep_memory
 from streamer.readers.core.rank_channels import check_one_host
 from streamer.readers.core.rank_steps import RankSteps
 from streamer.readers.core.read_loop import ReadLoop
-from streamer.readers.core.record_spec import RecordSpec, check_format
+from streamer.readers.core.record_spec import WEBDATASET, RecordSpec, check_format
 from streamer.readers.core.skipping import without_skipped
 from streamer.readers.core.start import reach_start
 from streamer.readers.samples import check_attributes, cut_sample
@@ -41,9 +41,6 @@ if TYPE_CHECKING:
     from streamer.readers.core.shuffle import NumberedRecords
 
     Blocks = Iterator[tuple[ReadLoop, list[NumberedRecords]]]
-
-WEBDATASET = "WebDataset"
-"""The record format of tar streams, whose records are dicts (`streamer.formats.tar`)."""
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,7 @@ class WorkerGroupReader:
         self._unit = unit
         self._timeout = timeout
         self._saved = saved
-        self._spec = RecordSpec(key=key)
+        self._spec = RecordSpec("", key)
         self._check_parent = parent_check()
         self._prefix = os.path.join(paths.state, f".{channel}-pipe_mode-pass-")
         self._path = self._prefix + group.name
