@@ -284,9 +284,8 @@ class Delivery:
                 self._taking.part_delivered()
             self._note_ends(done.part, self.delivered - done.part.size)
             self._changed.set()
-            self.prefetcher.delivered(
-                done
-            )  # the last: a tap may find a fault in an object that is counted now
+            # After all counts, because a tap may find a fault in an object that has been delivered.
+            self.prefetcher.delivered(done)
             self.prefetcher.start()
 
     def _note_ends(self, part: Part, first: int) -> None:
