@@ -66,9 +66,9 @@ def test_every_line_parses_whoever_wrote_it(level: str) -> None:
 BUG = """
 import sys
 from sidecar import cli
-from sidecar.admin import probe
+from sidecar.admin import client
 
-probe.why_not_ready = None
+client.why_not_ready = None
 sys.argv = ["penstock", "probe"]
 cli.main()
 """

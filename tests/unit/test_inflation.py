@@ -125,6 +125,7 @@ async def test_the_bytes_before_a_damage_are_written_and_counted_first(
     with pytest.raises(CorruptObject, match="bytes after member 1"):
         for number, data in enumerate(feeds):
             await runner.pass_on(RANGE, number * FEED, data)
+        await runner.settle()
     assert sink.counted == len(CONTENT)
     assert sink.content == CONTENT
 
