@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Callable, Hashable
 
 MOST_EPOCHS = 4
 """Epochs whose values are cached: the current one, the next one, and their neighbours."""
@@ -22,20 +22,30 @@ class EpochCache(Generic[Value]):
         """Values by key, from the one that was used first to the one that was used last."""
         self._lock = threading.Lock()
         """Held while the order of the values changes."""
+        self._making = threading.Lock()
+        """Held by the thread that makes a value, so that others do not make it too."""
 
-    def get(self, key: Hashable) -> Value | None:
-        """Return the epoch's value; None if it is not cached."""
+    def of(self, key: Hashable, make: Callable[[], Value]) -> Value:
+        """Return the epoch's value, made by `make` if it is not cached. Raises as `make`."""
+        value = self._get(key)  # before the lock: a cached value does not wait while another one is made
+        if value is None:
+            with self._making:
+                value = self._get(key)
+                if value is None:
+                    value = make()
+                    self._put(key, value)
+        return value
+
+    def _get(self, key: Hashable) -> Value | None:
         with self._lock:
             value = self._values.pop(key, None)
             if value is not None:
                 self._values[key] = value
         return value
 
-    def put(self, key: Hashable, value: Value) -> Value:
-        """Add the value of an epoch, and return it. Removes the value that was used first, if too many."""
+    def _put(self, key: Hashable, value: Value) -> None:
+        """Add the value of an epoch. Removes the value that was used first, if too many."""
         with self._lock:
-            self._values.pop(key, None)
             self._values[key] = value
             if len(self._values) > MOST_EPOCHS:
                 del self._values[next(iter(self._values))]
-        return value

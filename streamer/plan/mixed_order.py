@@ -241,7 +241,7 @@ class MixedOrder:
         return None if self.seed is None else epoch, self._phases(epoch)
 
     def runs(self, epoch: int, first: int = 0) -> Iterator[Run]:
-        states = self._states.get(self.key(epoch)) or []
+        states = self._states.of(self.key(epoch), list)
         after = bisect_right(states, first, key=lambda state: state.runs)
         every = len(self.sources)
         start = _WalkState(0, (_CursorState(),) * every, 0, (0,) * every)
@@ -279,11 +279,8 @@ class MixedOrder:
 
     def _keep(self, epoch: int, state: _WalkState) -> None:
         """Keep a state of the walk, unless a later one is kept."""
-        key = self.key(epoch)
         with self._lock:
-            states = self._states.get(key)
-            if states is None:
-                states = self._states.put(key, [])
+            states = self._states.of(self.key(epoch), list)
             if not states or states[-1].runs < state.runs:
                 states.append(state)
 

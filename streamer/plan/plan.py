@@ -17,6 +17,7 @@ Two plans with the same digest stream the same bytes in every epoch.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streamer.formats.recordio import header, padding
@@ -210,24 +211,20 @@ class Plan:
     def _epoch_totals(self, epoch: int) -> _EpochTotals:
         if self.open:
             raise ValueError("the totals of an open plan are unknown")
-        if not self.varies:
-            epoch = 0
-        totals = self._totals.get(epoch)
-        if totals is None:
-            entries, sizes = self.entries, self.entries.sizes
-            if self.shard.count == 1:
-                totals = _EpochTotals(len(entries), entries.total)
-            elif self.seed is None and self.shard.by == "count":
-                dealt = sizes[self.shard.index :: self.shard.count]
-                totals = _EpochTotals(len(dealt), sum(dealt))
-            else:
-                number = total = 0
-                for index in self.order(epoch):
-                    number += 1
-                    total += sizes[index]
-                totals = _EpochTotals(number, total)
-            self._totals.put(epoch, totals)
-        return totals
+        return self._totals.of(epoch if self.varies else 0, partial(self._total_up, epoch))
+
+    def _total_up(self, epoch: int) -> _EpochTotals:
+        entries, sizes = self.entries, self.entries.sizes
+        if self.shard.count == 1:
+            return _EpochTotals(len(entries), entries.total)
+        if self.seed is None and self.shard.by == "count":
+            dealt = sizes[self.shard.index :: self.shard.count]
+            return _EpochTotals(len(dealt), sum(dealt))
+        number = total = 0
+        for index in self.order(epoch):
+            number += 1
+            total += sizes[index]
+        return _EpochTotals(number, total)
 
     def total_bytes(self, epoch: int) -> int:
         """Return the bytes of the epoch's segments; unless the plan `rewrites`, also the stream's length.

@@ -20,6 +20,7 @@ import json
 import threading
 from bisect import bisect_right
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from streamer.errors import ConfigError
@@ -81,7 +82,7 @@ class RecordPlan(Plan):
         """Bytes of the stream. Not those of `host`: another rank may be many epochs ahead."""
         self._described: dict[str, Any] | None = None
         self._lock = threading.Lock()
-        """Held by the thread that computes totals or the digest, so that others do not compute them too."""
+        """Held by the thread that computes the digest, so that others do not compute it too."""
         if 0 < order.records < deal.global_batch and deal.remainder == "drop":
             raise ConfigError(
                 f"the channel has {counted(order.records, 'record')}, fewer than one global batch of "
@@ -140,14 +141,7 @@ class RecordPlan(Plan):
         """Return the bytes that the ranks of this host have in the epoch, and before some steps of it."""
         if self._host is not None:
             return self._host.sums(epoch)
-        key = self.global_order.key(epoch)
-        sums = self._sums.get(key)
-        if sums is None:
-            with self._lock:
-                sums = self._sums.get(key)
-                if sums is None:
-                    sums = self._sums.put(key, self._sum_up(epoch))
-        return sums
+        return self._sums.of(self.global_order.key(epoch), partial(self._sum_up, epoch))
 
     def _sum_up(self, epoch: int) -> OrderSums:
         order, table, deal, every = self.global_order, self.table, self.deal, self._every
@@ -170,11 +164,7 @@ class RecordPlan(Plan):
 
         If the plan `varies`, the first call for an epoch takes some microseconds per block and slice.
         """
-        key = self.global_order.key(epoch)
-        total = self._bytes.get(key)
-        if total is None:
-            total = self._bytes.put(key, self.own(self.sums(epoch).totals))
-        return total
+        return self._bytes.of(self.global_order.key(epoch), lambda: self.own(self.sums(epoch).totals))
 
     def objects(self, epoch: int) -> int:  # noqa: ARG002 - every epoch has all
         """Return the number of objects of the order, those of other ranks too."""
