@@ -132,6 +132,8 @@ def plan(
             click.echo(f"  records  {channel['records']}{here}, in {all_steps}")
         for line in (_steps if steps else _ranks)(name, channel):
             click.echo(line)
+        if (wrong := channel.get("wrong_format")) is not None:
+            click.echo(f"  format   wrong: {wrong['why']}; {wrong['do']}")
         if (unequal := channel.get("unequal_steps")) is not None:
             click.echo(f"  steps    unequal: {unequal['why']}; {unequal['do']}")
         if (small := channel.get("small_requests")) is not None:

@@ -12,6 +12,7 @@ from sidecar.job.planning import JobPlanner
 from sidecar.job.planning_log import figures_by_record
 from sidecar.observe.state import JobState
 from sidecar.process.progress import progress_line
+from sidecar.records.first_bytes import wrong_format
 from sidecar.records.rank_advice import small_requests, unequal_steps
 from streamer.aio import in_thread
 from streamer.plan.folds import count_parts, number_of_parts
@@ -40,6 +41,12 @@ async def plan(job: Job, flags: Flags, *, keys: bool, quiet: bool = False) -> di
     with progress_line(progress, quiet=quiet):
         async with job_clients(job) as clients, open_listings(job, hosts, clients) as listings:
             plans = await JobPlanner(state, listings).plan_all()
+            wrong = {
+                channel.channel_name: found._asdict()
+                for channel in job.channels("Pipe")
+                if channel.penstock.records is not None
+                and (found := await wrong_format(channel, plans[channel.channel_name].whole.refs(0), clients))
+            }
             streams = fifos(job, plans)
             async with job_transport(state, clients, streams, plans) as transport:
                 part_size = transport.stages().part_size()
@@ -52,15 +59,24 @@ async def plan(job: Job, flags: Flags, *, keys: bool, quiet: bool = False) -> di
                     "memory_budget": transport.memory_budget.budget,
                     "memory": footprint(job, transport, streams).needed(transport.memory_budget.budget),
                     "channels": await in_thread(
-                        partial(_channels, keys=keys), job, plans, part_size, len(hosts.names)
+                        partial(_channels, keys=keys), job, plans, part_size, len(hosts.names), wrong
                     ),
                 }
 
 
 def _channels(
-    job: Job, plans: dict[str, Planned], part_size: int, hosts: int, *, keys: bool
+    job: Job,
+    plans: dict[str, Planned],
+    part_size: int,
+    hosts: int,
+    wrong: dict[str, dict[str, str]],
+    *,
+    keys: bool,
 ) -> dict[str, Any]:
-    """Return the part of the document for the channels; takes seconds for a million objects."""
+    """Return the part of the document for the channels; takes seconds for a million objects.
+
+    `wrong`: advice for the channels whose first object is not of their record format.
+    """
     configured = {channel.channel_name: channel for channel in job.input_data_config}
     unequal = {
         channel.channel_name: found._asdict()
@@ -82,6 +98,7 @@ def _channels(
             else {}
         )
         | ({"unequal_steps": unequal[name]} if name in unequal else {})
+        | ({"wrong_format": wrong[name]} if name in wrong else {})
         | parts.small_requests(configured[name])
         for name, planned in plans.items()
         for parts in [_Parts(planned.whole, part_size)]

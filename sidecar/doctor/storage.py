@@ -23,6 +23,7 @@ from sidecar.doctor.object_checks import etags_differ, read_checks
 from sidecar.doctor.remedies import failed
 from sidecar.process.exits import Exit
 from sidecar.records.endmarks import end_mark_advice, unjoined_keys
+from sidecar.records.first_bytes import wrong_format
 from sidecar.records.line_ends import remedy, without_line_feed
 from sidecar.records.strays import channel_advice
 from streamer.errors import ErrorContext, PenstockError
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
     from sidecar.config.job import Job
     from sidecar.config.request import ChannelConfig
+    from sidecar.doctor.machine import State
     from streamer.plan.strays import Strays
     from streamer.s3.client.session import Clients
     from streamer.s3.pages.pages import PageSource
@@ -101,6 +103,8 @@ async def storage(job: Job, clients: Clients) -> AsyncIterator[Finding]:
                     readable = readable and finding.state != "failure"
                     yield finding
                 samples += refs if readable else []
+                if readable and (wrong := await _format(job, channel, refs, clients)) is not None:
+                    yield wrong
     if samples:
         yield await speed(job, clients, samples)
 
@@ -171,6 +175,16 @@ async def _first_rows(job: Job, clients: Clients, channel: ChannelConfig) -> lis
             object_clients=ObjectClients(inspector),
         )
         return list((await manifest.plan()).refs(0))
+
+
+async def _format(
+    job: Job, channel: ChannelConfig, refs: list[ObjectRef], clients: Clients
+) -> Finding | None:
+    """Return a finding if readers of the channel fail at its first bytes; None if they may not."""
+    if job.mode(channel) != "Pipe" or (wrong := await wrong_format(channel, refs, clients)) is None:
+        return None
+    state: State = "failure" if channel.penstock.records else "ok"
+    return Finding(f"format {channel.channel_name}", state, *wrong, Exit.CONFIG)
 
 
 async def speed(job: Job, clients: Clients, samples: list[ObjectRef]) -> Finding:

@@ -1,0 +1,71 @@
+"""Compares the first bytes of a channel's first object with `Records.Format`, by one small GET.
+
+`penstock plan` and `doctor` name a difference, at which Penstock's readers of the channel fail. No error of
+the look ends anything: whoever streams the object gets the same error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+from sidecar.records.rank_advice import Advice
+from streamer.errors import ErrorContext, PenstockError
+from streamer.formats.signatures import LOOKED_AT, foreign, recognised
+from streamer.s3.pages.control_client import ControlClient
+from streamer.s3.pages.object_get import open_object
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from sidecar.config.request import ChannelConfig
+    from streamer.plan import ObjectRef
+    from streamer.s3.client.session import Clients
+
+PATIENCE = 10.0
+"""Seconds after which the look is given up."""
+
+
+async def wrong_format(channel: ChannelConfig, refs: Iterable[ObjectRef], clients: Clients) -> Advice | None:
+    """Return why readers fail at the first object that is not empty, and what to do; None if they may not.
+
+    A channel without `Records` may have records of any format. Objects that are inflated, wrapped or named by
+    an augmented manifest are not looked at: a reader gets other bytes first.
+    """
+    plain = channel.compression_type == "None" and channel.record_wrapper_type == "None"
+    if not plain or channel.source.s3_data_type == "AugmentedManifestFile":
+        return None
+    skipped = int(channel.penstock.skip_bytes or 0)
+    if (ref := next((each for each in refs if each.size > skipped), None)) is None:
+        return None
+    first, uri = await _first_bytes(ref, skipped, clients), f"s3://{ref.bucket}/{ref.key}"
+    if (records := channel.penstock.records) is None:
+        found = recognised(first)
+        return None if found is None or found.kind else Advice(f"{uri} is {found.name}", found.remedy)
+    if (found := foreign(first, records.record_format.kind)) is None:
+        return None
+    do = f"set Records.Format: {found.kind} in the channel" if found.kind else found.remedy
+    return Advice(f"{uri} is {found.name}, not {records.format}", do)
+
+
+async def _first_bytes(ref: ObjectRef, begin: int, clients: Clients) -> bytes:
+    """Return bytes of an object from `begin` on, at most `LOOKED_AT`; none if S3 does not send them."""
+    last, data = min(ref.size, begin + LOOKED_AT) - 1, bytearray()
+    headers = {"Range": f"bytes={begin}-{last}"}
+    with (
+        contextlib.suppress(PenstockError, TimeoutError),
+        contextlib.closing(ControlClient(clients)) as control,
+    ):
+        async with (
+            asyncio.timeout(PATIENCE),
+            open_object(control, ErrorContext(ref.bucket, ref.key), headers) as response,
+            contextlib.aclosing(response.pieces) as pieces,
+        ):
+            if begin and response.status != 206:  # a server that ignores Range sends other bytes
+                return b""
+            async for piece in pieces:
+                data += piece
+                if len(data) >= LOOKED_AT:
+                    break
+    return bytes(data[:LOOKED_AT])
