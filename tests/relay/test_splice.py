@@ -286,37 +286,6 @@ async def test_all_transports_deliver_the_same_stream(stub: S3Stub, tmp_path: Pa
             assert await off_loop(read_all, running.fifo(0)) == truth
 
 
-def test_connections_spread_over_all_addresses() -> None:
-    """DNS gives several addresses; they are used in turn, and looked up again with time."""
-
-    async def connect() -> list[str]:
-        seen: list[str] = []
-        servers = []
-        port = 0
-        for address in ("127.0.0.1", "127.0.0.2", "127.0.0.3"):
-            server = await asyncio.start_server(lambda _, writer: writer.close(), address, port)
-            port = server.sockets[0].getsockname()[1]
-            servers.append(server)
-        loop = asyncio.get_running_loop()
-
-        async def resolve(host: Any, port: Any, **_: Any) -> list[Any]:
-            return [(2, 1, 6, "", (address, port)) for address in ("127.0.0.1", "127.0.0.2", "127.0.0.3")]
-
-        loop.getaddrinfo = resolve  # type: ignore[method-assign]
-        with contextlib.closing(FairPoller()) as poller:
-            pool = ConnectionPool("many.test", port, poller)
-            for _ in range(6):
-                connection = await pool.take(ErrorContext())
-                seen.append(connection.sock.getpeername()[0])
-                connection.close()
-        for server in servers:
-            server.close()
-            await server.wait_closed()
-        return seen
-
-    assert asyncio.run(connect()) == ["127.0.0.1", "127.0.0.2", "127.0.0.3"] * 2
-
-
 @pytest.mark.parametrize(
     ("url", "buckets", "environment", "words"),
     [

@@ -1,7 +1,9 @@
 """Opens connections to one host and keeps idle ones.
 
 The pool resolves the host every few seconds and uses its addresses in turn, because S3 has many front ends
-and a single front end is a bottleneck. The requests in flight determine the number of connections.
+and a single front end is a bottleneck. One task of the pool asks DNS; requests wait for it only while no
+address is known that accepts connections, since one of them may be the head of line. The requests in flight
+determine the number of connections.
 """
 
 from __future__ import annotations
@@ -10,10 +12,10 @@ import asyncio
 import contextlib
 import errno
 import itertools
+import math
 import os
 import socket
 import ssl
-import time
 from typing import TYPE_CHECKING, Any
 
 from streamer.errors import BadAnswer, ErrorContext, Transient
@@ -29,8 +31,8 @@ NO_TLS = ("wrong version number", "record layer failure", "packet length too lon
 """OpenSSL's reasons for a first message that is not of TLS."""
 DNS_TTL = 10.0
 """Seconds for which a DNS response is used; the time to live in S3's responses is shorter."""
-
-
+DEAD_FOR = 60.0
+"""Seconds for which an address that has refused a connection, or did not accept it in time, is tried last."""
 KEEP_ALIVE = 30
 """Seconds of silence after which the kernel probes a connection. Firewalls and NAT gateways of clouds forget
 one after four to six minutes."""
@@ -59,9 +61,12 @@ class ConnectionPool:
         self._poller = poller
         self._idle: list[Connection] = []
         self._addresses: list[tuple[Any, ...]] = []
+        self._dead: dict[str, float] = {}
+        """By address that is tried last, the time of the event loop until which it is."""
         self._turn = itertools.count()
         self._loop = asyncio.get_running_loop()
-        self._resolved_at = 0.0
+        self._resolved_at = -math.inf
+        self._lookup: asyncio.Task[Exception | None] | None = None
 
     async def take(
         self,
@@ -108,27 +113,32 @@ class ConnectionPool:
             connection.close()
 
     def close(self) -> None:
-        """Close the idle connections. Connections in use are closed by their users."""
+        """Close the idle connections, and ask DNS no more. Users close the connections in use."""
+        if self._lookup is not None:
+            self._lookup.cancel()
         while self._idle:
             self._idle.pop().close()
 
     async def _connect(self, context: ErrorContext, avoid: str | None, within: float) -> Connection:
-        loop = asyncio.get_running_loop()
+        peer = None
         try:
             async with asyncio.timeout(within):
                 self._poller.open()
-                family, kind, protocol, _, address = await self._next_address(loop, avoid)
+                family, kind, protocol, _, address = await self._next_address(avoid)
+                peer = str(address[0])
                 sock = socket.socket(family, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC, protocol)
                 with contextlib.ExitStack() as undo:
                     undo.callback(sock.close)
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     _keep_alive(sock)
-                    await loop.sock_connect(sock, address)
+                    await self._loop.sock_connect(sock, address)
                     connection = await self._connection(sock)
                     undo.pop_all()
-                connection.peer = str(address[0])
+                connection.peer = peer
+                self._dead.pop(peer, None)
                 return connection
         except TimeoutError as error:
+            self._note_dead(peer)
             raise Transient(
                 f"no connection to {self._host}:{self._port} in {within:g} s", context, silent=within
             ) from error
@@ -144,7 +154,7 @@ class ConnectionPool:
                 raise Transient(
                     f"no descriptor is left for a connection ({reason}); raise `ulimit -n`", context
                 ) from error
-            self._resolved_at = 0.0
+            self._note_dead(peer)
             raise Transient(
                 f"cannot connect to {self._host}:{self._port} ({reason}); check that the endpoint is up and "
                 "Penstock.Endpoint.Url right",
@@ -161,20 +171,41 @@ class ConnectionPool:
         await connection.begin()
         return connection
 
-    async def _next_address(self, loop: asyncio.AbstractEventLoop, avoid: str | None) -> tuple[Any, ...]:
-        now = time.monotonic()
-        if not self._addresses or now - self._resolved_at > DNS_TTL:
-            self._resolved_at = now
-            try:
-                addresses = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
-            except OSError:
-                if not self._addresses:
-                    raise
-                # DNS has failed, but the old addresses may still work.
-            else:
-                self._addresses = list(addresses)
-        others = [each for each in self._addresses if each[4][0] != avoid] or self._addresses
+    async def _next_address(self, avoid: str | None) -> tuple[Any, ...]:
+        """Return where to connect, as `getaddrinfo` does. Raises its error if no address is known."""
+        old = not self._addresses or self._loop.time() - self._resolved_at > DNS_TTL
+        if old and self._lookup is None:
+            self._lookup = self._loop.create_task(self._look_up())
+        if self._lookup is not None and not self._alive():
+            error = await asyncio.shield(self._lookup)
+            if error is not None and not self._addresses:
+                raise error
+        alive = self._alive() or self._addresses
+        others = [each for each in alive if each[4][0] != avoid] or alive
         return others[next(self._turn) % len(others)]
+
+    def _alive(self) -> list[tuple[Any, ...]]:
+        """Return the known addresses that are not tried last."""
+        now = self._loop.time()
+        return [each for each in self._addresses if self._dead.get(each[4][0], now) <= now]
+
+    def _note_dead(self, peer: str | None) -> None:
+        """Try an address last for a while, and ask DNS for others. `peer`: None if no address was known."""
+        if peer is not None:
+            self._dead[peer] = self._loop.time() + DEAD_FOR
+        self._resolved_at = -math.inf
+
+    async def _look_up(self) -> Exception | None:
+        """Resolve the host; return the error of DNS, after which the old addresses may still work."""
+        try:
+            self._addresses = [*await self._loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)]
+        except Exception as error:  # noqa: BLE001 - raised by the requests that wait
+            return error
+        finally:
+            self._resolved_at, self._lookup = self._loop.time(), None
+        known = {each[4][0] for each in self._addresses}
+        self._dead = {peer: until for peer, until in self._dead.items() if peer in known}
+        return None
 
 
 def _keep_alive(sock: socket.socket) -> None:
