@@ -19,7 +19,7 @@ from tests.kit.stub import S3Stub
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
 
-BOTOCORE_OWN = "streamer.s3.client.xml_parser._StrictParser"
+BOTOCORE_OWN = "streamer.s3.client.botocore_session._StrictParser"
 """botocore makes a parser for every request, which refers to itself."""
 
 

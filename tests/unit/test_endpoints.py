@@ -12,8 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from streamer.s3.client.endpoint import Endpoint, RequestOptions, is_aws
-from streamer.s3.client.environment import Keys, Settings, settings_of
+from streamer.s3.client.endpoint import Endpoint, Keys, RequestOptions, Settings, is_aws, settings_of
 from streamer.s3.client.session import open_clients
 from streamer.s3.signing.endpoints import BucketEndpoint, endpoint_of
 from streamer.s3.signing.requests import RangeSigner

@@ -19,31 +19,30 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from aiobotocore.config import AioConfig
+from aiobotocore.parsers import AioResponseParserFactory, AioRestXMLParser
 from aiobotocore.session import AioSession
 from botocore import UNSIGNED
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.loaders import Loader, create_loader
+from botocore.parsers import ResponseParserError
 from botocore.utils import parse_timestamp
 
 from streamer import __version__
 from streamer.errors import ConfigError, Denied, ErrorContext, PenstockError, SourceError, Transient
 from streamer.retry import note_failure
 from streamer.s3.client.aws_files import AwsFiles, token_files
-from streamer.s3.client.bounded import BoundedSession
-from streamer.s3.client.credential_process import limit_credential_processes
+from streamer.s3.client.bounded import BoundedSession, limit_credential_processes
 from streamer.s3.client.credentials import FixedProvider, RenewableCredentials
-from streamer.s3.client.endpoint import Endpoint, RequestOptions, check_endpoint
-from streamer.s3.client.environment import configuration_files
+from streamer.s3.client.endpoint import Endpoint, RequestOptions, check_endpoint, configuration_files
 from streamer.s3.client.faults import error_text, map_errors, mapped
-from streamer.s3.client.metadata import refuse_redirects
-from streamer.s3.client.xml_parser import StrictParserFactory
+from streamer.s3.client.redirects import refuse_redirects
 from streamer.secrets import quoted
 
 if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 
-    from streamer.s3.client.environment import Keys
+    from streamer.s3.client.endpoint import Keys
 
 CONTROL_ATTEMPTS = 5
 CONNECT_TIMEOUT = 10
@@ -64,6 +63,29 @@ def timestamp(value: Any) -> datetime:
     return time
 
 
+class _StrictParser(AioRestXMLParser):  # type: ignore[misc]
+    """Parser of S3's responses that refuses repeated elements.
+
+    botocore misreads an element that comes twice where S3 sends it once. Two `<IsTruncated>` become "false",
+    and the first page of a listing looks like all of it.
+    """
+
+    def _parse_shape(self, shape: Any, node: Any) -> Any:
+        if isinstance(node, list) and shape.type_name not in ("list", "map"):
+            name = self._node_tag(node[0])
+            raise ResponseParserError(f"<{name}> comes {len(node)} times where S3 sends it once")
+        return super()._parse_shape(shape, node)
+
+
+class _ParserFactory(AioResponseParserFactory):  # type: ignore[misc]
+    """Makes aiobotocore's parsers, and the strict one for S3's protocol."""
+
+    def create_parser(self, protocol_name: str) -> Any:
+        if protocol_name == "rest-xml":
+            return _StrictParser(**self._defaults)
+        return super().create_parser(protocol_name)
+
+
 @functools.cache
 def _models(data_path: str | None) -> Loader:
     """Return botocore's loader of service models, cached because loading takes 0.1 s for each client."""
@@ -82,7 +104,7 @@ class BotocoreSession:
         self._stall_timeout = stall_timeout
         session = self._session = _session(endpoint.profile)
         session.register_component("data_loader", _models(session.get_config_variable("data_path")))
-        parsers = StrictParserFactory()
+        parsers = _ParserFactory()
         parsers.set_parser_defaults(timestamp_parser=timestamp)
         session.register_component("response_parser_factory", parsers)
 

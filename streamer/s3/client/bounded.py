@@ -1,25 +1,31 @@
-"""aiobotocore's HTTP session with limits of time and memory on every response.
+"""Limits of time and memory on the responses that aiobotocore reads, and on the programs that it runs.
 
 aiobotocore has two gaps: while interim (1xx) responses arrive it waits without a time limit, and it reads the
-body of an error or a listing whole, whatever its length. This session ends each request after `read_timeout`
-seconds without a response header, reads at most `MAX_ERROR_BODY` bytes of an error and `MAX_DOCUMENT` bytes
-of a document, and reads either within the same time. The caller reads the body of a GET, with its own limit
-(`stall.within_stall`).
+body of an error or a listing whole, whatever its length. `BoundedSession` ends each request after
+`read_timeout` seconds without a response header, reads at most `MAX_ERROR_BODY` bytes of an error and
+`MAX_DOCUMENT` bytes of a document, and reads either within the same time. The caller reads the body of a GET,
+with its own limit (`stall.within_stall`).
 
 `documents` checks a document before a parser gets it. The status alone decides about an error response whose
 body is not plain XML.
 
 If an error body breaks off, only its code is used. If it breaks off before the code, the session raises
 RefusalCutOff, and botocore repeats the request as after any broken connection.
+
+aiobotocore waits for the end of a `credential_process` and keeps all of its output; after a renewal that is
+too late it leaves the program behind. `limit_credential_processes` bounds the output, and ends the program.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from functools import partial
 from typing import Any
 
 import aiohttp
-from botocore.exceptions import ConnectionClosedError, ReadTimeoutError
+from aiobotocore.credentials import AioProcessProvider
+from botocore.exceptions import ConnectionClosedError, HTTPClientError, ReadTimeoutError
 
 from streamer.s3.client.documents import (
     MAX_DOCUMENT,
@@ -29,10 +35,20 @@ from streamer.s3.client.documents import (
     is_plain_xml,
 )
 from streamer.s3.client.faults import CODE, MANY_REASONS
-from streamer.s3.client.foreign import RefusalCutOff
 from streamer.s3.client.redirects import PinnedSession
 
 FIRST_ERROR_STATUS = 300
+MOST_OUTPUT = 1024 * 1024
+"""Most bytes that a credential process may write to either of its outputs."""
+
+
+class RefusalCutOff(HTTPClientError):  # type: ignore[misc]
+    """The body of an error response with a status of `faults.MANY_REASONS` broke off before its code.
+
+    botocore repeats the request.
+    """
+
+    fmt = "the response with status {status} broke off before its error code"
 
 
 class BoundedSession(PinnedSession):
@@ -99,3 +115,44 @@ async def _read_document(raw: Any) -> bytes:
     body = bytearray()
     await _read_body(raw, MAX_DOCUMENT, body)
     return checked_document(body)
+
+
+async def _outputs(process: asyncio.subprocess.Process) -> tuple[bytes, bytes]:
+    """Return both outputs when the program has ended. Kill it if this is cancelled or fails."""
+    outputs = (process.stdout, process.stderr)
+    try:
+        written = [asyncio.ensure_future(_read_output(each)) for each in outputs if each is not None]
+        try:
+            output, errors = await asyncio.gather(*written)
+        finally:
+            for each in written:
+                each.cancel()
+        await process.wait()
+    except BaseException:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        # Closes the pipes too: a child of the program may have kept them open.
+        process._transport.close()  # type: ignore[attr-defined] # noqa: SLF001
+        raise
+    return output, errors
+
+
+async def _read_output(stream: asyncio.StreamReader) -> bytes:
+    """Read a stream to its end. Raises ValueError if it is too long."""
+    data = bytearray()
+    while piece := await stream.read(64 * 1024):
+        data += piece
+        if len(data) > MOST_OUTPUT:
+            raise ValueError(f"the program wrote more than {MOST_OUTPUT} bytes")
+    return bytes(data)
+
+
+async def _start(*command: str, **options: Any) -> asyncio.subprocess.Process:
+    process = await asyncio.create_subprocess_exec(*command, **options)
+    process.communicate = partial(_outputs, process)  # type: ignore[method-assign] # aiobotocore's only call
+    return process
+
+
+def limit_credential_processes() -> None:
+    """Make every provider that this process creates from now on start programs within these limits."""
+    AioProcessProvider.__init__.__kwdefaults__["popen"] = _start

@@ -1,9 +1,21 @@
-"""Options of the S3 clients: address, identity, and what every request carries."""
+"""Options and settings of the S3 clients: address, identity, and what every request carries.
+
+botocore resolves region, endpoint and credentials from many sources, and takes half a second to import and to
+open a client. Most jobs have two sources only: their options and a few environment variables.
+`settings_of` returns the settings if these two are all, and None in any other case: a profile, an AWS
+file, credentials of a role or a metadata service, a variable that this module does not know.
+
+Order of the sources: `botocore/configprovider.py`, and `EnvProvider` in `botocore/credentials.py`.
+`tests/unit/test_endpoints.py` compares both ways.
+"""
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from base64 import b64encode
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import md5
 from ipaddress import IPv6Address
@@ -15,6 +27,36 @@ IfMatch = Literal["send", "omit"]
 
 STALL_TIMEOUT = 30.0
 """Seconds without a byte before a connection counts as dead. S3's first byte takes well under 1 s."""
+
+
+_APPLIED = {
+    "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_SECURITY_TOKEN",
+    "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_CA_BUNDLE", "AWS_CONFIG_FILE",
+    "AWS_SHARED_CREDENTIALS_FILE",
+}  # fmt: skip
+"""Variables that this module applies as botocore does."""
+_WITHOUT_EFFECT = {
+    # botocore does not read them.
+    "AWS_REGION", "AWS_DEFAULT_OUTPUT", "AWS_PAGER", "AWS_SDK_LOAD_CONFIG",
+    # Sources of credentials that come after the environment's keys.
+    "AWS_ROLE_ARN", "AWS_ROLE_SESSION_NAME", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_STS_REGIONAL_ENDPOINTS",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    "AWS_CONTAINER_AUTHORIZATION_TOKEN", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
+    "AWS_EC2_METADATA_DISABLED",
+    # A part of the User-Agent header.
+    "AWS_EXECUTION_ENV",
+}  # fmt: skip
+"""Variables that change no request if the environment has keys, or if requests are not signed."""
+_AWS_REGION = re.compile(r"(?:us|eu|ap|sa|ca|me|af|il|mx)-[a-z]{1,20}-[0-9]{1,2}")
+"""Regions of the partition `aws`; those of other partitions have other forms (`us-gov-west-1`)."""
+_REGION = re.compile(r"(?!.*fips)(?=.*[a-z])[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
+"""Regions that a compatible server may have; those with `fips` change the endpoint."""
+_LABEL = r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)"
+_URL = re.compile(
+    rf"https?://(?!s3-accelerate\.)(?=[^/:]{{1,253}}(?:[/:]|$)){_LABEL}(?:\.{_LABEL})*(?::([1-9][0-9]{{0,4}}))?"
+    r"(?:/[A-Za-z0-9_-]{1,99}){0,9}/?"
+)
+"""URLs that botocore accepts and does not normalize."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,3 +115,114 @@ def is_aws(url: str) -> bool:
     """Return whether the endpoint is one of AWS's own hosts."""
     host = urlsplit(url).hostname or ""
     return host.rstrip(".").endswith((".amazonaws.com", ".amazonaws.com.cn", ".amazonaws.eu", ".api.aws"))
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Credentials in environment variables, which do not change."""
+
+    access_key: str = field(repr=False)
+    secret_key: str = field(repr=False)
+    token: str | None = field(default=None, repr=False)
+    method: str = "env"
+    """botocore's name of the source."""
+
+    async def get_frozen_credentials(self) -> Keys:
+        """Return the keys, as botocore's credentials do."""
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All that botocore would resolve."""
+
+    url: str | None
+    """The endpoint; None for AWS."""
+    region: str | None
+    path_style: bool
+    keys: Keys | None
+    """None: requests are not signed."""
+    ca_bundle: str | None
+    """PEM file of certificates to trust; None for botocore's own."""
+
+    @property
+    def endpoint_url(self) -> str:
+        """The endpoint of requests that name no bucket; that of us-east-1 has no region in its name."""
+        region = "" if self.region in (None, "us-east-1") else f"{self.region}."
+        return self.url or f"https://s3.{region}amazonaws.com"
+
+
+def settings_of(endpoint: Endpoint, environment: Mapping[str, str]) -> Settings | None:
+    """Return the settings of a client; None if botocore must resolve them.
+
+    `endpoint`: options, which override the environment. Checks whether AWS's files exist, and reads none.
+    """
+    if endpoint.profile is not None or any(map(_unknown, environment)) or _has_files(environment):
+        return None
+    values = {name: environment[name] for name in _APPLIED & environment.keys()}
+    keys = None if endpoint.anonymous else _keys(values)
+    if keys is None and not endpoint.anonymous:
+        return None
+    if "" in (values.get("AWS_DEFAULT_REGION"), values.get("AWS_CA_BUNDLE")):
+        return None
+    url = endpoint.url or values.get("AWS_ENDPOINT_URL_S3") or values.get("AWS_ENDPOINT_URL") or None
+    region = endpoint.region or values.get("AWS_DEFAULT_REGION")
+    if url is None:
+        usual = region is None or _AWS_REGION.fullmatch(region) is not None
+    else:
+        usual = _valid(url) and (region is None or _REGION.fullmatch(region) is not None)
+    if not usual:
+        return None
+    ca_bundle = endpoint.ca_bundle or ca_bundle_of(environment)
+    return Settings(url, region, endpoint.path_style, keys, ca_bundle)
+
+
+def _valid(url: str) -> bool:
+    """Return whether botocore accepts the URL and does not normalize it."""
+    parts = _URL.fullmatch(url)
+    return parts is not None and int(parts[1] or 1) < 2**16
+
+
+def ca_bundle_of(environment: Mapping[str, str]) -> str | None:
+    """Return the file of certificates that the environment names."""
+    return environment.get("AWS_CA_BUNDLE") or environment.get("REQUESTS_CA_BUNDLE") or None
+
+
+def _unknown(name: str) -> bool:
+    """Return whether botocore may apply a variable that this module does not know."""
+    if name in _APPLIED or name in _WITHOUT_EFFECT:
+        return False
+    return name.startswith(("AWS_", "BOTO"))
+
+
+def _keys(values: Mapping[str, str]) -> Keys | None:
+    access_key, secret_key = values.get("AWS_ACCESS_KEY_ID"), values.get("AWS_SECRET_ACCESS_KEY")
+    if not access_key or not secret_key:
+        return None
+    token = values.get("AWS_SECURITY_TOKEN") or values.get("AWS_SESSION_TOKEN") or None
+    return Keys(access_key, secret_key, token)
+
+
+def _has_files(environment: Mapping[str, str]) -> bool:
+    """Return whether AWS's configuration files or service models exist, or may exist."""
+    paths = [*configuration_files(environment).values(), os.path.expanduser("~/.aws/models")]
+    return any(map(_may_exist, paths))
+
+
+def configuration_files(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the paths of the files of profiles, by the variable that may name them."""
+    paths = {
+        "AWS_CONFIG_FILE": environment.get("AWS_CONFIG_FILE", "~/.aws/config"),
+        "AWS_SHARED_CREDENTIALS_FILE": environment.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"),
+    }
+    return {name: os.path.expanduser(os.path.expandvars(path)) for name, path in paths.items()}
+
+
+def _may_exist(path: str) -> bool:
+    try:
+        status = os.stat(path)
+        return status.st_size > 0 or stat.S_ISFIFO(status.st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, ValueError):
+        return True

@@ -11,6 +11,10 @@ No client follows a redirect's Location: otherwise the responding server would c
 session token and the SSE-C key, and which server's bytes are streamed. aiobotocore's HTTP client follows it
 by default. Our own HTTP client passes every redirected request to aiobotocore, so these rules are the only
 ones.
+
+aiobotocore's requests to metadata services of containers and instances carry an authorization or session
+token, so the sessions of their fetchers follow none either (`refuse_redirects`). There a redirect counts as
+any other response that is not 200.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urljoin, urlsplit
 from weakref import WeakSet
 
 from aiobotocore.httpsession import AIOHTTPSession
+from aiobotocore.utils import AioContainerMetadataFetcher, AioIMDSFetcher
 from aiohttp import ClientPayloadError
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.http_exceptions import HttpProcessingError
@@ -72,6 +77,20 @@ class PinnedSession(UnfollowingSession):
                 response.raw.close()
                 raise
         return response
+
+
+class _ContainerSession(AioContainerMetadataFetcher._ref_counted_session_cls, UnfollowingSession):  # type: ignore[misc] # noqa: SLF001
+    """The container fetcher's session, which follows no redirect."""
+
+
+class _InstanceSession(AioIMDSFetcher._ref_counted_session_cls, UnfollowingSession):  # type: ignore[misc] # noqa: SLF001
+    """The instance fetchers' session, which follows no redirect."""
+
+
+def refuse_redirects() -> None:
+    """Make every metadata fetcher that this process creates from now on follow no redirect."""
+    AioContainerMetadataFetcher._ref_counted_session_cls = _ContainerSession  # noqa: SLF001
+    AioIMDSFetcher._ref_counted_session_cls = _InstanceSession  # noqa: SLF001
 
 
 class _Protocol(ResponseHandler):

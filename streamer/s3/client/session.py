@@ -27,8 +27,16 @@ from streamer.errors import ConfigError
 from streamer.file_reads import outside, read_here
 from streamer.s3.client.aws_files import AwsFiles
 from streamer.s3.client.credentials import RenewableCredentials
-from streamer.s3.client.endpoint import STALL_TIMEOUT, Endpoint, RequestOptions
-from streamer.s3.client.environment import Keys, Settings, ca_bundle_of, configuration_files, settings_of
+from streamer.s3.client.endpoint import (
+    STALL_TIMEOUT,
+    Endpoint,
+    Keys,
+    RequestOptions,
+    Settings,
+    ca_bundle_of,
+    configuration_files,
+    settings_of,
+)
 from streamer.secrets import remember, remember_environment
 
 if TYPE_CHECKING:

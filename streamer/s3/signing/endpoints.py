@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from streamer.s3.signing.sigv4 import GetSigner
 
 if TYPE_CHECKING:
-    from streamer.s3.client.environment import Settings
+    from streamer.s3.client.endpoint import Settings
 
 _BUCKET = re.compile(r"(?!\.\.?\Z)[A-Za-z0-9._-]{1,255}").fullmatch
 """Matches names that botocore accepts, access points and others aside."""

@@ -33,8 +33,7 @@ from streamer.relay.staging.pipes import PipePool, PipeStages
 from streamer.relay.staging.stage import Stages
 from streamer.relay.statistics import EpochRequests
 from streamer.retry import RetryPolicy
-from streamer.s3.client.endpoint import RequestOptions
-from streamer.s3.client.environment import Settings
+from streamer.s3.client.endpoint import RequestOptions, Settings
 from streamer.s3.client.session import S3Client
 from streamer.s3.http_source import HttpSource, tls_context
 from streamer.s3.ranges import RangeRequest
