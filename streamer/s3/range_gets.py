@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from streamer.plan import Segment
+    from streamer.s3.client.endpoint import Keys
     from streamer.s3.http.body import HttpBody
     from streamer.s3.http.client import HttpClient, Response
     from streamer.s3.http.pool import ConnectionPool
     from streamer.s3.http.response import ResponseHeader
     from streamer.s3.signing.endpoints import BucketEndpoint
     from streamer.s3.signing.requests import RangeSigner
-    from streamer.s3.signing.sigv4 import Credentials
 
 _MESSAGE = re.compile(rb"<Message>([^<]{0,500})</Message>")
 
@@ -54,7 +54,7 @@ class RangeGets:
         client: HttpClient,
         signer: RangeSigner,
         endpoints: Mapping[str, BucketEndpoint],
-        keys: Credentials | None,
+        keys: Keys | None,
         *,
         stall_timeout: float,
     ) -> None:

@@ -21,9 +21,8 @@ from streamer.s3.client.faults import REGION, map_errors, without_credentials
 from streamer.s3.signing.endpoints import BucketEndpoint, endpoint_of, signing_region
 
 if TYPE_CHECKING:
-    from streamer.s3.client.endpoint import RequestOptions
+    from streamer.s3.client.endpoint import Keys, RequestOptions
     from streamer.s3.client.session import Clients, S3Client
-    from streamer.s3.signing.sigv4 import Credentials
 
 _UNRESERVED = re.compile(r"[A-Za-z0-9_.~/-]*").fullmatch
 """Matches keys that need no quoting, as nearly all are: three times as fast as `quote`."""
@@ -109,7 +108,7 @@ class RangeSigner:
         self._regions[bucket] = region
 
     def ranged_get(
-        self, keys: Credentials | None, endpoint: BucketEndpoint, ref: ObjectRef, first: int, end: int
+        self, keys: Keys | None, endpoint: BucketEndpoint, ref: ObjectRef, first: int, end: int
     ) -> bytes:
         """Build the GET of bytes `first` to `end` of the listed version. `keys`: what `keys` has returned."""
         sends_if_match = self.sends_if_match and not is_modified(ref.etag)
@@ -137,16 +136,16 @@ class RangeSigner:
         prefix = parameters.get("prefix", "")
         return await self._request("GET", endpoint, path, query, self._list_headers, named=(bucket, prefix))
 
-    async def keys(self, ref: ObjectRef) -> Credentials | None:
+    async def keys(self, ref: ObjectRef) -> Keys | None:
         """Return the credentials for a request of `ref` now; None if anonymous. Raises Denied."""
         return await self._keys(ref.bucket, ref.key)
 
-    async def _keys(self, bucket: str, key: str) -> Credentials | None:
+    async def _keys(self, bucket: str, key: str) -> Keys | None:
         """Return the credentials of `keys`. `bucket`, `key`: for errors."""
         if self._anonymous:
             return None
         frozen = None if self.credentials is None else self.credentials.frozen()
-        found: Credentials = frozen or await self._frozen_credentials(bucket, key)
+        found: Keys = frozen or await self._frozen_credentials(bucket, key)
         return found
 
     async def _frozen_credentials(self, bucket: str, key: str) -> Any:
@@ -180,7 +179,7 @@ class RangeSigner:
         query: str,
         headers: Mapping[str, str],
         *,
-        keys: Credentials | None,
+        keys: Keys | None,
     ) -> bytes:
         if keys is not None:
             now = time.time() - self.ahead if self.ahead else None

@@ -11,20 +11,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from streamer.s3.client.endpoint import Keys
+
 _NO_BODY = hashlib.sha256(b"").hexdigest()
-
-
-class Credentials(Protocol):
-    """botocore's frozen credentials."""
-
-    access_key: str
-    secret_key: str
-    token: str | None
 
 
 class GetSigner:
@@ -47,7 +41,7 @@ class GetSigner:
         path: str,
         query: str,
         headers: Mapping[str, str],
-        credentials: Credentials,
+        credentials: Keys,
         *,
         method: str = "GET",
         now: float | None = None,
@@ -55,7 +49,7 @@ class GetSigner:
         """Return `headers` and the headers that authenticate them; all must be sent unchanged.
 
         `path`, `query`: encoded, and `query` sorted. `host`: the Host header, which is not in `headers`.
-        `now`: seconds since 1970.
+        `credentials`: also botocore's frozen ones. `now`: seconds since 1970.
         """
         stamp = self._stamp(int(time.time() if now is None else now))
         day = stamp[:8]
