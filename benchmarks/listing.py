@@ -1,7 +1,7 @@
 """Measures listings: `python -m benchmarks.listing`, by our own client and by aiobotocore, in turns.
 
     this process ── starts ──▶ server: pages of made-up keys, each after a delay
-                 └─ starts ──▶ lister: `list_prefix` once, in a process of its own ──▶ figures, as JSON
+                 └─ starts ──▶ lister: `Sources.plan` once, in a process of its own ──▶ figures, as JSON
 
 The server knows ListObjectsV2 alone: `prefix` is ignored, `start-after` and tokens are positions in the keys.
 Shapes: `flat`, image files of one folder; `folders`, a thousand files in each; `hashes`, hexadecimal names.
@@ -34,8 +34,8 @@ from benchmarks.stats import in_turns, percentile, spread
 from streamer.plan import S3Uri
 from streamer.s3.client.endpoint import Endpoint
 from streamer.s3.client.session import open_clients
-from streamer.s3.pages.listing import list_prefix
 from streamer.s3.pages.pages import open_pages
+from streamer.s3.pages.sources import Sources
 
 PAGE = 1000
 SHAPES: dict[str, Callable[[int], str]] = {
@@ -128,7 +128,7 @@ async def measure(url: str, *, by_aiobotocore: bool) -> dict[str, float]:
         with open_pages(clients) as pages:
             looking = asyncio.create_task(look())
             memory, cpu = peak_memory(), time.process_time()
-            entries = await list_prefix(pages, S3Uri("bucket", "train/"))
+            entries = (await Sources(pages, [S3Uri("bucket", "train/")]).plan()).entries
             cpu = time.process_time() - cpu
             ended = True
             await looking

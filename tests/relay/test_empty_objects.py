@@ -14,14 +14,13 @@ from streamer.plan import Arrangement, Plan, S3Uri
 from streamer.plan.selection import Limit, Selection
 from streamer.retry import RetryPolicy
 from streamer.s3.manifests.object_finder import ObjectClients
-from streamer.s3.pages.listing import list_prefix
 from streamer.s3.pages.object_info import open_inspector
 from streamer.s3.pages.open_plan import OpenPlan
 from streamer.s3.pages.pages import open_pages
 from streamer.s3.pages.sources import Sources
 from tests.kit.harness import PagesFrom, clients_of, running_channel
 from tests.kit.pipes import off_loop, read_all
-from tests.kit.planning import plan_manifest, plan_prefix
+from tests.kit.planning import list_prefix, plan_manifest, plan_prefix
 from tests.kit.stub import S3Stub, fails
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking", "credentials")

@@ -15,10 +15,10 @@ from streamer.plan import ObjectRef, S3Uri
 from streamer.plan.entries import Entries
 from streamer.retry import RetryPolicy
 from streamer.s3.pages import pages as page_requests
-from streamer.s3.pages.listing import list_prefix, listed_runs
 from streamer.s3.pages.validation import PlanMemory
 from tests.kit import stub as kit
 from tests.kit.harness import PagesFrom
+from tests.kit.planning import list_prefix, runs_below
 from tests.kit.raw import listing, raw_server
 from tests.kit.stub import S3Stub, error
 
@@ -59,7 +59,7 @@ async def test_a_run_is_yielded_before_the_next_page_comes(
 
     monkeypatch.setattr(kit.S3Stub, "answer_listing", after_use)
     found = []
-    async with pages_from(stub) as pages, aclosing(listed_runs(pages, URI)) as runs:
+    async with pages_from(stub) as pages, aclosing(runs_below(pages, URI)) as runs:
         async for run in runs:
             found.append(keys_in(run))
             used.release()
@@ -73,7 +73,7 @@ async def test_a_listing_out_of_order_is_named_and_can_be_sorted(stub: S3Stub, p
     memory = PlanMemory()
     async with pages_from(stub) as pages:
         with pytest.raises(OutOfOrder, match=r"not in key order \(after 'd/09'\): s3://b/d/08"):
-            await all_runs(listed_runs(pages, URI, memory=memory))
+            await all_runs(runs_below(pages, URI, memory=memory))
         assert memory.objects == 0
         assert keys_in(await list_prefix(pages, URI)) == [f"d/{number:02}" for number in range(25)]
 
@@ -88,7 +88,7 @@ async def test_pages_out_of_order_are_named_after_the_runs_before_them(pages_fro
     with raw_server(lambda request: pages_by_token[request.query.get("continuation-token", "")]) as server:
         async with pages_from(server) as pages:
             with pytest.raises(OutOfOrder, match=r"not in key order \(after 'd/5'\): s3://b/d/2"):
-                await all_runs(listed_runs(pages, URI), found)
+                await all_runs(runs_below(pages, URI), found)
             assert found == ["d/0", "d/1", "d/4", "d/5"]
             assert keys_in(await list_prefix(pages, URI)) == [f"d/{number}" for number in range(6)]
 
@@ -113,7 +113,7 @@ async def test_an_outage_repeats_one_page_and_not_the_listing(
     found: list[str] = []
     async with pages_from(stub) as pages:
         policy = RetryPolicy(give_up_after=60, first_wait=0.01)
-        await all_runs(listed_runs(pages, URI, policy=policy, on_wait=waits.append), found)
+        await all_runs(runs_below(pages, URI, policy=policy, on_wait=waits.append), found)
     assert waits
     assert found == [f"d/{number:03}" for number in range(40)]
     first = tokens.index("d/019")
@@ -125,4 +125,4 @@ async def test_a_run_that_repeats_an_object_is_an_error(stub: S3Stub, pages_from
     stub.tokens["d/09"] = "d/08"
     async with pages_from(stub) as pages:
         with pytest.raises(BadAnswer, match=r"names the object twice: s3://b/d/09"):
-            await all_runs(listed_runs(pages, URI))
+            await all_runs(runs_below(pages, URI))

@@ -13,11 +13,10 @@ from streamer.errors import BadAnswer, Denied
 from streamer.plan import ObjectRef, S3Uri
 from streamer.plan.entries import Entries
 from streamer.s3.client.botocore_session import timestamp
-from streamer.s3.pages.listing import list_prefix
 from streamer.s3.pages.validation import PlanMemory
 from tests.kit import stub as kit
 from tests.kit.harness import PagesFrom
-from tests.kit.planning import plan_prefix
+from tests.kit.planning import list_prefix, plan_prefix
 from tests.kit.stub import S3Stub, error
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")

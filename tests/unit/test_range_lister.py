@@ -21,10 +21,10 @@ from streamer.plan import Arrangement, ObjectRef, S3Uri
 from streamer.plan.entries import Entries
 from streamer.retry import RetryPolicy
 from streamer.s3.pages import range_lister
-from streamer.s3.pages.listing import list_prefix, listed_runs
 from streamer.s3.pages.page_parser import Page
 from streamer.s3.pages.pages import PageSource
 from streamer.s3.pages.validation import PlanMemory
+from tests.kit.planning import list_prefix, runs_below
 
 ETAG = b"0" * 32
 
@@ -83,7 +83,7 @@ def run(listing: Coroutine[Any, Any, Entries]) -> list[str]:
 async def runs_of(server: Any, prefix: str, **options: Any) -> Entries:
     """All runs; each is in order and after those before it."""
     entries = Entries()
-    async with aclosing(listed_runs(server, S3Uri("b", prefix), **options)) as runs:
+    async with aclosing(runs_below(server, S3Uri("b", prefix), **options)) as runs:
         async for each in runs:
             entries.extend(each)
     return entries
@@ -257,7 +257,7 @@ def test_in_turn_no_page_is_requested_before_the_last_one_is_used() -> None:
     server = Server(FLAT, page=10)
 
     async def first(count: int) -> None:
-        async with aclosing(listed_runs(server, S3Uri("b", "d/"), in_turn=True)) as runs:
+        async with aclosing(runs_below(server, S3Uri("b", "d/"), in_turn=True)) as runs:
             async for _ in runs:
                 if (count := count - 1) == 0:
                     return
@@ -447,7 +447,7 @@ def test_a_listing_that_is_left_ends_its_requests(pages: int) -> None:
 
     async def leave(how: str) -> None:
         count = 0
-        async with aclosing(listed_runs(server, S3Uri("b", "d/"), memory=memory)) as runs:
+        async with aclosing(runs_below(server, S3Uri("b", "d/"), memory=memory)) as runs:
             async for _ in runs:
                 if (count := count + 1) > pages:
                     break

@@ -86,12 +86,16 @@ class PrefixPages:
         progress: Callable[[int], None] | None = None,
         keys: KeyFilter | None = None,
     ) -> None:
-        """`policy`, `on_wait`, `keys`: as for `streamer.s3.pages.listing.listed_runs`."""
+        """`policy`: how long a page that fails while storage is unavailable is requested again; None: not.
+
+        `on_wait` is called with each such error, `progress` with the number of objects listed, which counts
+        some twice. `keys` selects objects.
+        """
         self.uri = uri
         self.context = ErrorContext(*uri)
         self.ends_are_certain = pages.ends_are_certain
         self._pages = pages
-        self._arrangement = arrangement
+        self.arrangement = arrangement
         self._policy = policy
         self._on_wait = on_wait
         self._progress = progress
@@ -134,7 +138,7 @@ class PrefixPages:
         if 0 in sizes:
             objects = [size > 0 or not key.endswith(b"/") for key, size in zip(keys, sizes, strict=True)]
             keys, sizes, etags = _compressed(keys, sizes, etags, objects)
-        run = self._arrangement.entries()
+        run = self.arrangement.entries()
         run.add_objects(self.uri.bucket, keys, sizes, etags)
         claim.count(len(run), run.memory)
         return run
@@ -166,7 +170,7 @@ class PrefixPages:
                 self._progress(self._listed)
         if not found:
             return run
-        sized = self._arrangement.entries()
+        sized = self.arrangement.entries()
         for index, items in enumerate(run):
             sized.add(found.get(index, items[0]))
         return sized

@@ -8,21 +8,21 @@ first objects ends the listing: no further page is requested, and no further pre
 order of keys while the listing goes on. If a server has another order, everything is listed once more and
 sorted.
 
-Without a limit a prefix is listed as a whole (`list_prefix`), many requests at a time; an open plan
-(`streamer.s3.pages.open_plan`) gets its runs while the listing goes on.
+An open plan (`streamer.s3.pages.open_plan`) gets the runs while the listing goes on.
 """
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import aclosing
-from functools import partial
 from typing import TYPE_CHECKING
 
 from streamer.errors import ErrorContext, Missing, OutOfOrder
 from streamer.plan import Arrangement, Entries, ObjectRef, Plan, S3Uri
 from streamer.plan.selection import KeyFilter, Selection, Selector
 from streamer.retry import RetryPolicy, retry_while_unavailable
-from streamer.s3.pages.listing import list_prefix, listed_runs, nothing_below
+from streamer.s3.pages.listing import listed_runs, nothing_below, sorted_prefix
+from streamer.s3.pages.prefix_pages import PrefixPages
 from streamer.s3.pages.validation import PlanMemory
 
 if TYPE_CHECKING:
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from streamer.plan.strays import Strays
     from streamer.s3.pages.pages import PageSource
     from streamer.s3.pages.validation import PlanClaim
+
+    _ListBelow = Callable[[PrefixPages, PlanClaim], AsyncGenerator[Entries, None]]
+    """Returns the runs of one prefix."""
 
 
 class Sources:
@@ -50,7 +53,7 @@ class Sources:
     ) -> None:
         """`exact`: a URI that is an object's key names that object alone, as in `penstock cat`.
 
-        `progress`, `memory`: as for `list_prefix`.
+        `progress` is called with the number of objects listed, which counts some twice. `memory`: of plans.
         """
         self._pages = pages
         self._uris = uris
@@ -84,22 +87,20 @@ class Sources:
     async def plan(self) -> Plan:
         """List the prefixes and plan what is selected.
 
-        Raises what `list_prefix` raises; Missing for a prefix without an object, or if no object is selected;
-        ConfigError for a limit of bytes below the size of the first object.
+        Raises what `listed_runs` raises but OutOfOrder; Missing for a prefix without an object, or if no
+        object is selected; ConfigError for a limit of bytes below the size of the first object.
         """
         try:
-            return await self._plan(sort=False)
+            return await self._plan(self._early_runs)
         except OutOfOrder:
-            return await self._plan(sort=True)
+            return await self._plan(self._sorted_runs)
 
-    async def _plan(self, *, sort: bool) -> Plan:
-        """Plan what is selected. Raises OutOfOrder unless `sort`."""
-        early = self._selection.limit is not None and not sort
-        list_below = partial(self._early_runs, None, None) if early else self._whole_runs
+    async def _plan(self, list_below: _ListBelow) -> Plan:
         selected = self._arrangement.entries()
         async with aclosing(self._selected(list_below)) as runs:
             async for run in runs:
-                selected = _joined(selected, run)
+                selected.extend(run)
+                await asyncio.sleep(0)  # the runs of a range that waited come one after the other
         plan = Plan(selected, self._arrangement)
         plan.base, plan.strays = self.base, self.strays
         return plan
@@ -115,7 +116,7 @@ class Sources:
         """
         begun = False
         try:
-            async with aclosing(self._selected(partial(self._early_runs, policy, on_wait))) as runs:
+            async with aclosing(self._selected(self._early_runs, policy, on_wait)) as runs:
                 async for run in runs:
                     begun = True
                     yield run
@@ -127,17 +128,17 @@ class Sources:
 
         async def whole(progressed: Callable[[], None]) -> Entries:
             self._progressed = progressed
-            return (await self._plan(sort=True)).entries
+            return (await self._plan(self._sorted_runs)).entries
 
         yield await retry_while_unavailable(whole, policy, on_wait=on_wait)
 
     async def _selected(
-        self, list_below: Callable[[S3Uri, KeyFilter, PlanClaim], AsyncGenerator[Entries, None]]
+        self,
+        list_below: _ListBelow,
+        policy: RetryPolicy | None = None,
+        on_wait: Callable[[SourceError], None] | None = None,
     ) -> AsyncGenerator[Entries, None]:
-        """Yield the entries that are selected below all prefixes, in runs that are not empty.
-
-        `list_below`: the runs of a prefix.
-        """
+        """Yield the entries that are selected below all prefixes, in runs that are not empty."""
         limit, count = self._selection.limit, 0
         self._listed = 0
         selector = Selector(limit, self._arrangement.entries)
@@ -149,7 +150,16 @@ class Sources:
                 strays = self.strays if limit is None else None
                 keys = self._selection.keys(uri.key, strays, alone=self._exact, bucket=uri.bucket)
                 filters.append(keys)
-                async with aclosing(self._below(list_below(uri, keys, claim), uri, keys, selector)) as runs:
+                pages = PrefixPages(
+                    self._pages,
+                    uri,
+                    self._arrangement,
+                    policy=policy,
+                    on_wait=on_wait,
+                    progress=self._report(),
+                    keys=keys,
+                )
+                async with aclosing(self._below(list_below(pages, claim), uri, keys, selector)) as runs:
                     async for run in runs:
                         count += self._claim(run, claim)
                         yield run
@@ -201,50 +211,22 @@ class Sources:
 
         return progress
 
-    def _early_runs(
-        self,
-        policy: RetryPolicy | None,
-        on_wait: Callable[[SourceError], None] | None,
-        uri: S3Uri,
-        keys: KeyFilter,
-        claim: PlanClaim,
-    ) -> AsyncGenerator[Entries, None]:
-        """Return the runs of one prefix while its listing goes on."""
-        return listed_runs(
-            self._pages,
-            uri,
-            self._arrangement,
-            in_turn=self._ends_early,
-            progress=self._report(),
-            memory=None if self._selection.limit is not None else claim,
-            policy=policy,
-            on_wait=on_wait,
-            keys=keys,
-        )
+    def _early_runs(self, pages: PrefixPages, claim: PlanClaim) -> AsyncGenerator[Entries, None]:
+        """Return the runs of one prefix while its listing goes on.
 
-    async def _whole_runs(
-        self, uri: S3Uri, keys: KeyFilter, claim: PlanClaim
-    ) -> AsyncGenerator[Entries, None]:
-        """Yield the objects below one prefix that `keys` selects, sorted, as one run.
-
-        Without a limit, `claim` counts them; with a limit it counts what is selected, at the end.
+        Without a limit, `claim` counts the objects; with a limit it counts what is selected.
         """
+        memory = claim if self._selection.limit is None else PlanMemory()
+        return listed_runs(pages, memory, in_turn=self._ends_early)
+
+    async def _sorted_runs(self, pages: PrefixPages, claim: PlanClaim) -> AsyncGenerator[Entries, None]:
+        """Yield the objects below one prefix as one run, whatever the order of the listing."""
         whole = claim.claim()
-        entries = await list_prefix(
-            self._pages, uri, self._arrangement, progress=self._report(), memory=whole, keys=keys
-        )
+        entries = await sorted_prefix(pages, whole)
         if self._selection.limit is not None:
             whole.release()
         if len(entries):
             yield entries
-
-
-def _joined(before: Entries, run: Entries) -> Entries:
-    """Return the entries of both; may be one of the two, extended."""
-    if not len(before):
-        return run
-    before.extend(run)
-    return before
 
 
 def _only(run: Entries, uri: S3Uri) -> Entries:

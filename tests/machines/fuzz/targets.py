@@ -62,9 +62,9 @@ from streamer.s3.http.pool import ConnectionPool
 from streamer.s3.http.response import ResponseHeader
 from streamer.s3.manifests.lines import RowScanner
 from streamer.s3.manifests.text import ArrayScanner, Gunzip
-from streamer.s3.pages.listing import list_prefix
 from streamer.s3.pages.page_parser import Page, parse_by_expression, parse_by_tree
 from streamer.s3.pages.pages import PageSource, page_by_aiobotocore
+from streamer.s3.pages.sources import Sources
 from streamer.s3.range_gets import error_of
 from streamer.s3.ranges import check_header
 from streamer.trailer import Trailer, parse_trailer
@@ -286,7 +286,7 @@ class Pages(PageSource):
 
 def listing(data: bytes) -> None:
     async def read() -> None:
-        await list_prefix(Pages(data), S3Uri("b", ""))
+        await Sources(Pages(data), [S3Uri("b", "")]).plan()
 
     loop().run_until_complete(read())
 
