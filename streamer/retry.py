@@ -239,6 +239,18 @@ async def retry(
         await asyncio.sleep(pause)
 
 
+@contextlib.contextmanager
+def raising_the_last() -> Iterator[None]:
+    """Raise the last error in place of GaveUp, with the cause that it has; the caller may wait longer."""
+    try:
+        yield
+    except GaveUp as error:
+        last = error.__cause__ or error
+    else:
+        return
+    raise last
+
+
 async def retry_while_refused(
     step: Callable[[], Awaitable[T]], policy: RetryPolicy, on_wait: Callable[[Shortage], None]
 ) -> T:

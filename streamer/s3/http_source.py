@@ -114,7 +114,6 @@ class HttpSource:
         self._on_left = on_left
         self._causes: set[str] = set()
         self._client = HttpClient(tls, stall_timeout=stall_timeout)
-        self._stall_timeout = stall_timeout
         self._spliceable = tls is None
         self._left_one = False
         """Whether this client did not support the first response to the last part's requests."""
@@ -158,4 +157,4 @@ class HttpSource:
                 outcome: Outcome = error if isinstance(error, SourceError) else "cancelled"
                 request.on_request_ended(outcome, 0, 0.0, 0.0, NO_HEADER)
             raise
-        return RangeGets(self._client, signer, endpoints, keys, stall_timeout=self._stall_timeout)
+        return RangeGets(self._client, signer, endpoints, keys)

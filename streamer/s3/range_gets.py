@@ -55,11 +55,9 @@ class RangeGets:
         signer: RangeSigner,
         endpoints: Mapping[str, BucketEndpoint],
         keys: Keys | None,
-        *,
-        stall_timeout: float,
     ) -> None:
         """`endpoints`: of each bucket. `keys`: None to send requests without a signature."""
-        self.stall_timeout = stall_timeout
+        self.stall_timeout = client.stall_timeout
         self._pools = {bucket: client.pool(endpoint) for bucket, endpoint in endpoints.items()}
         self._signer = signer
         self._endpoints = endpoints

@@ -156,8 +156,12 @@ async def open_clients(
     async with contextlib.AsyncExitStack() as stack:
         opener = _Opener(endpoint, settings, stack, connections=connections, stall_timeout=stall_timeout)
         sends = endpoint.if_match == "send"
-        control = S3Client(opener.control, settings, stall_timeout=stall_timeout, sends_if_match=sends)
-        data = S3Client(opener.data, settings, stall_timeout=stall_timeout, sends_if_match=sends)
+        control = S3Client(
+            partial(opener.client, control=True), settings, stall_timeout=stall_timeout, sends_if_match=sends
+        )
+        data = S3Client(
+            partial(opener.client, control=False), settings, stall_timeout=stall_timeout, sends_if_match=sends
+        )
         common: dict[str, Any] = {
             "anonymous": endpoint.anonymous,
             "reading": endpoint.reading,
@@ -255,15 +259,8 @@ class _Opener:
 
         return open_session(self._endpoint, connections=self._connections, stall_timeout=self._stall_timeout)
 
-    async def control(self) -> Any:
-        """Open the client for control requests."""
-        return await self._client(control=True)
-
-    async def data(self) -> Any:
-        """Open the client for GETs of parts."""
-        return await self._client(control=False)
-
-    async def _client(self, *, control: bool) -> Any:
+    async def client(self, *, control: bool) -> Any:
+        """Open the client for control requests, or the one for GETs of parts."""
         session = await self.session()
         return await self._stack.enter_async_context(
             session.client(control=control, counts=self.request_counts)

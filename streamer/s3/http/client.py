@@ -223,7 +223,7 @@ class HttpClient:
 
         `stall_timeout`: seconds for connecting, the response header and an error's body together.
         """
-        self._stall_timeout = stall_timeout
+        self.stall_timeout = stall_timeout
         self._loop = asyncio.get_running_loop()
         self._tls = tls
         self._poller = FairPoller()
@@ -263,13 +263,13 @@ class HttpClient:
             request_bytes = await request()
             began = self._loop.time()
             try:
-                connection = await pool.take(context, within=self._stall_timeout, fresh=fresh)
+                connection = await pool.take(context, within=self.stall_timeout, fresh=fresh)
             except SourceError:
                 raise
             except Exception as error:
                 raise not_understood(error, context) from error
-            left = max(0.0, self._stall_timeout - (self._loop.time() - began))
-            response = Response(connection, pool, context, within=left, stall_timeout=self._stall_timeout)
+            left = max(0.0, self.stall_timeout - (self._loop.time() - began))
+            response = Response(connection, pool, context, within=left, stall_timeout=self.stall_timeout)
             try:
                 response.send(request_bytes)
                 await response.receive_header()

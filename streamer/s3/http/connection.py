@@ -113,13 +113,8 @@ class Connection:
         """Copy the next bytes without taking them; return 0 at the end. Raises BlockingIOError, OSError."""
         return self.sock.recv_into(memory, 0, socket.MSG_PEEK)
 
-    @property
-    def spoilt(self) -> bool:
-        """Whether bytes have arrived after the last response."""
-        return bytes_unread(self.fd) > 0
-
     def has_surplus(self) -> bool:
-        """Return whether bytes have arrived after the last byte of a body."""
+        """Return whether bytes have arrived after the last response."""
         return bytes_unread(self.fd) > 0
 
     def send(self, request: bytes) -> bool:
@@ -209,10 +204,6 @@ class TlsConnection(Connection):
         count = self._tls.peek(memory)
         self._partial_record = False
         return count
-
-    @property
-    def spoilt(self) -> bool:
-        return self.unread > 0 and not self.usable()  # they may be a session ticket only
 
     def has_surplus(self) -> bool:
         if not self.unread:

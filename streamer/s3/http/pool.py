@@ -92,7 +92,7 @@ class ConnectionPool:
                 if connection.closed:
                     continue
                 # The poller closes a resting connection on which bytes arrive, in the loop's next turn.
-                if self._loop.time() - connection.looked_at < LOOKED or not connection.spoilt:
+                if self._loop.time() - connection.looked_at < LOOKED or not connection.has_surplus():
                     return connection
                 connection.close()  # surplus bytes of one response must not begin the next
         return None

@@ -10,20 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import http
-from contextlib import aclosing, closing
+from contextlib import aclosing, closing, nullcontext
 from typing import TYPE_CHECKING
 
 from streamer.errors import (
     BadAnswer,
     ErrorContext,
-    GaveUp,
     SourceChanged,
     SourceError,
     Truncated,
 )
 from streamer.plan import ObjectRef, S3Uri, is_modified
 from streamer.plan.validators import is_validator, validator_of
-from streamer.retry import ANSWER_FAILED, Attempts, RetryPolicy
+from streamer.retry import ANSWER_FAILED, Attempts, RetryPolicy, raising_the_last
 from streamer.s3.client.doubt import Withheld
 from streamer.s3.client.session import Clients, S3Client
 from streamer.s3.pages.control_client import ControlClient
@@ -57,17 +56,10 @@ async def read_manifest(
         context = ErrorContext(uri.bucket, uri.key)
         attempts = Attempts(limits, ANSWER_FAILED, what=f"a byte of {what}", context=context)
         attempts.on_noted = on_wait
-        try:
+        with raising_the_last() if policy is None else nullcontext():
             async with aclosing(_resumed(control, uri, attempts, on_wait)) as pieces:
                 async for piece in pieces:
                     yield piece
-        except GaveUp as error:
-            if policy is not None or error.__cause__ is None:
-                raise
-            last = error.__cause__
-        else:
-            return
-    raise last
 
 
 async def _resumed(  # noqa: C901, PLR0912 - each way in which a response ends, in its order

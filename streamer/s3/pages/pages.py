@@ -22,8 +22,8 @@ from datetime import UTC
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from streamer.errors import ErrorContext, GaveUp, SourceError
-from streamer.retry import ANSWER_FAILED, Attempts, RetryPolicy, retry
+from streamer.errors import ErrorContext, SourceError
+from streamer.retry import ANSWER_FAILED, Attempts, RetryPolicy, raising_the_last, retry
 from streamer.s3.client.credentials import renewing
 from streamer.s3.client.endpoint import is_aws
 from streamer.s3.client.faults import map_errors
@@ -79,12 +79,12 @@ class PageSource:
         if start_after:
             parameters["start-after"] = start_after
         attempts: Attempts[SourceError] = Attempts(self._policy, ANSWER_FAILED, what="a page")
-        with _raising_the_last():
+        with raising_the_last():
             return await retry(partial(self._request_page, bucket, parameters), attempts)
 
     async def stat(self, bucket: str, key: str) -> ObjectRef:
         """Return size and ETag of a listed object by a HEAD. Raises SourceError."""
-        with _raising_the_last():
+        with raising_the_last():
             return await self._inspector.stat(bucket, key)
 
     async def _request_page(self, bucket: str, parameters: dict[str, str]) -> Page:
@@ -124,18 +124,6 @@ class PageSource:
             if (error := await refusal(response, context, signer)) is not None:
                 raise error
             return None
-
-
-@contextlib.contextmanager
-def _raising_the_last() -> Iterator[None]:
-    """Raise the last error in place of GaveUp, with the cause that it has; the caller may wait longer."""
-    try:
-        yield
-    except GaveUp as error:
-        last = error.__cause__ or error
-    else:
-        return
-    raise last
 
 
 @contextlib.contextmanager

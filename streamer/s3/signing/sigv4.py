@@ -28,9 +28,8 @@ class GetSigner:
     of the current second.
     """
 
-    def __init__(self, region: str, *, service: str = "s3") -> None:
+    def __init__(self, region: str) -> None:
         self.region = region
-        self._service = service
         self._cached_key: tuple[str, str, _Hmac] | None = None
         self._orders: dict[tuple[str, ...], tuple[list[tuple[str, str]], str]] = {}
         self._timestamp = (-1, "")
@@ -62,7 +61,7 @@ class GetSigner:
         if " " in written:  # rarely
             written = "".join([f"{lower}:{_canonical_value(values[name])}\n" for name, lower in order])
         canonical = f"{method}\n{path}\n{query}\n{written}\n{names}\n{_NO_BODY}"
-        scope = f"{day}/{self.region}/{self._service}/aws4_request"
+        scope = f"{day}/{self.region}/s3/aws4_request"
         digest = hashlib.sha256(canonical.encode()).hexdigest()
         text = f"AWS4-HMAC-SHA256\n{stamp}\n{scope}\n{digest}"
         signature = self._key(day, credentials.secret_key).hexdigest(text.encode())
@@ -90,7 +89,7 @@ class GetSigner:
         if self._cached_key is not None and self._cached_key[:2] == (day, secret):
             return self._cached_key[2]
         key = b"AWS4" + secret.encode()
-        for step in (day, self.region, self._service, "aws4_request"):
+        for step in (day, self.region, "s3", "aws4_request"):
             key = hmac.digest(key, step.encode(), "sha256")
         signing = _Hmac(key)
         self._cached_key = (day, secret, signing)
