@@ -703,10 +703,9 @@ def test_an_index_that_is_overwritten_later_fails_by_name(
     stub: S3Stub, tmp_path: Path, ranks: dict[str, Any], seeded: bool
 ) -> None:
     """Offsets are read from its file; a wrong one never decides what is streamed. The FIFOs are held."""
-    stub.objects["b/train/0"] = b"x\n" * 60_000
-    document = divided(
-        stub, tmp_path, records="lines", GlobalBatch=600, **ranks
-    )  # more pages than are kept in memory
+    # 293 pages of 512 offsets, of which 256 are kept: every epoch reads some of them again.
+    stub.objects["b/train/0"] = b"x\n" * 150_000
+    document = divided(stub, tmp_path, records="lines", GlobalBatch=600, **ranks)
     path = write_job(tmp_path / "job.yaml", shuffled(document) if seeded else document)
     index(path)
     file = tmp_path / "index" / "train.index"
