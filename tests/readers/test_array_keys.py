@@ -226,10 +226,10 @@ def test_errors_of_tables_name_their_object(feeder: Feeder) -> None:
         got.extend(TableReader("train", batch_rows=50, key=True))
     assert rows_of(got)[-1] == (149, "k1", 0, "b", 49)
     both: list[dict[str, Any]] = [{"key": True}, {"skip": SkipPolicy(objects=1)}]
-    for options in both:
-        feed(feeder, plain(table(0)), plain(table(0, 9000)), epoch=1)
+    for epoch, options in zip((1, 3), both, strict=True):
+        feed(feeder, plain(table(0)), plain(table(0, 9000)), epoch=epoch)
         with pytest.raises(RecordTooLarge, match=r"takes 5000 at most.*; it is record 0 of s3://b/k1$"):
-            list(TableReader("train", epoch=1, max_object_bytes=5000, **options))
+            list(TableReader("train", epoch=epoch, max_object_bytes=5000, **options))
     feeder.feed(2, wrapped(plain(table(0))))
     with pytest.raises(ChannelError, match="set RecordKeys: true"):
         list(TableReader("train", key=True, epoch=2))

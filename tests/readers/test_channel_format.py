@@ -114,6 +114,7 @@ def test_what_agrees(feeder: Feeder) -> None:
     assert TokenReader("train", "uint16", length=4).record_format == "fixed:8"
     with pytest.raises(PipeModeDatasetException, match=r"Records\.Format: fixed:8, .* reads fixed:16"):
         PipeReader("train", "fixed:16")
+    assert PipeReader("train", "TFRecord").record_format == "TFRecord"  # records of one size
     feeder.configure(TRAIN, RecordFormat="RecordIO")
     for make in ALL:
         assert make("train", "MXRecordIO").record_format == "MXRecordIO"

@@ -29,8 +29,8 @@ def table() -> bytes:
 
 RECORDS = b"".join(recordio.encode(b"%d" % number) for number in range(20))
 READERS: dict[str, tuple[Callable[..., Any], bytes | Callable[[], bytes], dict[str, Any]]] = {
-    "records": (PipeReader, RECORDS, {}),
-    "shuffled": (PipeReader, RECORDS, {"seed": 1, "shuffle": 15}),
+    "records": (PipeReader, RECORDS, {"record_format": "RecordIO"}),
+    "shuffled": (PipeReader, RECORDS, {"record_format": "RecordIO", "seed": 1, "shuffle": 15}),
     "tokens": (TokenReader, bytes(range(200)), {"dtype": "uint16", "length": 5}),
     "tables": (TableReader, table, {"batch_rows": 1}),
 }

@@ -116,7 +116,10 @@ def test_doctor_names_a_batch_that_has_no_equal_slices(stub: S3Stub, tmp_path: P
         ]),
         (2, {}, ["each host has whole objects", "Ranks: {Count: 1, GlobalBatch: RECORDS} and Records: {"]),
         (1, {"Penstock": {"Ranks": 2}, "RecordWrapperType": "RecordIO"}, [
-            "Ranks can have no GlobalBatch, which would make them equal: RecordWrapperType: RecordIO makes",
+            "for equal steps set Ranks: {Count: 2, GlobalBatch: RECORDS}",
+        ]),
+        (1, {"Penstock": {"Ranks": 2}, "CompressionType": "Gzip"}, [
+            "Ranks can have no GlobalBatch, which would make them equal: CompressionType: Gzip",
         ]),
     ],
 )  # fmt: skip

@@ -100,6 +100,8 @@ def format_of(channels: Iterable[str], config_dir: str, given: str | None) -> st
             continue
         own = _NAMES.get(own, own)
         record_format = record_format or own
+        if own.startswith(FIXED) and not record_format.startswith(FIXED):
+            continue  # the size says where records are, and any format may have records of one size
         if own != record_format and (own, record_format) != ("RecordIO", MXRECORDIO):
             raise PipeModeDatasetException(
                 f"channel {name} has {setting}, which record_format={own!r} reads, and this reader reads "
