@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 
 import pytest
 
-from streamer.errors import InvalidResponse
+from streamer.errors import InvalidResponse, Truncated
 from streamer.plan import ObjectRef, Part, Segment
+from streamer.relay.fetch.part_fetch import PartFetch
 from streamer.relay.fetch.successor import Successor
 from streamer.relay.staging.buffers import BufferPool, BufferStage
 from streamer.relay.staging.pipes import PipePool, PipeStages
 from streamer.relay.statistics import ChannelCounters
+from streamer.s3.ranges import RangeRequest
 from streamer.schedule.budget import MemoryBudget
 from streamer.schedule.concurrency import ConcurrencyController
 from streamer.schedule.hedging import CREDIT, LEAST_PATIENCE, MOST_PATIENCE, HeadSample, Hedging
 from streamer.units import MIB
 from tests.kit.bodies import Arrived, Arriving
+from tests.kit.harness import EAGER
+from tests.kit.pipes import eventually
 
 PART = 4 * MIB
 
@@ -166,3 +171,57 @@ def test_a_hedge_begins_after_no_foreign_byte() -> None:
     assert os.pread(fd, 100, 0) == DATA
     os.close(fd)
     stage.discard()
+
+
+class Breaking(Arriving):
+    """A body whose response ends early when a test says so."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self.ends = asyncio.Event()
+
+    async def taken(self) -> None:
+        await self.ends.wait()
+        raise Truncated("the body ended early")
+
+
+class Sending:
+    """A `RangeSource` whose responses have these bodies."""
+
+    together = 0
+
+    def __init__(self, *bodies: Breaking) -> None:
+        self._bodies = list(bodies)
+        self.opened = 0
+
+    async def open(self, request: RangeRequest) -> Breaking:  # noqa: ARG002
+        self.opened += 1
+        return self._bodies[self.opened - 1]
+
+
+async def test_a_request_that_lost_takes_nothing_over() -> None:
+    """It repeats bytes in doubt when the second one takes over, and its task has been cancelled and not run.
+
+    The body that it replaced would never be read to its end, and the part's request never end.
+    """
+    part = Part.of(0, 0, [Segment(ObjectRef("b", "k", 10, "e"), 0, 10)])
+    counters, quota = ChannelCounters(), MemoryBudget(64 << 20, ConcurrencyController(4, 4 << 20)).quota()
+    stage = BufferStage(part, BufferPool(), on_change=lambda: None, counters=counters)
+    broken, repeated, hedge = Breaking(DATA), Breaking(DATA), Breaking(DATA)
+    source = Sending(broken, repeated)
+    fetch = PartFetch(stage, source, policy=EAGER, counters=counters, quota=quota, requests=1)
+    task = asyncio.create_task(fetch.run())
+    await eventually(lambda: source.opened == 1)
+    broken.arrive(6)
+    broken.ends.set()
+    await eventually(lambda: source.opened == 2 and fetch.phase == "body")
+    second = RangeRequest(part, 0, attempt=2)
+    hedge.arrive(7)
+    Successor(hedge, stage, 0, on_won=lambda: setattr(fetch, "request", second)).advance()
+    assert stage.received == 7
+    repeated.arrive(10)
+    hedge.arrive(3)
+    assert (stage.received, hedge.left) == (10, 0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

@@ -191,6 +191,8 @@ class PartFetch:
                     before - repeated,
                     on_won=lambda: None,
                     on_differs=lambda: limit.reschedule(loop.time()),
+                    # Another request may have taken over, whose body this one would replace unread.
+                    wanted=lambda: self.request is request,
                 )
                 await self.receive(body, successor.advance)
         except TimeoutError as ended:

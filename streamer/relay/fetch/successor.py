@@ -36,10 +36,12 @@ class Successor:
         *,
         on_won: Callable[[], None],
         on_differs: Callable[[], None] = lambda: None,
+        wanted: Callable[[], bool] = lambda: True,
     ) -> None:
         """`at`: offset of the body's next byte in the part. `on_won`: called before the body is attached.
 
-        `on_differs`: called if the body's bytes are not those that the stage has in doubt.
+        `on_differs`: called if the body's bytes are not those that the stage has in doubt. `wanted`: whether
+        the body may still be attached: its task may have been cancelled and not have run since.
         """
         self.won = False
         self.differs = False
@@ -51,11 +53,14 @@ class Successor:
         self._at = at
         self._on_won = on_won
         self._on_differs = on_differs
+        self._wanted = wanted
         self._scratch = memoryview(bytearray(THROWN_AWAY))
 
     def advance(self) -> None:
         """Read what the stage already has; attach the body if it then has more. Called when bytes arrive."""
         body, stage = self._body, self._stage
+        if not self._wanted():
+            return
         try:
             while surplus := stage.received - self._at:
                 # The first request has brought the whole part, or has dropped bytes in doubt.
