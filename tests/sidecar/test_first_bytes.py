@@ -58,7 +58,7 @@ def test_readers_obey_the_channel(stub: S3Stub, tmp_path: Path) -> None:
             "set Records.Format: TFRecord in the channel",
         ),
         ("TFRecord", b"a line\n", {}, "is text, not TFRecord", "set Records.Format: lines in the channel"),
-        ("lines", gzip.compress(b"a line\n"), {}, "is gzip, not lines", "set CompressionType: Gzip"),
+        ("lines", gzip.compress(b"a line\n", mtime=0), {}, "is gzip, not lines", "set CompressionType: Gzip"),
         ("lines", bytes(8) + TFRECORDS, {"SkipBytes": 8}, "is TFRecord, not lines", "Format: TFRecord"),
     ],
 )
@@ -82,7 +82,7 @@ def test_another_format_is_named(  # noqa: PLR0917 - a row of the table
         ("TFRecord", TFRECORDS, {}),
         ("lines", b"a line\n", {}),
         ("fixed:7", b"a line\n", {}),
-        ("TFRecord", gzip.compress(TFRECORDS), {"CompressionType": "Gzip"}),
+        ("TFRecord", gzip.compress(TFRECORDS, mtime=0), {"CompressionType": "Gzip"}),
     ],
 )
 def test_the_right_format_is_no_finding(
