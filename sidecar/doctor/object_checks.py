@@ -19,7 +19,7 @@ from streamer.plan import ObjectRef, bare_etag, is_modified
 from streamer.plan.validators import described, modified
 from streamer.s3.client.faults import clock_ahead
 from streamer.s3.pages.control_client import ControlClient
-from streamer.s3.pages.object_get import open_object
+from streamer.s3.pages.object_get import read_first
 from streamer.s3.ranges import check_header, transformation
 
 if TYPE_CHECKING:
@@ -39,11 +39,8 @@ async def _get(control: ControlClient, ref: ObjectRef, **headers: str) -> tuple[
     """Get one byte with these headers, with `_` for `-`; return the response and two bytes at most."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     named["Range"] = f"bytes={_offset(ref)}-{_offset(ref)}"
-    async with open_object(control, ErrorContext(ref.bucket, ref.key), named) as response:
-        async with contextlib.aclosing(response.pieces) as pieces:
-            async for piece in pieces:
-                return response, piece[:2]
-        return response, b""
+    response, data = await read_first(control, ref, named)
+    return response, data[:2]
 
 
 def _offset(ref: ObjectRef) -> int:

@@ -11,10 +11,10 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from sidecar.records.rank_advice import Advice
-from streamer.errors import ErrorContext, PenstockError
+from streamer.errors import PenstockError
 from streamer.formats.signatures import LOOKED_AT, foreign, recognised
 from streamer.s3.pages.control_client import ControlClient
-from streamer.s3.pages.object_get import open_object
+from streamer.s3.pages.object_get import read_first
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -51,21 +51,13 @@ async def wrong_format(channel: ChannelConfig, refs: Iterable[ObjectRef], client
 
 async def _first_bytes(ref: ObjectRef, begin: int, clients: Clients) -> bytes:
     """Return bytes of an object from `begin` on, at most `LOOKED_AT`; none if S3 does not send them."""
-    last, data = min(ref.size, begin + LOOKED_AT) - 1, bytearray()
-    headers = {"Range": f"bytes={begin}-{last}"}
+    headers = {"Range": f"bytes={begin}-{min(ref.size, begin + LOOKED_AT) - 1}"}
     with (
         contextlib.suppress(PenstockError, TimeoutError),
         contextlib.closing(ControlClient(clients)) as control,
     ):
-        async with (
-            asyncio.timeout(PATIENCE),
-            open_object(control, ErrorContext(ref.bucket, ref.key), headers) as response,
-            contextlib.aclosing(response.pieces) as pieces,
-        ):
-            if begin and response.status != 206:  # a server that ignores Range sends other bytes
-                return b""
-            async for piece in pieces:
-                data += piece
-                if len(data) >= LOOKED_AT:
-                    break
-    return bytes(data[:LOOKED_AT])
+        async with asyncio.timeout(PATIENCE):
+            response, data = await read_first(control, ref, headers, least=LOOKED_AT)
+        if not begin or response.status == 206:  # a server that ignores Range sends other bytes
+            return data[:LOOKED_AT]
+    return b""

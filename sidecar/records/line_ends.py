@@ -17,9 +17,9 @@ import contextlib
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from streamer.errors import ErrorContext, PenstockError
+from streamer.errors import PenstockError
 from streamer.s3.pages.control_client import ControlClient
-from streamer.s3.pages.object_get import open_object
+from streamer.s3.pages.object_get import read_first
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -71,12 +71,8 @@ async def unended(refs: Iterable[ObjectRef], clients: Clients) -> ObjectRef | No
 async def _ends_a_line(control: ControlClient, ref: ObjectRef) -> bool:
     """Return whether the last byte of an object is a line feed, or is not known."""
     last = ref.size - 1
-    headers = {"Range": f"bytes={last}-{last}"}
-    context = ErrorContext(ref.bucket, ref.key)
     with contextlib.suppress(PenstockError):
-        async with open_object(control, context, headers) as response:
-            if response.status == 206:  # a server that ignores Range shows another byte
-                async with contextlib.aclosing(response.pieces) as pieces:
-                    async for piece in pieces:
-                        return piece[:1] == b"\n"
+        response, data = await read_first(control, ref, {"Range": f"bytes={last}-{last}"})
+        if response.status == 206 and data:  # a server that ignores Range shows another byte
+            return data[:1] == b"\n"
     return True

@@ -10,10 +10,11 @@ a redirect. Nothing is retried here: the caller knows which bytes it has.
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager, closing
+from contextlib import aclosing, asynccontextmanager, closing
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from streamer.errors import ErrorContext
 from streamer.s3.client.credentials import renewing
 from streamer.s3.client.faults import map_errors
 from streamer.s3.client.stall import within_stall
@@ -22,7 +23,7 @@ from streamer.s3.range_gets import refusal
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 
-    from streamer.errors import ErrorContext
+    from streamer.plan import ObjectRef
     from streamer.s3.http.body import HttpBody
     from streamer.s3.http.client import Response
     from streamer.s3.pages.control_client import ControlClient
@@ -80,6 +81,25 @@ async def open_object(
                 metadata["HTTPHeaders"],
                 _read_by_aiobotocore(body.raw_stream.content, client.stall_timeout, context),
             )
+
+
+async def read_first(
+    control: ControlClient, ref: ObjectRef, headers: dict[str, str], *, least: int = 1
+) -> tuple[ObjectResponse, bytes]:
+    """Send a GET with these headers; return the response and the first bytes of its body. Raises SourceError.
+
+    These are at least `least`, or all if there are fewer, with what came together with them.
+    """
+    data = bytearray()
+    async with (
+        open_object(control, ErrorContext(ref.bucket, ref.key), headers) as response,
+        aclosing(response.pieces) as pieces,
+    ):
+        async for piece in pieces:
+            data += piece
+            if len(data) >= least:
+                break
+    return response, bytes(data)
 
 
 async def _sent(control: ControlClient, context: ErrorContext, headers: dict[str, str]) -> Response | None:
