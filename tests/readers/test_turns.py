@@ -7,15 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from streamer.errors import ChannelError, CorruptRecord, TruncatedStream
-from streamer.formats.lines import LineReader
-from streamer.formats.tfrecord import TFRecordReader, encode
+from streamer.formats.tfrecord import encode
 from streamer.readers.core.config import directories
+from streamer.readers.core.record_spec import RecordSpec
 from tests.kit.late import LATE
 from tests.readers.feeder import Feeder
 
@@ -32,14 +31,19 @@ def member(
     *,
     name: str = "seed-1",
     size: int = 2,
-    kind: Callable[..., TFRecordReader] | Callable[..., LineReader] = TFRecordReader,
+    kind: str = "TFRecord",
     unit: int = 1,
     timeout: float = 300,
     key: bool = False,
 ) -> Any:
     group = WorkerGroup(name, index, size)
     reader = WorkerGroupReader(
-        "train", directories(**feeder_directories(feeder)), group, kind, unit=unit, timeout=timeout, key=key
+        "train",
+        directories(**feeder_directories(feeder)),
+        group,
+        RecordSpec(kind, key),
+        unit=unit,
+        timeout=timeout,
     )
     return ([record for block in blocks for record in block.records] for _, blocks in reader)
 
@@ -180,6 +184,7 @@ def test_a_worker_that_is_killed_in_its_turn_takes_no_bytes_along(feeder: Feeder
 import os, signal
 from streamer.formats.tfrecord import TFRecordReader
 from streamer.readers.core.config import directories
+from streamer.readers.core.record_spec import RecordSpec
 from streamer.readers.torch.workers import WorkerGroup, WorkerGroupReader
 class Killed:
     def __init__(self, source):
@@ -187,9 +192,12 @@ class Killed:
     def readinto(self, buffer):
         assert self.source.readinto(buffer)
         os.kill(os.getpid(), signal.SIGKILL)
+class Spec(RecordSpec):
+    def reader(self, source):
+        return TFRecordReader(Killed(source))
 paths = directories(**{feeder_directories(feeder)!r})
 group = WorkerGroup("seed-1", 1, 2)
-list(WorkerGroupReader("train", paths, group, lambda source: TFRecordReader(Killed(source)), timeout=300))
+list(WorkerGroupReader("train", paths, group, Spec("TFRecord"), timeout=300))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (-signal.SIGKILL, "")
@@ -234,12 +242,13 @@ def test_who_comes_when_all_others_failed_and_are_gone_takes_no_epoch(feeder: Fe
     """A worker is slow to begin, and the loader is being closed already, for the error of another."""
     script = (
         "import sys\n"
-        "from streamer.formats.tfrecord import TFRecordReader\n"
         "from streamer.readers.core.config import directories\n"
+        "from streamer.readers.core.record_spec import RecordSpec\n"
         "from streamer.readers.torch.workers import WorkerGroup, WorkerGroupReader\n"
         "pipe, config, state = sys.argv[1:]\n"
         "paths = directories(pipe=pipe, config=config, state=state)\n"
-        "list(WorkerGroupReader('train', paths, WorkerGroup('seed-1', 0, 2), TFRecordReader, timeout=0.1))\n"
+        "spec, group = RecordSpec('TFRecord'), WorkerGroup('seed-1', 0, 2)\n"
+        "list(WorkerGroupReader('train', paths, group, spec, timeout=0.1))\n"
     )
     command = [sys.executable, "-c", script, feeder.pipe_dir, feeder.config_dir, feeder.state_dir]
     failed = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -266,15 +275,15 @@ def test_a_worker_whose_parent_died_stops(feeder: Feeder, met: bool) -> None:
         feeder.feed(0, b"first line\nsecond", state="open", hold=True)
     program = f"""
 import os
-from streamer.formats.lines import LineReader
 from streamer.readers.core.config import directories
+from streamer.readers.core.record_spec import RecordSpec
 from streamer.readers.torch.workers import WorkerGroup, WorkerGroupReader
 made, tell = os.pipe()
 if os.fork():
     os.read(made, 1)
     os._exit(0)
 paths = directories(**{feeder_directories(feeder)!r})
-reader = WorkerGroupReader("train", paths, WorkerGroup("x", 0, 2), LineReader, timeout=300)
+reader = WorkerGroupReader("train", paths, WorkerGroup("x", 0, 2), RecordSpec("TextLine"), timeout=300)
 os.write(tell, b"x")
 print([block.records for _, blocks in reader for block in blocks])
 """
@@ -282,4 +291,4 @@ print([block.records for _, blocks in reader for block in blocks])
     assert done.stderr == ""
     assert done.stdout == ("[[b'first line']]\n" if met else "[]\n")
     feeder.feed(1 if met else 0, b"next\n")
-    assert flat(member(feeder, 0, name="y", kind=LineReader)) == [b"next"]
+    assert flat(member(feeder, 0, name="y", kind="TextLine")) == [b"next"]

@@ -168,11 +168,10 @@ class ElementSource:
                 channel,
                 self.paths,
                 group,
-                self.spec.reader,
+                self.spec,
                 unit=self.spec.unit,
                 timeout=self._timeout,
                 saved=saved,
-                key=self.spec.key,
             )
         )
 

@@ -44,7 +44,6 @@ from streamer.errors import (
 )
 from streamer.readers.core.epochs import ChannelEpochs
 from streamer.readers.core.read_loop import ReadLoop
-from streamer.readers.core.record_spec import RecordSpec
 from streamer.readers.core.start import reach_start, start_in
 from streamer.readers.core.stream import PipeStream
 from streamer.readers.torch.progress import ChannelProgress, progress_in
@@ -54,8 +53,8 @@ from streamer.readers.torch.turn import read_turn
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from streamer.formats.window import RecordReader, Source
     from streamer.readers.core.config import Directories
+    from streamer.readers.core.record_spec import RecordSpec
     from streamer.readers.core.shuffle import NumberedRecords
 
 PATIENCE_S = 1.0
@@ -94,9 +93,8 @@ class WorkerGroup:
 class WorkerGroupReader:
     """One worker's records of the channel's next epoch; can be iterated once.
 
-    `make_reader`: makes the record reader of the format. `unit`: number of records that stay together.
-    `saved`: the records to read, if that is not the whole epoch; the same for all workers of the group.
-    `key`: records are `KeyedRecord`s.
+    `spec`: has neither skip nor shuffle. `unit`: number of records that stay together. `saved`: the records
+    to read, if that is not the whole epoch; the same for all workers of the group.
     Iterating raises ChannelError, TruncatedStream and CorruptRecord, as a reader without a group does.
     """
 
@@ -105,22 +103,20 @@ class WorkerGroupReader:
         channel: str,
         paths: Directories,
         group: WorkerGroup,
-        make_reader: Callable[[Source], RecordReader],
+        spec: RecordSpec,
         *,
         unit: int = 1,
         timeout: float,
         saved: ChannelProgress | None = None,
-        key: bool = False,
     ) -> None:
         self._channel = channel
         self._state_dir = paths.state
         self._epochs = ChannelEpochs(channel, paths, timeout=timeout, patience=PATIENCE_S)
         self._group = group
-        self._make_reader = make_reader
+        self._spec = spec
         self._unit = unit
         self._timeout = timeout
         self._saved = saved
-        self._spec = RecordSpec("", key)
         self._check_parent = parent_check()
         self._prefix = os.path.join(paths.state, f".{channel}-pipe_mode-pass-")
         self._path = self._prefix + group.name
@@ -231,7 +227,7 @@ class WorkerGroupReader:
         """Return the loop over the records of the group's FIFO, for this worker's turns."""
         saved = progress_in(self._saved, self._channel, stream.epoch)
         start = replace(start_in(stream, self._channel, saved.position), offset=0)
-        return ReadLoop(stream, self._make_reader(stream), self._spec, start, gaps=saved.ahead)
+        return ReadLoop(stream, self._spec.reader(stream), self._spec, start, gaps=saved.ahead)
 
     def _raise_if_broken(self, fd: int, cursor: SharedCursorFile) -> None:
         if cursor.state == READING:
