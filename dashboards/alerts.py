@@ -88,7 +88,8 @@ ALIVE = (
     Alert("PenstockNotReady", "15m", "warning",
         expression="penstock_ready == 0\nunless on (job, instance) (penstock_channel_failed == 1)",
         summary=f"Sidecar {_WHERE} has not been ready for 15 minutes.",
-        description="It still lists or downloads, or it drains; the body of /readyz says which."),
+        description="It still lists or downloads, drains, or waits for this machine; the body of /readyz "
+                    "says which."),
     Alert("PenstockRestarting", "0m", "warning",
         expression="changes(process_start_time_seconds[1h]) >= 2\n"
                    "and on (job, instance) last_over_time(penstock_ready[15m])",
@@ -116,6 +117,13 @@ STREAM = (
                    "unless (penstock_channel_failed == 1)",
         summary=f"{_CHANNEL} has delivered nothing for 3 minutes while its reader waits.",
         description=f"The sidecar waited for storage all of that time:{_CAUSES}."),
+    Alert("PenstockMachineRefuses", "0m", "critical",
+        # Sooner than GiveUpAfter, as above.
+        expression='rate(penstock_channel_seconds_total{state="refused"}[2m]) > 0.5\n'
+                   "unless ignoring (state) (penstock_channel_failed == 1)",
+        summary=f"{_CHANNEL} waits for this machine, which refuses a step of the sidecar.",
+        description="Most often the disk of the FIFOs is full, and a trailer cannot be written. The reader "
+                    "waits; after GiveUpAfter the channel fails. /readyz has the error."),
     Alert("PenstockStarved", "15m", "warning",
         expression='channel:penstock_channel_seconds:share5m{state="starved"} > 0.5',
         summary=f"{_CHANNEL} delivers too slowly: its trainer waits for storage.",

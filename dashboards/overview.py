@@ -97,11 +97,11 @@ _WAITING = (
     graph("Where the time goes", "percentunit", (q.STATE_SHARES, "{{state}}"), width=12, high=1,
         stacked=True,
         colors={"idle": IDLE, "blocked": TRAINER, "held_back": OTHER_FIFO, "starved": STORAGE,
-                "limited": LIMIT, "moving": MOVING},
+                "limited": LIMIT, "moving": MOVING, "refused": RED},
         about="Shares of the channels' time. blocked: the FIFO is full, the trainer is slower. starved: "
               "storage is slower. held_back: another FIFO of the channel is full, or has no reader. "
               "limited: a bandwidth limit holds. moving: bytes are being copied. idle: "
-              "no reader."),
+              "no reader. refused: this machine refuses a step, such as a trailer on a full disk."),
     graph("Blocked on the trainer, starved by storage", "percentunit",
         (q.most(f"sum by (channel, instance) ({q.BLOCKED})", 4), "{{channel}} {{instance}} blocked"),
         (q.most(f"sum by (channel, instance) ({q.STARVED})", 4), "{{channel}} {{instance}} starved"),

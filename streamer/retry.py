@@ -252,21 +252,20 @@ def raising_the_last() -> Iterator[None]:
 
 
 async def retry_while_refused(
-    step: Callable[[], Awaitable[T]], policy: RetryPolicy, on_wait: Callable[[Shortage], None]
+    step: Callable[[], Awaitable[T]], policy: RetryPolicy, on_wait: Callable[[Shortage | None], None]
 ) -> T:
     """Repeat `step` while this machine refuses it (Shortage); return its result. Raises SinkError.
 
     A shortage may pass: files are removed, connections close, a permission is restored. Until then the caller
-    keeps a FIFO open, since closing it would look like an end to its reader. `on_wait` is called with the
-    first Shortage.
+    keeps a FIFO open, since closing it would look like an end to its reader. `on_wait` is called with each
+    Shortage, and with None after the last one.
     """
     attempts = Attempts(policy, (Shortage,), what="success")
-
-    def note(shortage: Shortage) -> None:
-        if attempts.failures == 1:
-            on_wait(shortage)
-
-    return await retry(step, attempts, on_wait=note)
+    try:
+        return await retry(step, attempts, on_wait=on_wait)
+    finally:
+        if attempts.failures:
+            on_wait(None)
 
 
 async def retry_while_unavailable(

@@ -22,14 +22,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 COLOURS = {
-    "trainer": "green", "storage": "magenta", "faults": "red", "failed": "red", "limit": "yellow",
-    "held_back": "cyan", "even": "blue", "mixed": "yellow", "idle": "bright_black",
+    "trainer": "green", "storage": "magenta", "faults": "red", "failed": "red", "machine": "red",
+    "limit": "yellow", "held_back": "cyan", "even": "blue", "mixed": "yellow", "idle": "bright_black",
 }  # fmt: skip
 STATES = {
     "blocked": "waiting for the trainer", "starved": "waiting for storage",
     "held_back": "waiting for another FIFO", "limited": "held by a limit", "moving": "moving bytes",
-    "idle": "no reader",
+    "idle": "no reader", "refused": "waiting for this machine",
 }  # fmt: skip
+URGENT = ("failed", "machine")
+"""Kinds of bottlenecks whose channels come first."""
 SHOWN_ERRORS = 2
 WIDE = 110
 """Columns of a terminal from which on a row has the channel's last minute and what it uses of the limits."""
@@ -60,14 +62,18 @@ def frame(event: dict[str, Any], console: Console, *, fit: bool = True) -> Group
     `fit`: in its height. If channels do not fit with all their lines, each has one; those that do not fit
     even so are counted.
     """
-    channels = event["channels"]
+    channels = sorted(event["channels"], key=_urgency)
     whole = _frame(event, channels, console)
     if not fit or _height(whole, console) <= console.height:
         return whole
-    # A failed channel is the first to look at.
-    channels = sorted(channels, key=lambda each: each["bottleneck"]["kind"] != "failed")
     around = _height(_frame(event, [], console, one_line=True), console)
     return _frame(event, channels[: max(0, console.height - around)], console, one_line=True)
+
+
+def _urgency(channel: dict[str, Any]) -> int:
+    """Return the place of a channel among all: those of `URGENT` first."""
+    kind = channel["bottleneck"]["kind"]
+    return URGENT.index(kind) if kind in URGENT else len(URGENT)
 
 
 def _height(renderable: Group, console: Console) -> int:

@@ -5,6 +5,7 @@ not count. The side that the channel waited for longest is the bottleneck, if th
 the time. The trainer waits while the channel waits for storage, so every result contains a wait for storage
 of `MATTERS`: as `storage`, as `faults` if requests fail, as `mixed` if the wait for the trainer was longer,
 and in the text of `limit`. A FIFO that waits longest for another FIFO of its shared stream is `held_back`.
+A step that this machine refuses now, such as the write of a trailer to a full disk, comes before all of that.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 
     from streamer.relay.statistics import ChannelStatistics
 
-Kind = Literal["failed", "idle", "trainer", "storage", "faults", "mixed", "limit", "even", "held_back"]
+Kind = Literal[
+    "failed", "machine", "idle", "trainer", "storage", "faults", "mixed", "limit", "even", "held_back"
+]
 
 MATTERS = 0.2
 """Least share of the time with a reader that the channel waited for a side which is called the bottleneck."""
@@ -60,6 +63,8 @@ class Sample:
     state: str
     connected: bool
     error: str | None
+    refused: str | None
+    """Error of the step that this machine refuses now."""
     epoch: int
     total: int | None
     """Bytes of the current epoch, as stored; None while objects are being listed."""
@@ -82,7 +87,7 @@ class Sample:
     def beginning(cls, at: float) -> Sample:
         """Return the snapshot of a channel that has not started."""
         return cls(
-            at=at, state="waiting", connected=False, error=None, epoch=0, total=0, consumed=0,
+            at=at, state="waiting", connected=False, error=None, refused=None, epoch=0, total=0, consumed=0,
             ever_consumed=0, written=0, seconds=dict.fromkeys(STATES, 0.0),
             starved=dict.fromkeys(CAUSES, 0.0), held_back_by=(), ok=0, failures=0, throttled=0,
         )  # fmt: skip
@@ -96,6 +101,7 @@ class Sample:
             state=statistics.state,
             connected=statistics.reader_connected,
             error=statistics.error,
+            refused=statistics.refused,
             epoch=statistics.epoch,
             total=statistics.bytes_total,
             consumed=statistics.bytes_consumed,
@@ -148,19 +154,17 @@ def diagnose(before: Sample, after: Sample, *, when: str | None = None) -> Bottl
 
     `when`: words for the time, in which a reader was there, if only briefly; None for its length.
     """
-    if after.error is not None:
-        return Bottleneck(
-            "failed", f"failed for good: {after.error}", "Remove the cause, then start the job again."
-        )
+    if (urgent := _urgent(after)) is not None:
+        return urgent
     spent = shares(before, after)
     connected = 1 - spent["idle"]
     if connected <= (0.02 if when is None else 0.0) or after.at <= before.at:
         return _idle(after)
     when = when or _when(after.at - before.at)
     blocked, starved, limited = (spent[state] / connected for state in ("blocked", "starved", "limited"))
-    held_back = spent["held_back"] / connected
-    if held_back >= max(MATTERS, blocked, starved, limited):
-        return _held_back(after, held_back, when)
+    held_back, refused = spent["held_back"] / connected, spent["refused"] / connected
+    if max(held_back, refused) >= max(MATTERS, blocked, starved, limited):
+        return _held_back(after, held_back, refused, when)
     failures, ended = after.failures - before.failures, after.ok - before.ok
     failing = failures / max(failures + ended, 1)
     faulty = failing > FAULTY
@@ -191,6 +195,17 @@ def stopped(epochs: Mapping[str, int]) -> Bottleneck:
     return Bottleneck("idle", f"stopped; epochs: {counts}" if counts else "stopped before an epoch began")
 
 
+def _urgent(now: Sample) -> Bottleneck | None:
+    """Return the result for a channel that has failed or waits for this machine; None for another."""
+    if now.error is not None:
+        remedy = "Remove the cause, then start the job again."
+        return Bottleneck("failed", f"failed for good: {now.error}", remedy)
+    if now.refused is not None:
+        remedy = "Remove the cause. The FIFO stays open, and the sidecar tries again for GiveUpAfter."
+        return Bottleneck("machine", f"waiting for this machine: {now.refused}", remedy)
+    return None
+
+
 def _idle(now: Sample) -> Bottleneck:
     if now.connected:
         return Bottleneck("idle", "a reader has just opened the FIFO")
@@ -199,7 +214,10 @@ def _idle(now: Sample) -> Bottleneck:
     return Bottleneck("idle", f"no reader: nothing has opened the FIFO of epoch {now.epoch}")
 
 
-def _held_back(now: Sample, held_back: float, when: str) -> Bottleneck:
+def _held_back(now: Sample, held_back: float, refused: float, when: str) -> Bottleneck:
+    if refused >= held_back:
+        text = f"waited for this machine {refused:.0%} of {when}"
+        return Bottleneck("machine", text, "Read the last errors.")
     text = f"held back {held_back:.0%} of {when} by "
     if by := ", ".join(now.held_back_by):
         return Bottleneck(

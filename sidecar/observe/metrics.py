@@ -126,7 +126,7 @@ METRICS: dict[str, Spec] = {
         "counter",
         "Seconds in each state: idle (no reader), blocked (FIFO full: the trainer is slower), "
         "starved (storage is slower), held_back (another FIFO of a shared stream is full, or has no reader), "
-        "limited (by a bandwidth limit), moving.",
+        "limited (by a bandwidth limit), moving, refused (this machine refuses a step, such as a trailer).",
         lambda channel: channel.seconds,
         state=STATES,
     ),

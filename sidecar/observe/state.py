@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from streamer.relay.transport import Transport
     from streamer.schedule.budget import MemoryBudget
 
-Phase = Literal["starting", "ready", "failed", "ending"]
+Phase = Literal["starting", "ready", "waiting", "failed", "ending"]
 WAKE_EVERY = 0.25
 """Seconds between wake-ups."""
 WAKES_PER_SAMPLE = 4
@@ -211,12 +211,14 @@ class JobState:
 
     @property
     def phase(self) -> Phase:
-        """Phase of the job: planning, FIFOs offered, a channel failed, or ending."""
+        """Phase of the job: planning, FIFOs offered, waiting for this machine, failed, or ending."""
         if any(channel.error for channel in self.channels.values()):
             return "failed"
         if not self.started:
             return "starting"
-        return "ready" if self.offered else "ending"
+        if not self.offered:
+            return "ending"
+        return "waiting" if any(channel.refusal for channel in self.channels.values()) else "ready"
 
     @property
     def ready(self) -> bool:
@@ -224,9 +226,15 @@ class JobState:
 
     def why_not_ready(self) -> str:
         """Return, in one line for a probe, why the job is not ready. Called only while it is not."""
-        failed = [f"{name}: {channel.error}" for name, channel in self.channels.items() if channel.error]
-        if failed:
-            return "; ".join(failed)
+        channels = self.channels.items()
+        reasons = [f"{name}: {channel.error}" for name, channel in channels if channel.error]
+        reasons += [
+            f"{name}: waiting for this machine: {channel.refusal}"
+            for name, channel in channels
+            if channel.refusal and not channel.error
+        ]
+        if reasons:
+            return "; ".join(reasons)
         if self.started:
             return "the job is ending: the sidecar offers no further epoch"
         if self.downloading is not None:

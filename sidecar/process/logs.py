@@ -121,7 +121,9 @@ class _Handler(logging.StreamHandler[TextIO]):
     def emit(self, record: logging.LogRecord) -> None:
         super().emit(record)
         if dropped := take_dropped():
-            log.warning("a part of the log was dropped, because nobody read it", bytes=dropped)
+            log.warning(
+                "a part of the log was dropped, because nobody read it or its disk was full", bytes=dropped
+            )
 
 
 class _JsonLines(logging.Formatter):

@@ -59,7 +59,7 @@ class _Errors(io.FileIO):
     dropped = 0
     """Bytes dropped since the last report."""
     stuck = False
-    """Whether the last write was dropped, in whole or in part."""
+    """Whether the last write was dropped, in whole or in part: nobody reads, or the disk is full."""
     _ended = True
     """Whether the last byte written ends a line."""
     _cut = False
@@ -72,7 +72,7 @@ class _Errors(io.FileIO):
                 self._cut = not super().write(b"\n")
             written = super().write(view[: select.PIPE_BUF]) if self._has_room() else None
         except OSError:
-            return view.nbytes
+            written, self.stuck = None, True
         if written:
             self._ended = view[written - 1] == ord("\n")
             return written

@@ -124,6 +124,11 @@ class Channel:
         return None if self.failure is None else self.failure.error
 
     @property
+    def refusal(self) -> str | None:
+        """Error of the step that this machine refuses, while the channel repeats it."""
+        return self._counters.refusal
+
+    @property
     def mendable(self) -> bool:
         """Whether another sidecar can continue the failed epoch once the cause is removed."""
         return self.failure is not None and self.failure.fifo == "held"

@@ -18,7 +18,7 @@ from streamer.relay.statistics import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from streamer.errors import SinkError, SourceError
+    from streamer.errors import Shortage, SinkError, SourceError
     from streamer.plan import Plan
     from streamer.relay.channel_spec import ChannelEvents, WhenFailed
     from streamer.relay.deliver.delivery import Delivery
@@ -79,12 +79,19 @@ class ChannelState:
         return cls(start.epoch, start, (start.epoch, start.mark), counters, events)
 
     def shortage(self, error: SinkError) -> None:
-        """Count and report a resource that this machine refuses; the channel waits for it."""
+        """Count and report a step that this machine refuses, and that the channel does without for now."""
         self.counters.note("local", str(error))
         self.events.shortage(error)
 
+    def refused(self, error: Shortage | None) -> None:
+        """Count a step that this machine refuses, and report the first refusal; see `ChannelCounters`."""
+        if error is not None and self.counters.refusal is None:
+            self.events.shortage(error)
+        self.counters.refused(error)
+
     def epoch_ended(self, trailer: Trailer) -> None:
         """Count and report the end of the epoch, and its requests."""
+        self.counters.refused(None)
         self.counters.counts["epochs"][trailer.state] += 1
         fetched = ChannelCounters() if self.delivery is None else self.delivery.fetched
         self.events.epoch_ended(trailer, fetched.take_epoch(trailer.epoch))
@@ -146,6 +153,7 @@ def snapshot(
         bandwidth_limit=None if quota is None else quota.bandwidth.limit,
         errors=tuple(note for each in sources for note in each.notes),
         held_back_by=tuple(held_back_by),
+        refused=counters.refusal,
         error=None if failure is None else str(failure.error),
         error_kind=None if failure is None else failure.error.kind,
     )

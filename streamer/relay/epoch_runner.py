@@ -119,7 +119,7 @@ class EpochRunner:
             # Stored without an await between, so that the outlet has an owner if this channel is cancelled.
             outlet = await self._repeat(open_now)
             self._state.outlet = outlet
-            outlet.give_up_after, outlet.on_short = self._spec.retry.give_up_after, self._state.shortage
+            outlet.give_up_after, outlet.on_short = self._spec.retry.give_up_after, self._state.refused
             self._counters.readers_come += 1
 
         def reader_left() -> None:
@@ -224,11 +224,11 @@ class EpochRunner:
             for writer in made:
                 writer.close()
             raise
-        return KeyList(made[0], self._spec.retry, self._state.shortage)
+        return KeyList(made[0], self._spec.retry, self._state.refused)
 
     async def _repeat(self, step: Callable[[], Awaitable[T]]) -> T:
         """Call `retry_while_refused` with the channel's policy."""
-        return await retry_while_refused(step, self._spec.retry, self._state.shortage)
+        return await retry_while_refused(step, self._spec.retry, self._state.refused)
 
     async def _offer(self, epoch: int) -> None:
         """Make the FIFO of an epoch whose length must be computed, while the epoch before is delivered.

@@ -75,7 +75,7 @@ async def fail_epoch(
     if published and outlet is not None and fate != "held":
         with contextlib.suppress(ReaderGone):
             await fifos.settle()
-        await retry_while_refused(conclude, endless, state.shortage)
+        await retry_while_refused(conclude, endless, state.refused)
         state.outlet, state.failure = None, replace(failure, fifo_ended=True)
         fifos.retire(state.epoch, outlet)
     await draining.wait()

@@ -17,11 +17,14 @@ from streamer.s3.ranges import PHASES, Phase
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-State = Literal["idle", "blocked", "held_back", "starved", "limited", "moving"]
-STATES: tuple[State, ...] = ("idle", "blocked", "held_back", "starved", "limited", "moving")
+    from streamer.errors import Shortage
+
+State = Literal["idle", "blocked", "held_back", "starved", "limited", "moving", "refused"]
+STATES: tuple[State, ...] = ("idle", "blocked", "held_back", "starved", "limited", "moving", "refused")
 """idle: no reader. blocked: the FIFO is full, because the trainer is slower. starved: the next bytes have not
 arrived, because storage is slower. limited: a bandwidth limit delays delivery. moving: nothing delays it.
-held_back: another FIFO of a shared stream is full, or has no reader yet."""
+held_back: another FIFO of a shared stream is full, or has no reader yet. refused: this machine refuses
+a step, such as the write of a trailer, and the channel repeats it."""
 
 Cause = Literal["queued", "inflate", "listing"] | Phase
 CAUSES: tuple[Cause, ...] = ("queued", *PHASES, "inflate", "listing")
@@ -62,6 +65,7 @@ class StateTimer:
     def __init__(self) -> None:
         self._state: State = "idle"
         self._cause: Cause = "queued"
+        self._refused = False
         self._since = time.monotonic()
         self._seconds: dict[str, float] = dict.fromkeys(STATES, 0.0)
         self._starved: dict[str, float] = dict.fromkeys(CAUSES, 0.0)
@@ -86,9 +90,17 @@ class StateTimer:
         if self._state == "starved":
             self.starve(cause)
 
+    def refuse(self, *, refused: bool) -> None:
+        """Count the time from now on as `refused`, or again as the current state."""
+        self._settle()
+        self._refused = refused
+
     def _settle(self) -> None:
         now = time.monotonic()
         spent, self._since = now - self._since, now
+        if self._refused:
+            self._seconds["refused"] += spent
+            return
         self._seconds[self._state] += spent
         if self._state == "starved":
             self._starved[self._cause] += spent
@@ -184,6 +196,15 @@ class ChannelCounters(FifoTotals, FetchTotals):
     """Requests and retries by the epoch of the part, of epochs that are not reported."""
     notes: deque[RecentError] = field(default_factory=lambda: deque(maxlen=NOTES))
     """Last errors, the newest at the end."""
+    refusal: str | None = None
+    """Error of the step that this machine refuses, while the channel repeats it."""
+
+    def refused(self, error: Shortage | None) -> None:
+        """Note that this machine refuses a step, which the channel repeats; None: the step has succeeded."""
+        if error is not None and self.refusal is None:
+            self.note(error.kind, str(error))
+        self.refusal = None if error is None else str(error)
+        self.timer.refuse(refused=error is not None)
 
     def note(self, kind: str, text: str) -> None:
         self.notes.append(RecentError(time.time(), kind, text))
@@ -248,6 +269,8 @@ class ChannelStatistics(FifoTotals, FetchTotals):
     """FIFOs of a shared stream that this one waits for now: they are full, or have no reader yet."""
     errors: tuple[RecentError, ...]
     """Last errors, the newest at the end."""
+    refused: str | None
+    """Error of the step that this machine refuses, while the channel repeats it; None: it refuses none."""
     error: str | None
     """Text of the error that failed the channel; None: the channel has not failed."""
     error_kind: str | None

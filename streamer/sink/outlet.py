@@ -7,7 +7,7 @@ next write. The nested epoll behaves the same on asyncio and uvloop, whose own w
 error differently. `push` never blocks; only `writable` waits.
 
 If the kernel refuses a write (no memory, an I/O error), the write is repeated every SHORT_OF_MEMORY seconds
-for at most `give_up_after` seconds, and `on_short` is called.
+for at most `give_up_after` seconds. `on_short` is called when that begins and, with None, when it ends.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class PipeOutlet:
         """Whether the kernel refused the last write."""
         self.give_up_after = math.inf
         """Seconds for which the kernel may refuse writes."""
-        self.on_short: Callable[[Shortage], None] | None = None
-        """Called when the kernel begins to refuse writes."""
+        self.on_short: Callable[[Shortage | None], None] | None = None
+        """Called when the kernel begins to refuse writes, and with None when it accepts one again."""
         self._waiter: asyncio.Future[None] | None = None
         self.capacity = set_pipe_size(fd)
         """Size of the pipe in bytes, as the kernel granted it."""
@@ -124,15 +124,22 @@ class PipeOutlet:
         try:
             count = source.drain_into(self._fd, most)
         except BlockingIOError:
-            self._short_since = None  # the pipe is full; the kernel did not refuse
+            self._accepted()  # the pipe is full; the kernel did not refuse
             raise
         except BrokenPipeError as error:
             raise ReaderGone("the reader closed the pipe") from error
         except OSError as error:
             self._refused(error)
             raise BlockingIOError(errno.EAGAIN, "the pipe takes nothing now") from error
-        self._short_since = None
+        if self._short_since is not None:
+            self._accepted()
         return count
+
+    def _accepted(self) -> None:
+        """Note that the kernel refuses no write any more."""
+        if self._short_since is not None and self.on_short is not None:
+            self.on_short(None)
+        self._short_since = None
 
     def _refused(self, error: OSError) -> None:
         """Note that the kernel refused a write. Raises Shortage after `give_up_after` seconds."""

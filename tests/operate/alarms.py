@@ -283,6 +283,20 @@ CASES = (
     ),
     Case("PenstockStarved", "for ten minutes", [*BUSY, *seconds(starved=60), *causes(body=60)], "10m"),
     Case(
+        "PenstockMachineRefuses",
+        "a full disk at the end of an epoch",
+        [*STILL, *seconds(refused=60)],
+        "3m",
+        TRAIN | {"state": "refused"},
+    ),
+    Case("PenstockMachineRefuses", "one refusal that passes", [*STILL, *seconds(refused=6)], "60m"),
+    Case(
+        "PenstockMachineRefuses",
+        "the channel has failed meanwhile",
+        [of_train("penstock_channel_failed", "1x90"), *seconds(refused=60)],
+        "60m",
+    ),
+    Case(
         "PenstockHeldBack",
         "a rank that nobody reads",
         [*STILL, *seconds(held_back=60), of_train("penstock_fifo_unread_bytes", "0x90")],

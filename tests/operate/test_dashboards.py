@@ -209,6 +209,7 @@ def test_colours_are_those_of_the_status_page() -> None:
         "even": "blue",
         "idle": "text",
         "peer": "yellow",
+        "fault": "red",
     }
     by_title = {panel["title"]: panel for panel in PANELS}
     fixed = {

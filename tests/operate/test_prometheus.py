@@ -186,7 +186,7 @@ def test_what_the_overview_says_is_true(scraped: Scraped) -> None:
     )
     shares = server.ask(queries["Where the time goes A"])
     assert {labels["state"] for labels, _ in shares} == {
-        "idle", "blocked", "held_back", "starved", "limited", "moving",
+        "idle", "blocked", "held_back", "starved", "limited", "moving", "refused",
     }  # fmt: skip
     states = server.ask(queries["Epochs ended by state A"])
     ended = {labels["trailer_state"]: value for labels, value in states}

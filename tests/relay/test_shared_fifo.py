@@ -213,10 +213,12 @@ async def test_a_shortage_of_the_pipe_of_copies_is_waited_for() -> None:
         source = RefusedOnce()
         with pytest.raises(BlockingIOError):
             dealt.push(source)
+        assert all("Cannot allocate memory" in str(fifo.counters.refusal) for fifo in fifos)
         await dealt.writable()
         assert dealt.push(source) == 10
     assert [os.read(reader, 100) for reader, _ in pipes] == [b"a" * 10] * 2
-    assert [note.kind for note in group.counters.notes] == ["local"]
+    assert [[note.kind for note in fifo.counters.notes] for fifo in fifos] == [["local"]] * 2
+    assert [fifo.counters.refusal for fifo in fifos] == [None, None]
     for (reader, _), outlet in zip(pipes, outlets, strict=True):
         os.close(reader)
         outlet.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import socket
 import subprocess
 import threading
@@ -22,6 +23,7 @@ from tests.kit.processes import PENSTOCK, job, leftovers, penstock, sidecar, wri
 from tests.kit.proxy import TcpProxy
 from tests.kit.stub import Answer, S3Stub
 from tests.kit.trailers import published_trailer
+from tests.sidecar.test_shared_streams import status_with
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
 
@@ -63,6 +65,20 @@ def test_no_space_for_a_trailer_is_waited_for(stub: S3Stub, tmp_path: Path, smal
                 got += reader.read(1 << 20)
             stated = running.wait_for("waiting for this machine", channel="train")
             assert "No space left on device; free space" in stated["error"]
+            refusal = f"waiting for this machine: {stated['error']}"
+            assert running.get("/readyz") == (503, f"train: {refusal}\n")
+            channels = status_with(running, "train", lambda each: each["bottleneck"]["kind"] == "machine")
+            channel = channels["train"]
+            assert channel["bottleneck"]["text"] == refusal
+            assert channel["refused"] == stated["error"]
+            metrics = running.get("/metrics")[1]
+            (ready,) = re.findall(r"^penstock_ready (.*)$", metrics, re.MULTILINE)
+            (spent,) = re.findall(
+                r'^penstock_channel_seconds_total{channel="train",state="refused"} (.*)$',
+                metrics,
+                re.MULTILINE,
+            )
+            assert (float(ready), float(spent) > 0) == (0, True)
             os.set_blocking(reader.fileno(), False)
             assert reader.read(1) is None
             os.set_blocking(reader.fileno(), True)
@@ -70,6 +86,8 @@ def test_no_space_for_a_trailer_is_waited_for(stub: S3Stub, tmp_path: Path, smal
             filler.unlink()
             assert reader.read(1) == b""
         assert got == truth
+        running.wait_for("epoch complete")
+        assert running.get("/readyz") == (200, "ready\n")
         assert published_trailer(data, "train", 0).state == "complete"
         # And before the first byte: the next epoch's FIFO cannot be prepared.
         filler = use_up(small)

@@ -158,7 +158,18 @@ def test_a_failed_channel_comes_first_and_every_kind_of_bottleneck_has_a_frame()
     document = event(50)
     document["channels"][49]["bottleneck"] = {"kind": "failed", "text": "Access denied", "remedy": ""}
     assert "Access denied" in lines_of(document, 80, 24)[4]
-    for kind in ("failed", "idle", "trainer", "storage", "faults", "mixed", "limit", "even", "held_back"):
+    for kind in (
+        "failed",
+        "machine",
+        "idle",
+        "trainer",
+        "storage",
+        "faults",
+        "mixed",
+        "limit",
+        "even",
+        "held_back",
+    ):
         lines_of(event(1, bottleneck={"kind": kind, "text": "so", "remedy": ""}), 80, 24)
 
 

@@ -11,7 +11,7 @@ from sidecar.observe.bottleneck import REMEDIES, WAITED_FOR, Sample, diagnose, e
 from streamer.relay.statistics import CAUSES, STATES
 
 START = Sample(
-    at=100.0, state="streaming", connected=True, error=None, epoch=2, total=1000, consumed=0,
+    at=100.0, state="streaming", connected=True, error=None, refused=None, epoch=2, total=1000, consumed=0,
     ever_consumed=5000,
     written=5000, seconds=dict.fromkeys(STATES, 7.0), starved=dict.fromkeys(CAUSES, 3.0), ok=10, failures=4,
     held_back_by=(), throttled=1,
@@ -55,6 +55,16 @@ def test_a_short_epoch_after_a_long_wait_had_a_reader() -> None:
     moment = replace(after(idle=0.999), connected=False)
     assert diagnose(START, moment).text.startswith("no reader")
     assert "neither side waits much" in diagnose(START, moment, when="the epoch").text
+
+
+def test_this_machine_comes_before_all_waits() -> None:
+    now = replace(after(blocked=0.9), refused="/d: No space left on device; free space")
+    found = diagnose(START, now)
+    assert found.kind == "machine"
+    assert found.text == "waiting for this machine: /d: No space left on device; free space"
+    assert diagnose(START, replace(now, error="gone")).kind == "failed"
+    over = diagnose(START, after(refused=0.5, blocked=0.4))
+    assert (over.kind, over.text) == ("machine", "waited for this machine 50% of the last minute")
 
 
 def test_faults() -> None:

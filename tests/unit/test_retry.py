@@ -114,8 +114,8 @@ def test_the_callers_attempt_counts_and_others_errors_pass_through() -> None:
     assert [error.message for error in waited] == ["first", "second"]
 
 
-def test_a_refusal_of_this_machine_is_noted_once() -> None:
-    noted: list[Shortage] = []
+def test_a_refusal_of_this_machine_is_noted_and_so_is_its_end() -> None:
+    noted: list[Shortage | None] = []
     outcomes = [Shortage("no space"), Shortage("no space, again")]
 
     async def step() -> str:
@@ -125,7 +125,7 @@ def test_a_refusal_of_this_machine_is_noted_once() -> None:
 
     policy = RetryPolicy(first_wait=0)
     assert asyncio.run(retry_while_refused(step, policy, noted.append)) == "done"
-    assert [str(each) for each in noted] == ["no space"]
+    assert [str(each) for each in noted] == ["no space", "no space, again", "None"]
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from streamer.sink.outlet import PipeOutlet
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from streamer.errors import Shortage
     from streamer.plan.dealing import DealtEpoch, Turn
     from streamer.relay.deliver.shared_fifo import SharedFifo, SharedGroup
     from streamer.sink.outlet import Drainable
@@ -59,11 +60,15 @@ class DealtOutlet:
                 failed.pop_all()
             stack.callback(self._into.close)
             self._into.give_up_after = give_up_after
-            self._into.on_short = lambda shortage: group.counters.note("local", str(shortage))
+            self._into.on_short = self._refused
             self._opened = stack.pop_all()
 
     def __repr__(self) -> str:
         return f"<DealtOutlet epoch {self._group.epoch}, {self._left} bytes for rank {self._rank}>"
+
+    def _refused(self, shortage: Shortage | None) -> None:
+        for fifo in self._group.fifos:
+            fifo.counters.refused(shortage)
 
     def begin(self, dealt: DealtEpoch) -> None:
         """Begin the group's epoch."""

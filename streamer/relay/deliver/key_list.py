@@ -24,9 +24,9 @@ class KeyList:
     """Says which object the bytes of one epoch are of. Its owner closes it once."""
 
     def __init__(
-        self, writer: KeyListWriter, policy: RetryPolicy, on_shortage: Callable[[Shortage], None]
+        self, writer: KeyListWriter, policy: RetryPolicy, on_shortage: Callable[[Shortage | None], None]
     ) -> None:
-        """`policy`: of waits while this machine refuses lines. `on_shortage` is called when one begins."""
+        """`policy`: of waits while this machine refuses lines. `on_shortage`: see `retry_while_refused`."""
         self._writer = writer
         self._policy = policy
         self._on_shortage = on_shortage
