@@ -124,6 +124,12 @@ STREAM = (
         summary=f"{_CHANNEL} waits for this machine, which refuses a step of the sidecar.",
         description="Most often the disk of the FIFOs is full, and a trailer cannot be written. The reader "
                     "waits; after GiveUpAfter the channel fails. /readyz has the error."),
+    Alert("PenstockTrainerStuck", "0m", "warning",
+        expression="penstock_fifo_untaken_seconds\n"
+                   "> on (job, instance) group_left () penstock_give_up_after_seconds",
+        summary=f"{_CHANNEL}: its trainer has taken no byte for {{{{ $value | humanizeDuration }}}}.",
+        description="The FIFO has bytes for it, so the trainer saves, evaluates or hangs. A job whose "
+                    "trainer may pause longer has a larger GiveUpAfter."),
     Alert("PenstockStarved", "15m", "warning",
         expression='channel:penstock_channel_seconds:share5m{state="starved"} > 0.5',
         summary=f"{_CHANNEL} delivers too slowly: its trainer waits for storage.",

@@ -38,6 +38,8 @@ NOT_GRAPHED: dict[str, str] = {
     "penstock_channel_failures_total": "failed channels are counted; the log says why",
     "penstock_records_total": "of wrapped channels alone, and a step at each epoch's end",
     "penstock_resumes_total": "retries by kind show the same as a rate",
+    "penstock_fifo_untaken_seconds": "an alert compares it with GiveUpAfter; the page and top show it",
+    "penstock_give_up_after_seconds": "for that alert",
     "penstock_fifo_unread_bytes": "changes faster than it is scraped",
     "penstock_channel_bandwidth_limit_bytes": "time limited is graphed",
     "penstock_requests_in_flight_limit": "the channels' limits are graphed",

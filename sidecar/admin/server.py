@@ -42,7 +42,9 @@ from streamer.errors import ConfigError
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+
+    from prometheus_client import Metric
 
     from sidecar.observe.state import JobState
 
@@ -88,7 +90,7 @@ class Admin:
         self._content_policy = POLICY.format(script=_script_digest(self._page))
         self._followers = 0
         self._registry = CollectorRegistry()
-        ProcessCollector(registry=self._registry)
+        _Process(registry=self._registry).began = state.began
         PlatformCollector(registry=self._registry)
         GCCollector(registry=self._registry)
         self._closing = asyncio.Event()
@@ -232,6 +234,18 @@ class Admin:
 
     async def _end_events(self, _: web.Application) -> None:
         self._closing.set()
+
+
+class _Process(ProcessCollector):
+    """Collector of the process. Its start is when its counters were 0, which a restart by execve(2) moves."""
+
+    began = 0.0
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in super().collect():
+            if metric.name == "process_start_time_seconds":
+                metric.samples = [metric.samples[0]._replace(value=self.began)]
+            yield metric
 
 
 def _concerns_server(record: logging.LogRecord) -> bool:

@@ -114,10 +114,12 @@ def _channel(state: JobState, name: str, now: ChannelStatistics) -> dict[str, An
 
 
 def _bottleneck(state: JobState, name: str, now: ChannelStatistics) -> Bottleneck:
-    """Return the bottleneck of the last minute. Without a reader, its remedy is the FIFO to open."""
+    """Return the bottleneck of the last minute, with the FIFO to open, or the remedy of the log."""
     if now.state == "stopped":
         return stopped(now.counts["epochs"])
     found = state.history.bottleneck(name)
+    if found.kind == "failed":
+        return replace(found, remedy=state.advice(state.channels[name]))
     if found.kind == "idle" and now.state == "waiting":
         return replace(found, remedy=f"Open {fifo_path(state.directory, name, now.epoch)} for reading.")
     return found

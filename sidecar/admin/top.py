@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 COLOURS = {
     "trainer": "green", "storage": "magenta", "faults": "red", "failed": "red", "machine": "red",
+    "stuck": "yellow",
     "limit": "yellow", "held_back": "cyan", "even": "blue", "mixed": "yellow", "idle": "bright_black",
 }  # fmt: skip
 STATES = {
@@ -30,7 +31,7 @@ STATES = {
     "held_back": "waiting for another FIFO", "limited": "held by a limit", "moving": "moving bytes",
     "idle": "no reader", "refused": "waiting for this machine",
 }  # fmt: skip
-URGENT = ("failed", "machine")
+URGENT = ("failed", "machine", "stuck")
 """Kinds of bottlenecks whose channels come first."""
 SHOWN_ERRORS = 2
 WIDE = 110

@@ -8,8 +8,9 @@
                     epoch when each FIFO has a reader
     watch_storage   channels whose requests fail, while their trainers wait for bytes. The log has no line
                     for a request
+    watch_trainers  channels whose trainers take no byte of a full FIFO for `GiveUpAfter` seconds
 
-The last three are tasks of the job, and run until cancelled.
+All but the first are tasks of the job, and run until cancelled.
 """
 
 from __future__ import annotations
@@ -19,12 +20,10 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from sidecar.observe.bottleneck import Sample, diagnose
-from sidecar.process.exits import Exit, exit_code
+from sidecar.observe.bottleneck import STUCK_REMEDY, Sample, diagnose
 from sidecar.process.logs import WaitLog, log
 from streamer.errors import SinkError
 from streamer.relay.channel_spec import ChannelEvents
-from streamer.s3.client.faults import NOT_BY_CREDENTIALS
 from streamer.units import decimal_bytes
 
 if TYPE_CHECKING:
@@ -32,23 +31,12 @@ if TYPE_CHECKING:
 
     from sidecar.index.learning import IndexLearner
     from sidecar.observe.state import JobState
-    from streamer.errors import SourceError
     from streamer.plan import ObjectRef
     from streamer.relay.channel import Channel
     from streamer.relay.channel_state import FifoFate
     from streamer.relay.statistics import EpochRequests
     from streamer.trailer import Trailer
 
-REMEDIES = {
-    Exit.CONFIG: "correct the job file as the error says",
-    Exit.DENIED: "give the credentials s3:GetObject on the object and s3:ListBucket, or renew them",
-    Exit.MISSING: "put the object back as it was",
-    Exit.CHANGED: "put the listed version back",
-    Exit.UNREACHABLE: "see to the endpoint and the way to it",
-    Exit.LOCAL: "see to the directory of the FIFOs and its file system",
-    Exit.CORRUPT: "replace the corrupt object, and restart sidecar and trainer",
-}
-"""Remedies, by exit code."""
 FATES: dict[FifoFate, str] = {"held": "held open", "closed": "closed"}
 """Log texts for the state of a failed epoch's FIFO."""
 REMIND_EVERY = 300.0
@@ -56,21 +44,6 @@ REMIND_EVERY = 300.0
 HELD_BACK_AFTER = 20.0
 """Seconds for which a reader waits for other FIFOs before the log names them. The processes of a job open
 their FIFOs within some seconds of each other."""
-
-
-def advice(error: SourceError | SinkError, *, mendable: bool) -> str:
-    """Return the remedy for an error. `mendable`: whether a restarted sidecar can resume the epoch."""
-    code = exit_code(error)
-    remedy = REMEDIES[code]
-    if getattr(error, "code", "") in NOT_BY_CREDENTIALS:
-        remedy = "do as the error says"
-    if code is Exit.CORRUPT:
-        return remedy
-    if mendable:
-        return (
-            f"{remedy}; then `penstock restart` goes on at the exact byte, for a reader that is still there"
-        )
-    return f"{remedy}, and restart sidecar and trainer"
 
 
 class EpochLog(ChannelEvents):
@@ -158,15 +131,15 @@ class EpochLog(ChannelEvents):
         context = {} if isinstance(failure.error, SinkError) else asdict(failure.error.context)
         return {name: value for name, value in context.items() if value is not None} | {
             "fifo": FATES[failure.fifo],
-            "do": advice(failure.error, mendable=channel.mendable),
+            "do": self._state.advice(channel),
         }
 
 
-async def remind(channels: Mapping[str, Channel]) -> None:
+async def remind(state: JobState) -> None:
     """Log every FIFO that is held, each `REMIND_EVERY` seconds."""
     while True:
         await asyncio.sleep(REMIND_EVERY)
-        for name, channel in channels.items():
+        for name, channel in state.channels.items():
             failure = channel.failure
             if failure is not None and failure.fifo == "held":
                 log.error(
@@ -174,7 +147,7 @@ async def remind(channels: Mapping[str, Channel]) -> None:
                     channel=name,
                     seconds=round(time.monotonic() - failure.at),
                     error=str(failure.error),
-                    do=advice(failure.error, mendable=channel.mendable),
+                    do=state.advice(channel),
                 )
 
 
@@ -234,9 +207,26 @@ async def watch_storage(state: JobState) -> None:
                 if name in waits:
                     seconds = round(time.monotonic() - waits.pop(name)[0])
                     log.info("storage responds again", channel=name, seconds=seconds)
-            elif failed > failed_before and starved > starved_before and now.errors:
+            elif failed > failed_before and starved > starved_before and now.errors and not now.error:
                 if name not in waits:
                     wait = WaitLog(give_up_after=state.job.penstock.give_up_after, channel=name)
                     waits[name] = time.monotonic(), wait
                 waits[name][1].waiting(now.errors[-1].text)
+        await state.history.following()
+
+
+async def watch_trainers(state: JobState) -> None:
+    """Log the channels whose trainers take no byte, once for each pause, and its end."""
+    stuck: set[str] = set()
+    while True:
+        for name in state.channels:
+            untaken = state.history.untaken(name)
+            if name not in stuck and untaken >= state.job.penstock.give_up_after:
+                stuck.add(name)
+                log.warning(
+                    "the trainer takes no byte", channel=name, seconds=round(untaken), do=STUCK_REMEDY
+                )
+            elif name in stuck and not untaken:
+                stuck.remove(name)
+                log.info("the trainer takes bytes again", channel=name)
         await state.history.following()

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from sidecar.admin.port import open_admin
 from sidecar.download.channels import download_channels
 from sidecar.index.learning import learn_indexes
-from sidecar.job.channel_log import advice, log_held_back, remind, watch_storage
+from sidecar.job.channel_log import log_held_back, remind, watch_storage, watch_trainers
 from sidecar.job.channels import (
     ChannelMaker,
     Fifo,
@@ -96,7 +96,7 @@ class Supervisor:
         the socket of a keeper, or `auto` to start one if there is none. `resume`: the states at which
         channels start (`sidecar.job.state_source`). `resume_anyway`: start there even if plans have changed.
         """
-        self.state = JobState(job, hosts)
+        self.state = JobState(job, hosts, restarts=keep_proof)
         self.state.directory = layout.data
         self._layout = layout
         self._port = default_admin_port if job.penstock.admin.port is None else job.penstock.admin.port
@@ -178,7 +178,7 @@ class Supervisor:
                 log.warning(
                     "left to the keeper, which holds the FIFO until its reader leaves",
                     channel=channel.name,
-                    do=advice(channel.error, mendable=channel.mendable),
+                    do=state.advice(channel),
                 )
         return Exit.OK if state.failure is None else exit_code(state.failure[1])
 
@@ -237,10 +237,11 @@ class Supervisor:
                     group.create_task(learner.run(), name=repr(learner))
                 group.create_task(stop_after_until(), name="stop")
                 group.create_task(state.history.run(), name="history")
-                group.create_task(remind(state.channels), name="reminder")
+                group.create_task(remind(state), name="reminder")
                 if self._shared:
                     group.create_task(log_held_back(state.channels), name="held back")
                 group.create_task(watch_storage(state), name="storage watch")
+                group.create_task(watch_trainers(state), name="trainer watch")
         except* Stop:
             state.offered = False
             self._log_cut_off()

@@ -5,7 +5,8 @@ not count. The side that the channel waited for longest is the bottleneck, if th
 the time. The trainer waits while the channel waits for storage, so every result contains a wait for storage
 of `MATTERS`: as `storage`, as `faults` if requests fail, as `mixed` if the wait for the trainer was longer,
 and in the text of `limit`. A FIFO that waits longest for another FIFO of its shared stream is `held_back`.
-A step that this machine refuses now, such as the write of a trailer to a full disk, comes before all of that.
+A step that this machine refuses now, such as the write of a trailer to a full disk, comes before all of that,
+and so does a reader that takes no byte of a FIFO that has some for `STUCK_AFTER` seconds (`stuck`).
 """
 
 from __future__ import annotations
@@ -21,11 +22,24 @@ if TYPE_CHECKING:
     from streamer.relay.statistics import ChannelStatistics
 
 Kind = Literal[
-    "failed", "machine", "idle", "trainer", "storage", "faults", "mixed", "limit", "even", "held_back"
+    "failed",
+    "machine",
+    "stuck",
+    "idle",
+    "trainer",
+    "storage",
+    "faults",
+    "mixed",
+    "limit",
+    "even",
+    "held_back",
 ]
 
 MATTERS = 0.2
 """Least share of the time with a reader that the channel waited for a side which is called the bottleneck."""
+STUCK_AFTER = 10.0
+"""Seconds without a byte taken after which a trainer is called stuck, not slow."""
+STUCK_REMEDY = "Look at the trainer: it saves, evaluates, or waits for another process."
 FAULTY = 0.05
 """Share of failed requests above which storage is called faulty."""
 FAILURES = ("transient", "throttled", "truncated", "bad_answer")
@@ -78,6 +92,8 @@ class Sample:
     starved: Mapping[str, float]
     held_back_by: tuple[str, ...]
     """FIFOs of a shared stream that this one waits for now."""
+    untaken: float
+    """Seconds for which the reader has taken no byte, though the FIFO has some."""
     ok: int
     failures: int
     """Requests that ended in one of `FAILURES`."""
@@ -89,11 +105,11 @@ class Sample:
         return cls(
             at=at, state="waiting", connected=False, error=None, refused=None, epoch=0, total=0, consumed=0,
             ever_consumed=0, written=0, seconds=dict.fromkeys(STATES, 0.0),
-            starved=dict.fromkeys(CAUSES, 0.0), held_back_by=(), ok=0, failures=0, throttled=0,
+            starved=dict.fromkeys(CAUSES, 0.0), held_back_by=(), untaken=0.0, ok=0, failures=0, throttled=0,
         )  # fmt: skip
 
     @classmethod
-    def of(cls, statistics: ChannelStatistics, at: float) -> Sample:
+    def of(cls, statistics: ChannelStatistics, at: float, *, untaken: float = 0.0) -> Sample:
         """Return the snapshot of a channel with these statistics."""
         requests = statistics.counts["requests"]
         return cls(
@@ -110,6 +126,7 @@ class Sample:
             seconds=statistics.seconds,
             starved=statistics.starved,
             held_back_by=statistics.held_back_by,
+            untaken=untaken,
             ok=requests["ok"],
             failures=sum(requests[kind] for kind in FAILURES),
             throttled=requests["throttled"],
@@ -196,13 +213,14 @@ def stopped(epochs: Mapping[str, int]) -> Bottleneck:
 
 
 def _urgent(now: Sample) -> Bottleneck | None:
-    """Return the result for a channel that has failed or waits for this machine; None for another."""
+    """Return the result for a channel that has failed, waits for this machine, or is stuck; else None."""
     if now.error is not None:
-        remedy = "Remove the cause, then start the job again."
-        return Bottleneck("failed", f"failed for good: {now.error}", remedy)
+        return Bottleneck("failed", f"failed for good: {now.error}")
     if now.refused is not None:
         remedy = "Remove the cause. The FIFO stays open, and the sidecar tries again for GiveUpAfter."
         return Bottleneck("machine", f"waiting for this machine: {now.refused}", remedy)
+    if now.untaken >= STUCK_AFTER:
+        return Bottleneck("stuck", f"the trainer has taken no byte for {now.untaken:.0f} s", STUCK_REMEDY)
     return None
 
 

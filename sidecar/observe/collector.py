@@ -129,6 +129,10 @@ _OF_JOB: dict[str, _Read] = {
     "penstock_epoch_eta_seconds": lambda state, channels: (
         (f'channel="{channel}"', _eta(state, channel)) for channel in channels
     ),
+    "penstock_fifo_untaken_seconds": lambda state, channels: (
+        (f'channel="{channel}"', state.history.untaken(channel)) for channel in channels
+    ),
+    "penstock_give_up_after_seconds": lambda state, _: [("", state.job.penstock.give_up_after)],
     "penstock_channel_unjoined": lambda state, channels: (
         (f'channel="{channel}"', channel in state.unjoined) for channel in channels
     ),

@@ -177,6 +177,11 @@ METRICS: dict[str, Spec] = {
         "Bytes in the FIFO that no reader has taken; with a keeper, bytes in the pipe to the keeper.",
         "fifo_bytes",
     ),
+    "penstock_fifo_untaken_seconds": Spec(
+        "gauge",
+        ("channel",),
+        "Seconds for which the reader has taken no byte, though the FIFO has some; 0 without a reader.",
+    ),
     "penstock_reserved_bytes": _of_channel(
         "gauge", "Memory budget reserved by parts that are requested and not delivered.", "reserved_bytes"
     ),
@@ -243,6 +248,7 @@ METRICS: dict[str, Spec] = {
     "penstock_request_cost_dollars_total": Spec(
         "counter", (), "Estimated price of all requests, at S3 Standard's prices in us-east-1."
     ),
+    "penstock_give_up_after_seconds": Spec("gauge", (), "`GiveUpAfter` of the job."),
     "penstock_planning_seconds": Spec("gauge", (), "Seconds that listing and planning took at the start."),
     "penstock_download_written_bytes_total": _of_channel(
         "counter", "Bytes that this process has written into the files of a File channel.", "written_bytes"

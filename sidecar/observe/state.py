@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
+from sidecar.observe.advice import advice
 from sidecar.observe.bottleneck import Bottleneck, Sample, diagnose, eta, rate, shares
 from sidecar.process.resources import memory_limit
 from streamer.plan.record_plan import RecordPlan
@@ -91,6 +92,8 @@ class ChannelHistory:
         self._samples: dict[str, deque[Sample]] = {}
         self.lag = Durations(LAG_BOUNDS)
         """Delays of the wake-ups."""
+        self._taken: dict[str, tuple[int, float]] = {}
+        """By channel, the bytes that its reader has taken, and when it last took some or there were none."""
         self._next = asyncio.Event()
 
     async def run(self) -> None:
@@ -110,13 +113,26 @@ class ChannelHistory:
         now = time.monotonic()
         for name, statistics in self._statistics().items():
             samples = self._samples.setdefault(name, deque(maxlen=MOST_SAMPLES))
-            samples.append(Sample.of(statistics, now))
+            samples.append(Sample.of(statistics, now, untaken=self._untaken(name, statistics, now)))
         self._next.set()
         self._next = asyncio.Event()
 
     async def following(self) -> None:
         """Wait for the next snapshot."""
         await self._next.wait()
+
+    def _untaken(self, channel: str, statistics: ChannelStatistics, now: float) -> float:
+        taken = statistics.written_bytes - statistics.fifo_bytes
+        before, since = self._taken.get(channel, (-1, now))
+        if taken != before or not statistics.reader_connected or not statistics.fifo_bytes:
+            since = now
+        self._taken[channel] = taken, since
+        return now - since
+
+    def untaken(self, channel: str) -> float:
+        """Return the seconds for which the reader has taken no byte of a FIFO that has some; else 0."""
+        _, last = self._span(channel)
+        return 0.0 if last is None else last.untaken
 
     def bottleneck(self, channel: str) -> Bottleneck:
         """Return the bottleneck of the last minute, or since the start if that is less."""
@@ -149,8 +165,11 @@ class ChannelHistory:
 class JobState:
     """State of one job on this host."""
 
-    def __init__(self, job: Job, hosts: Hosts) -> None:
-        """`job`: the job with this host's channels only."""
+    def __init__(self, job: Job, hosts: Hosts, *, restarts: bool = True) -> None:
+        """`job`: the job with this host's channels only. `restarts`: whether `penstock restart` can help."""
+        self._restarts = restarts
+        self.began = time.time()
+        """Unix time in seconds."""
         self.job = job
         self.hosts = hosts
         self.memory_limit = memory_limit()
@@ -244,6 +263,12 @@ class JobState:
     def planning_text(self) -> str:
         """Return, in one line, how far the plans are; empty if all are made."""
         return "; ".join(f"{channel}: {step}" for channel, step in self.planning.items())
+
+    def advice(self, channel: Channel) -> str:
+        """Return what to do about a failed channel; empty for another."""
+        if channel.error is None:
+            return ""
+        return advice(channel.error, mendable=channel.mendable and self._restarts)
 
     @property
     def failure(self) -> tuple[str, SourceError | SinkError] | None:

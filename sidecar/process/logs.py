@@ -72,7 +72,7 @@ class WaitLog:
 
     def __init__(self, *, give_up_after: float, **fields: str) -> None:
         """`give_up_after`: seconds without progress after which the wait ends. `fields`: of every line."""
-        self._fields = {**fields, "retried_for": give_up_after}
+        self._fields = {**fields, "give_up_after": give_up_after}
         self._logged: dict[str, float] = {}
         """Time of the last line, by cause."""
 

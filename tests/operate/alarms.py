@@ -297,6 +297,26 @@ CASES = (
         "60m",
     ),
     Case(
+        "PenstockTrainerStuck",
+        "a trainer that hangs",
+        [
+            of_train("penstock_fifo_untaken_seconds", "0+60x90"),
+            one("penstock_give_up_after_seconds", "300x90"),
+        ],
+        "10m",
+        TRAIN,
+        value="10m 0s",
+    ),
+    Case(
+        "PenstockTrainerStuck",
+        "a job that allows an hour",
+        [
+            of_train("penstock_fifo_untaken_seconds", "0+60x90"),
+            one("penstock_give_up_after_seconds", "3600x90"),
+        ],
+        "10m",
+    ),
+    Case(
         "PenstockHeldBack",
         "a rank that nobody reads",
         [*STILL, *seconds(held_back=60), of_train("penstock_fifo_unread_bytes", "0x90")],
@@ -502,6 +522,8 @@ HEALTHY = [
     order("digits", "b", "11", "2x90"),
     one("penstock_ready", "1x90"),
     one("process_start_time_seconds", "100x90"),
+    one("penstock_give_up_after_seconds", "300x90"),
+    of_train("penstock_fifo_untaken_seconds", "2x90"),
     one("process_resident_memory_bytes", f"{300 * MIB}x90"),
     one("penstock_memory_budget_bytes", f"{256 * MIB}x90"),
     one("penstock_memory_limit_bytes", f"{768 * MIB}x90"),

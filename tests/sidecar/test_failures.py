@@ -23,6 +23,7 @@ from tests.kit.processes import job, penstock, penstock_with, sidecar, write_job
 from tests.kit.stub import Answer, S3Stub, fails
 from tests.kit.trailers import published_trailer
 from tests.sidecar import foreign
+from tests.sidecar.test_shared_streams import status_with
 
 PROGRAM = str(Path(foreign.__file__))
 
@@ -111,6 +112,8 @@ def test_held_readers_notice_a_pause_once_the_cause_is_mended(stub: S3Stub, tmp_
         for channel in readers:
             assert f'penstock_channel_failed{{channel="{channel}"}} 1.0' in running.get("/metrics")[1]
             assert published_trailer(data, channel, 0).state == "failed"
+            bottleneck = status_with(running, channel, lambda each: each["bottleneck"]["kind"] == "failed")
+            assert bottleneck[channel]["bottleneck"]["remedy"] == events[channel]["do"]
         assert [process.poll() for process in readers.values()] == [None] * 4
         faults.places.clear()
         assert penstock("restart", "--base-directory", str(tmp_path / "ml")).returncode == 0
@@ -214,3 +217,18 @@ def test_exec_ends_its_child_with_a_message_and_the_failure_s_code(
     assert "s3://b/train/1" in message["error"]
     assert stated["still held"]["channel"] == "train"
     assert done.stdout == ""
+
+
+def test_a_channel_that_has_failed_waits_for_nothing(stub: S3Stub, tmp_path: Path) -> None:
+    """The snapshot after the failure has requests that failed since the one before it."""
+    fill(stub, [3_000_000], prefix="b/train/")
+    stub.weather = lambda *_: fails(500, "InternalError")
+    document = job(stub.url, tmp_path / "ml", "b/train/", GiveUpAfter=0.1)
+    with sidecar(write_job(tmp_path / "job.yaml", document)) as running:
+        running.wait_for("ready")
+        with open(tmp_path / "ml/input/data/train_0", "rb"):
+            running.wait_for("epoch failed")
+            status_with(running, "train", lambda each: each["bottleneck"]["kind"] == "failed")
+            running.end()
+    names = [event["event"] for event in running.events]
+    assert "waiting for storage" not in names[names.index("epoch failed") :]

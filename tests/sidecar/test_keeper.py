@@ -10,11 +10,13 @@ import itertools
 import json
 import os
 import random
+import re
 import select
 import signal
 import socket
 import subprocess
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -316,6 +318,13 @@ def test_a_keeper_that_is_not_there(stub: S3Stub, place: Any, tmp_path: Path) ->
     assert "penstock keeper" in started.wait_for("ended", code=7)["error"]
 
 
+def began(admin: str) -> float:
+    """The start that the metrics of a sidecar have."""
+    with urllib.request.urlopen(admin + "metrics") as answer:
+        text = answer.read().decode()
+    return float(re.findall(r"^process_start_time_seconds (.*)$", text, re.MULTILINE)[0])
+
+
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("options", [(), ("--keeper", "auto")])
 def test_sigusr2_is_a_pause(stub: S3Stub, place: Any, options: tuple[str, str]) -> None:
@@ -323,9 +332,9 @@ def test_sigusr2_is_a_pause(stub: S3Stub, place: Any, options: tuple[str, str]) 
     content = fill(stub, SIZES, prefix="b/train/")
     path, data = place()
     with sidecar(path, *options) as started:
-        started.wait_for("ready")
+        first = began(started.wait_for("ready")["admin"])
         started.process.send_signal(signal.SIGUSR2)
-        started.wait_for("ready", times=2)
+        assert began(started.wait_for("ready", times=2)["admin"]) > first, "the counters begin anew"
         reader = Reader(data)
         reader.wait_for(len(content) + 7)
         base = str(data.parent.parent)

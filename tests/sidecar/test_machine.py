@@ -304,7 +304,7 @@ def test_the_first_failure_is_logged(stub: S3Stub, proxy: TcpProxy, tmp_path: Pa
     with sidecar(path) as down:
         stated = down.wait_for("waiting for storage", channel="train")
         assert "(Connection refused)" in stated["error"]
-        assert stated["retried_for"] == 1
+        assert stated["give_up_after"] == 1
         assert down.process.wait() == Exit.UNREACHABLE
         ended = down.wait_for("ended")["error"]
         assert all(words in ended for words in ("gave up after", url.removeprefix("http://"))), ended

@@ -21,7 +21,7 @@ from streamer.errors import ConfigError
 from streamer.units import MIB
 from tests.kit.harness import MORE_THAN_A_FIFO, fill
 from tests.kit.pipes import read_all
-from tests.kit.processes import Sidecar, job, penstock, sidecar, write_job
+from tests.kit.processes import Sidecar, job, penstock, penstock_with, sidecar, write_job
 from tests.kit.raw import Request, answer, raw_server
 from tests.kit.stub import S3Stub, fails
 
@@ -115,6 +115,31 @@ def test_an_idle_channel_names_the_fifo_to_open_and_the_last_event_says_how_it_e
         assert (last["phase"], last["ready"]) == ("ended", False)
         assert last["why"] == "the job is ending: the sidecar offers no further epoch"
         assert last["channels"][0]["bottleneck"]["text"] == "stopped; epochs: 1 complete"
+
+
+def test_a_trainer_that_takes_nothing_is_told_from_a_slow_one(stub: S3Stub, tmp_path: Path) -> None:
+    """On page and metric at once, in the log after GiveUpAfter, and not once it reads again."""
+    truth = fill(stub, [MORE_THAN_A_FIFO], prefix="b/train/")
+    document = job(stub.url, tmp_path / "ml", "b/train/", GiveUpAfter=2)
+    early = penstock_with("sidecar.observe.bottleneck.STUCK_AFTER = 1.0")
+    with sidecar(write_job(tmp_path / "job.yaml", document), prefix=early) as running:
+        running.wait_for("ready")
+        with open(tmp_path / "ml/input/data/train_0", "rb", buffering=0) as reader:
+            got = reader.read(1000)
+            stated = running.wait_for("the trainer takes no byte", channel="train")
+            assert stated["seconds"] >= 2
+            found = running.status()["channels"]["train"]["bottleneck"]
+            assert found["kind"] == "stuck"
+            assert re.fullmatch(r"the trainer has taken no byte for \d+ s", found["text"])
+            assert found["remedy"] == stated["do"]
+            metrics = running.get("/metrics")[1]
+            line = r'^penstock_fifo_untaken_seconds{channel="train"} (.*)$'
+            assert float(re.findall(line, metrics, re.MULTILINE)[0]) >= 2
+            while data := reader.read(1 << 20):
+                got += data
+        assert got == truth
+        running.wait_for("the trainer takes bytes again", channel="train")
+        assert running.end() == 0
 
 
 def test_limits_change_while_it_runs(stub: S3Stub, tmp_path: Path, token: str) -> None:

@@ -161,6 +161,7 @@ def test_a_failed_channel_comes_first_and_every_kind_of_bottleneck_has_a_frame()
     for kind in (
         "failed",
         "machine",
+        "stuck",
         "idle",
         "trainer",
         "storage",

@@ -14,7 +14,7 @@ START = Sample(
     at=100.0, state="streaming", connected=True, error=None, refused=None, epoch=2, total=1000, consumed=0,
     ever_consumed=5000,
     written=5000, seconds=dict.fromkeys(STATES, 7.0), starved=dict.fromkeys(CAUSES, 3.0), ok=10, failures=4,
-    held_back_by=(), throttled=1,
+    held_back_by=(), untaken=0.0, throttled=1,
 )  # fmt: skip
 
 
@@ -65,6 +65,13 @@ def test_this_machine_comes_before_all_waits() -> None:
     assert diagnose(START, replace(now, error="gone")).kind == "failed"
     over = diagnose(START, after(refused=0.5, blocked=0.4))
     assert (over.kind, over.text) == ("machine", "waited for this machine 50% of the last minute")
+
+
+def test_a_trainer_that_takes_nothing_is_not_a_slow_one() -> None:
+    found = diagnose(START, replace(after(blocked=0.9), untaken=25.4))
+    assert (found.kind, found.text) == ("stuck", "the trainer has taken no byte for 25 s")
+    assert "Look at the trainer" in found.remedy
+    assert diagnose(START, replace(after(blocked=0.9), untaken=5.0)).kind == "trainer"
 
 
 def test_faults() -> None:

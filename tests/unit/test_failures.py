@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sidecar.doctor.remedies import CAUSES
-from sidecar.job.channel_log import advice
+from sidecar.observe.advice import advice
 from streamer import errors
 from streamer.relay.channel_spec import WhenFailed
 from streamer.relay.channel_state import fifo_fate
@@ -53,6 +53,15 @@ def test_an_object_that_nobody_may_read_now_is_no_matter_of_credentials(code: st
     assert "If-Match" not in str(error)
     assert advice(error, mendable=False) == "do as the error says, and restart sidecar and trainer"
     assert error.code in CAUSES
+
+
+def test_new_keys_in_the_environment_need_a_new_start() -> None:
+    """`penstock restart` runs execve(2) with the environment of the process."""
+    error = errors.Denied("the session token has expired")
+    error.code = "ExpiredToken"
+    text = advice(error, mendable=True)
+    assert text.startswith("set new keys in the environment")
+    assert text.endswith("start the job again")
 
 
 @pytest.mark.parametrize("local", [False, True])
