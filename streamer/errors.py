@@ -53,6 +53,8 @@ class SourceError(PenstockError):
     """Whether the same request may succeed later."""
     kind = "source"
     """Label in metrics."""
+    awaited = "storage"
+    """What is waited for while the request is retried."""
 
     def __init__(
         self, message: str, context: ErrorContext | None = None, *, retry_after: float | None = None
@@ -77,10 +79,11 @@ class Denied(SourceError):
 
 
 class Expired(Denied):
-    """Credentials that were valid are refused or cannot be renewed now; renewal may succeed later."""
+    """Credentials that were valid are refused, or their source has none now; it may have some later."""
 
     retryable = True
     kind = "expired"
+    awaited = "credentials"
 
 
 class ClockSkew(Denied):

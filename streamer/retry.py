@@ -44,13 +44,13 @@ if TYPE_CHECKING:
 
 LAST_REQUEST = 1.0
 """Minimum seconds for a request, even if `give_up_after` passes meanwhile."""
-UNAVAILABLE: tuple[type[SourceError], ...] = (Transient, ClockSkew)
-"""Errors that mean that storage is unavailable, or that this machine's clock is wrong."""
-PASSING: tuple[type[SourceError], ...] = (*UNAVAILABLE, Expired)
-"""Errors of `UNAVAILABLE`, and those that mean that credentials must be renewed."""
+SILENCE = 5.0
+"""Seconds without an answer after which whoever waits is told for whom."""
+UNAVAILABLE: tuple[type[SourceError], ...] = (Transient, ClockSkew, Expired)
+"""Errors that mean that storage or credentials are unavailable, or that this machine's clock is wrong."""
 ANSWER_FAILED: tuple[type[SourceError], ...] = (*UNAVAILABLE, InvalidResponse)
 """Errors after which a page of a listing or a HEAD is requested again."""
-PART_FAILED: tuple[type[SourceError], ...] = (*PASSING, BadAnswer)
+PART_FAILED: tuple[type[SourceError], ...] = (*UNAVAILABLE, BadAnswer)
 """Errors after which a part is requested again."""
 T = TypeVar("T")
 E = TypeVar("E", bound=PenstockError)
@@ -89,8 +89,18 @@ _around: ContextVar[Attempts[Any] | None] = ContextVar("attempts", default=None)
 
 def note_failure(error: PenstockError) -> None:
     """Note a failure inside an attempt, even one that is retried there; a timeout's error names the first."""
-    if (attempts := _around.get()) is not None and isinstance(error, PASSING):
+    if (attempts := _around.get()) is not None and isinstance(error, UNAVAILABLE):
         attempts.note(error)
+
+
+@contextlib.contextmanager
+def noting_silence(late: Callable[[], SourceError]) -> Iterator[None]:
+    """Note the error that `late` returns (`note_failure`) if the block takes longer than `SILENCE`."""
+    timer = asyncio.get_running_loop().call_later(SILENCE, lambda: note_failure(late()))
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class Attempts(Generic[E]):
@@ -275,7 +285,7 @@ async def retry_while_unavailable(
     on_wait: Callable[[SourceError], None] | None = None,
     what: str = "a listing",
 ) -> T:
-    """Repeat `make` while storage is unavailable or this machine's clock is wrong; return its result.
+    """Repeat `make` while its errors are those of `UNAVAILABLE`; return its result.
 
     `make` calls its argument for each page, row or piece that arrives. `give_up_after` limits the time until
     more of these arrive than in any attempt before. `what`: the missing result, for the text of GaveUp.

@@ -87,6 +87,8 @@ async def cat(
                 connections=spec.requests_in_flight or MOST_REQUESTS,
                 stall_timeout=min(STALL_TIMEOUT, spec.retry.give_up_after),
                 by_aiobotocore=spec.wish == "aiobotocore",
+                give_up_after=spec.retry.give_up_after,
+                on_wait=waits.waiting,
             )
         )
         arrangement = Arrangement(join=join)

@@ -75,7 +75,13 @@ async def list_objects(
 
     with progress_line(lambda: f"listing: {counted(listed, 'object')}", quiet=quiet):
         stall, waits = min(STALL_TIMEOUT, give_up_after), WaitLog(give_up_after=give_up_after)
-        async with open_clients(endpoint, connections=MOST_REQUESTS, stall_timeout=stall) as clients:
+        async with open_clients(
+            endpoint,
+            connections=MOST_REQUESTS,
+            stall_timeout=stall,
+            give_up_after=give_up_after,
+            on_wait=waits.waiting,
+        ) as clients:
             with open_pages(clients) as pages:
                 policy = RetryPolicy(give_up_after=give_up_after)
                 found = await retry_while_unavailable(plan, policy, on_wait=waits.waiting)

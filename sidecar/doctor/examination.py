@@ -25,7 +25,7 @@ from sidecar.process.resources import memory_limit
 from sidecar.records.rank_advice import expected_small_requests
 from sidecar.records.ranks import deal_of, find_index
 from streamer.aio import in_thread
-from streamer.errors import ConfigError, PenstockError
+from streamer.errors import ConfigError, Denied, PenstockError
 from streamer.plan import Shard
 from streamer.s3.pages.validation import PlanMemory
 from streamer.units import counted
@@ -67,7 +67,7 @@ async def examine(job: Job, flags: Flags) -> AsyncIterator[Finding]:
             if files and directory.state != "failure":
                 yield machine.disk(layout, await _plans(job, clients, hosts, files))
     except PenstockError as error:
-        yield failed("endpoint", error)
+        yield failed("credentials" if isinstance(error, Denied) else "endpoint", error)
 
 
 async def _plans(job: Job, clients: Clients, hosts: Hosts, channels: list[ChannelConfig]) -> dict[str, Plan]:

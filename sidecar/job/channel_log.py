@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from sidecar.observe.bottleneck import STUCK_REMEDY, Sample, diagnose
 from sidecar.process.logs import WaitLog, log
-from streamer.errors import SinkError
+from streamer.errors import Expired, SinkError
 from streamer.relay.channel_spec import ChannelEvents
 from streamer.units import decimal_bytes
 
@@ -211,7 +211,9 @@ async def watch_storage(state: JobState) -> None:
                 if name not in waits:
                     wait = WaitLog(give_up_after=state.job.penstock.give_up_after, channel=name)
                     waits[name] = time.monotonic(), wait
-                waits[name][1].waiting(now.errors[-1].text)
+                last = now.errors[-1]
+                expired = last.kind == Expired.kind
+                waits[name][1].note(Expired.awaited if expired else "storage", last.text)
         await state.history.following()
 
 

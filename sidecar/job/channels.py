@@ -20,7 +20,7 @@ from streamer.sink.name_watch import NameWatch
 from streamer.sink.write_ends import KeeperWriteEnds
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 
     from sidecar.config.job import Job
     from sidecar.config.request import ChannelConfig
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from sidecar.job.planning import Planned
     from sidecar.observe.state import JobState
     from sidecar.process.resources import Footprint
+    from streamer.errors import SourceError
     from streamer.helpers.keeper_client import KeeperClient
     from streamer.plan import Plan
     from streamer.relay.channel_spec import StartPosition
@@ -60,14 +61,21 @@ def fifos(job: Job, plans: Mapping[str, Planned]) -> list[Fifo]:
     ]
 
 
-def job_clients(job: Job) -> contextlib.AbstractAsyncContextManager[Clients]:
-    """Open the process's S3 clients, sized for this job."""
+def job_clients(
+    job: Job, on_wait: Callable[[SourceError], None] | None = None
+) -> contextlib.AbstractAsyncContextManager[Clients]:
+    """Open the process's S3 clients, sized for this job.
+
+    `on_wait`: wait for credentials that may come later, and call it with each failure; None: do not wait.
+    """
     penstock = job.penstock
     return open_clients(
         penstock.endpoint.resolved(),
         connections=penstock.requests_in_flight or MOST_REQUESTS,
         stall_timeout=penstock.longest_silence,
         by_aiobotocore=penstock.transport == "aiobotocore",
+        give_up_after=0.0 if on_wait is None else penstock.give_up_after,
+        on_wait=on_wait,
     )
 
 

@@ -72,8 +72,8 @@ class PlanningLog:
         self._step.doing, self._step.waiting = "digest", ""
 
     def waiting(self, error: SourceError) -> None:
-        """Note and log that storage is unavailable."""
-        self._step.waiting = str(error)
+        """Note and log that storage or credentials are unavailable."""
+        self._step.waiting = f"waiting for {error.awaited}: {error}"
         self._waits.waiting(error)
 
     def listing(self, plan: Plan) -> None:

@@ -51,7 +51,7 @@ from sidecar.job.resume import (
 from sidecar.job.state_source import read_states
 from sidecar.observe.state import JobState
 from sidecar.process.exits import Exit, exit_code
-from sidecar.process.logs import log
+from sidecar.process.logs import WaitLog, log
 from sidecar.process.resources import freeze_gc
 from streamer.aio import in_thread
 from streamer.plan import START
@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from sidecar.config.job import Job
     from sidecar.index.learning import IndexLearner
     from sidecar.job.resume import Saved
+    from streamer.errors import SourceError
     from streamer.plan import Plan
     from streamer.relay.channel_spec import StartPosition
     from streamer.relay.shared_stream import SharedStream
@@ -124,7 +125,8 @@ class Supervisor:
             admin_port = await stack.enter_async_context(open_admin(state, port=self._port))
             url = f"http://{job.penstock.admin.host}:{admin_port.number}/"
             log.info("starting", admin=url)
-            clients = await stack.enter_async_context(job_clients(job))
+            clients = await stack.enter_async_context(job_clients(job, self._waiting()))
+            state.waiting = ""
             state.control_requests = clients.request_counts
             saved = await self._saved(clients)
             planning_began = time.monotonic()
@@ -181,6 +183,16 @@ class Supervisor:
                     do=state.advice(channel),
                 )
         return Exit.OK if state.failure is None else exit_code(state.failure[1])
+
+    def _waiting(self) -> Callable[[SourceError], None]:
+        """Return what notes and logs that the job waits for credentials."""
+        waits = WaitLog(give_up_after=self.state.job.penstock.give_up_after)
+
+        def waiting(error: SourceError) -> None:
+            self.state.waiting = f"waiting for {error.awaited}: {error}"
+            waits.waiting(error)
+
+        return waiting
 
     def _lay_out(self, stack: contextlib.AsyncExitStack) -> None:
         """Make the directory tree and the config files; lock the tree until the end of `stack`."""

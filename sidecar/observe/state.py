@@ -54,11 +54,11 @@ class PlanningStep:
     entries: int = 0
     """Entries so far."""
     waiting: str = ""
-    """Error for which planning waits; empty unless storage is unavailable."""
+    """What planning waits for, and why; empty unless storage or credentials are unavailable."""
 
     def __str__(self) -> str:
         if self.waiting:
-            return f"waiting for storage: {self.waiting}"
+            return self.waiting
         return f"{_DOING[self.doing]}, {counted(self.entries, 'entry', 'entries')} so far"
 
 
@@ -195,6 +195,8 @@ class JobState:
         """Number of requests other than those for parts, by operation."""
         self.unjoined: set[str] = set()
         """FIFOs whose objects have end marks, or lack a last line feed, and are not joined."""
+        self.waiting = ""
+        """Why the job waits for credentials before it plans; empty unless it does."""
         self.planning_seconds = 0.0
         self.planning: dict[str, PlanningStep] = {}
         """By channel, how far its plan is; a channel whose plan is made is not there."""
@@ -258,7 +260,7 @@ class JobState:
             return "the job is ending: the sidecar offers no further epoch"
         if self.downloading is not None:
             return self.downloading()
-        return self.planning_text() or "the job is starting: the sidecar offers no FIFO yet"
+        return self.planning_text() or self.waiting or "the job is starting: the sidecar offers no FIFO yet"
 
     def planning_text(self) -> str:
         """Return, in one line, how far the plans are; empty if all are made."""

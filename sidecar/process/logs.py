@@ -16,11 +16,14 @@ import sys
 import time
 import traceback
 from datetime import UTC, datetime
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from sidecar.process.streams import take_dropped
 from streamer.escaping import escape_control
 from streamer.secrets import redact
+
+if TYPE_CHECKING:
+    from streamer.errors import SourceError
 
 _AMBIGUOUS = re.compile(r"[\s='\"]")
 """Characters of a text that a terminal shows in quotes."""
@@ -68,7 +71,7 @@ log = EventLog("penstock")
 
 
 class WaitLog:
-    """Logs that a command or a channel waits for storage: each cause at once and every `LOGGED_EVERY` s."""
+    """Logs that a command or a channel waits: each cause at once and every `LOGGED_EVERY` seconds."""
 
     def __init__(self, *, give_up_after: float, **fields: str) -> None:
         """`give_up_after`: seconds without progress after which the wait ends. `fields`: of every line."""
@@ -76,14 +79,21 @@ class WaitLog:
         self._logged: dict[str, float] = {}
         """Time of the last line, by cause."""
 
-    def waiting(self, error: object) -> None:
-        """Note that storage is unavailable, and why."""
-        text, now = str(error), time.monotonic()
+    def waiting(self, error: SourceError) -> None:
+        """Note that storage or credentials are unavailable, and why."""
+        self.note(error.awaited, str(error))
+
+    def note(self, awaited: str, text: str) -> None:
+        """Note what is waited for, and why."""
+        now = time.monotonic()
         cause = _VARYING.sub("", text)
         self._logged = {each: at for each, at in self._logged.items() if now - at < LOGGED_EVERY}
         if cause not in self._logged and len(self._logged) < MOST_CAUSES:
             self._logged[cause] = now
-            log.warning("waiting for storage", **self._fields, error=text)
+            if awaited == "credentials":
+                log.warning("waiting for credentials", **self._fields, error=text)
+            else:
+                log.warning("waiting for storage", **self._fields, error=text)
 
 
 def configure(*, level: str = "info", json_lines: bool | None = None) -> None:

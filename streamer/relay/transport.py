@@ -136,7 +136,7 @@ async def open_transport(clients: Clients, spec: TransportSpec) -> AsyncIterator
         inflating=spec.channels.count(INFLATED) if spec.cores > 1 else 0,
     )
     memory_budget.bandwidth.change(spec.bandwidth, time.monotonic())
-    source: RangeSource = AiobotocoreSource(clients.data, clients.credentials)
+    source: RangeSource = AiobotocoreSource(clients.data)
     async with contextlib.AsyncExitStack() as stack:
         pipes = None
         if splice:

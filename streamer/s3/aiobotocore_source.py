@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 from streamer.errors import ErrorContext, SourceError
 from streamer.plan import Segment, is_modified
 from streamer.s3.aiobotocore_body import AiobotocoreBody, RangeResponse
-from streamer.s3.client.credentials import RenewableCredentials, renewing
 from streamer.s3.client.faults import escaped_id, map_errors, of_listed
 from streamer.s3.client.final_answers import confirmed
 from streamer.s3.client.stall import Stall
@@ -35,10 +34,8 @@ class AiobotocoreSource:
 
     together = 0
 
-    def __init__(self, client: S3Client, credentials: RenewableCredentials | None) -> None:
-        """`credentials`: the client's credentials, renewed if S3 refuses them."""
+    def __init__(self, client: S3Client) -> None:
         self._client = client
-        self._credentials = credentials
 
     async def open(self, request: RangeRequest) -> AiobotocoreBody:
         items = request.part.rest(request.first)
@@ -104,7 +101,7 @@ class AiobotocoreSource:
         conditions = {"IfMatch": f'"{ref.etag}"'} if sends_if_match else {}
         if ref.version:
             conditions["VersionId"] = ref.version
-        with renewing(self._credentials), of_listed(), map_errors(context):
+        with of_listed(), map_errors(context):
             try:
                 with map_errors(context):
                     response = await self._client.get_object(

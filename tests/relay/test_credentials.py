@@ -27,7 +27,7 @@ from streamer.plan import ObjectRef, Part, Plan, S3Uri, Segment
 from streamer.relay.fetch.part_fetch import PartFetch
 from streamer.relay.staging.buffers import BufferPool, BufferStages
 from streamer.relay.statistics import ChannelCounters
-from streamer.retry import RetryPolicy
+from streamer.retry import RetryPolicy, retry_while_unavailable
 from streamer.s3.client.credentials import RenewableCredentials, renewed
 from streamer.s3.client.endpoint import Endpoint
 from streamer.s3.client.faults import error_from_response
@@ -36,7 +36,7 @@ from streamer.s3.ranges import Body, RangeRequest
 from streamer.schedule.budget import MemoryBudget
 from streamer.schedule.concurrency import ConcurrencyController
 from streamer.units import MIB
-from tests.kit.harness import PagesFrom, RunChannel, fill, running_channel
+from tests.kit.harness import PagesFrom, RunChannel, clients_of, fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all
 from tests.kit.planning import plan_prefix
 from tests.kit.stub import S3Stub, stalls
@@ -414,6 +414,7 @@ async def test_a_renewal_that_hangs_is_named_with_its_source() -> None:
         await asyncio.Event().wait()
 
     lasting = RenewableCredentials(Found(0), load, limit=60)
+    lasting.accepted = True
     context = ErrorContext("b", "k", 0)
     expired = error_from_response(
         status=400, code="ExpiredToken", message="", request_id="R1", retry_after=None, date=None,
@@ -548,3 +549,133 @@ async def test_many_refusals_ask_the_chain_once() -> None:
     assert lasting.refused(now), "a late refusal of the old key"
     assert (await lasting.get_frozen_credentials()).access_key == "AKID1"
     assert asked == 1
+
+
+class LateSource:
+    """A source of credentials that fails until `mended`, as its kind does, and then has some."""
+
+    def __init__(self, kind: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.mended = False
+        self._kind, self._directory, self._monkeypatch = kind, directory, monkeypatch
+
+    @contextlib.asynccontextmanager
+    async def open(self, status: int, code: str = "") -> AsyncIterator[None]:
+        """Be what the environment names. `status`, `code`: how it fails; a program exits with the status."""
+        issuer, patch = Issuer(self._directory), self._monkeypatch
+
+        async def container(_: web.Request) -> web.Response:
+            found = issuer.next()
+            found["Token"] = found.pop("SessionToken")
+            return web.json_response(found) if self.mended else web.Response(status=status)
+
+        async def sts(_: web.Request) -> web.Response:
+            if not self.mended:
+                error = f"<Error><Code>{code}</Code><Message>not yours</Message></Error>"
+                text = f"<ErrorResponse>{error}</ErrorResponse>"
+                return web.Response(status=status, content_type="text/xml", text=text)
+            fields = "".join(f"<{name}>{value}</{name}>" for name, value in issuer.next().items())
+            name = "AssumeRoleWithWebIdentity"
+            text = f"<{name}Result><Credentials>{fields}</Credentials></{name}Result>"
+            return web.Response(content_type="text/xml", text=f"<{name}Response>{text}</{name}Response>")
+
+        routes = web.get("/creds", container), web.post("/", sts)
+        async with _serving(*routes) as url:
+            if self._kind == "container":
+                patch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{url}/creds")
+            elif self._kind == "web identity":
+                (self._directory / "token").write_text("a.b.c")
+                patch.setenv("AWS_ENDPOINT_URL_STS", url)
+                patch.setenv("AWS_MAX_ATTEMPTS", "1")
+                patch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(self._directory / "token"))
+                patch.setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/trainer")
+            else:
+                program, config = self._directory / "give", self._directory / "config"
+                keys = '{"Version": 1, "AccessKeyId": "AKID0", "SecretAccessKey": "s"}'
+                up = self._directory / "up"
+                program.write_text(
+                    f"#!/bin/sh\n[ -e {up} ] && echo '{keys}' && exit\necho {{}}; exit {status}\n"
+                )
+                program.chmod(0o700)
+                config.write_text(f"[default]\ncredential_process = {program}\n")
+                patch.setenv("AWS_CONFIG_FILE", str(config))
+            yield
+
+    def mend(self) -> None:
+        self.mended = True
+        (self._directory / "up").touch()
+
+
+@pytest.mark.parametrize(
+    ("kind", "failure"),
+    [("container", (500,)), ("web identity", (400, "ThrottlingException")), ("process", (1,))],
+)
+async def test_credentials_that_come_late_are_waited_for_at_the_start(
+    bare: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, failure: tuple[Any, ...]
+) -> None:
+    late, waits = LateSource(kind, tmp_path, monkeypatch), []
+
+    def waiting(error: SourceError) -> None:
+        waits.append(error)
+        late.mend()
+
+    async with (
+        late.open(*failure),
+        open_clients(Endpoint(url=bare.url), connections=1, give_up_after=60, on_wait=waiting) as clients,
+    ):
+        assert clients.credentials is not None
+        assert (await clients.credentials.get_frozen_credentials()).access_key.startswith("AKID")
+    assert {type(each) for each in waits} == {Expired}
+    assert waits[0].awaited == "credentials"
+
+
+@pytest.mark.parametrize(
+    ("kind", "failure"),
+    [("container", (403,)), ("web identity", (403, "AccessDenied")), ("process", (0,))],
+)
+async def test_credentials_that_cannot_come_end_the_start_at_once(
+    bare: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, failure: tuple[Any, ...]
+) -> None:
+    """An agent's refusal, a trust policy, and a program without keys: no time mends these."""
+    late = LateSource(kind, tmp_path, monkeypatch)
+    waits: list[SourceError] = []
+    async with late.open(*failure):
+        with pytest.raises(Denied, match="check their source, which is ") as caught:
+            async with open_clients(
+                Endpoint(url=bare.url), connections=1, give_up_after=60, on_wait=waits.append
+            ):
+                pass
+    assert type(caught.value) is Denied
+    assert all("no answer for 5 s" in str(each) for each in waits), "a slow one is named"
+    if kind == "web identity":
+        assert "not yours" in str(caught.value), "the server's own words"
+
+
+@pytest.mark.parametrize("by_aiobotocore", [False, True])
+async def test_a_listing_waits_for_keys_that_have_worked_and_for_no_others(
+    bare: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_aiobotocore: bool
+) -> None:
+    bare.objects["b/data/0"] = b"x"
+    bare.refused_keys["AKID0"] = "ExpiredToken"
+    async with (
+        _source("file", tmp_path, monkeypatch) as (_, rotate),
+        clients_of(bare, by_aiobotocore=by_aiobotocore) as clients,
+    ):
+        policy, waits = RetryPolicy(give_up_after=60, first_wait=0.001), []
+
+        async def listed() -> Plan:
+            return await retry_while_unavailable(
+                lambda _: plan_prefix(clients, S3Uri("b", "data/")), policy, on_wait=waiting
+            )
+
+        def waiting(error: SourceError) -> None:
+            waits.append(error)
+            rotate()
+
+        with pytest.raises(Denied, match="token has expired.*; their source is shared-credentials-file"):
+            await listed()
+        assert not waits
+        bare.refused_keys.clear()
+        assert (await listed()).objects(0) == 1
+        bare.refused_keys["AKID0"] = "ExpiredToken"
+        assert (await listed()).objects(0) == 1
+        assert {type(each) for each in waits} == {Expired}

@@ -11,7 +11,6 @@ Importing this module takes 0.35 s, so `session` imports it where a client is ne
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import os
@@ -22,26 +21,28 @@ from aiobotocore.config import AioConfig
 from aiobotocore.parsers import AioResponseParserFactory, AioRestXMLParser
 from aiobotocore.session import AioSession
 from botocore import UNSIGNED
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import ClientError
 from botocore.loaders import Loader, create_loader
 from botocore.parsers import ResponseParserError
 from botocore.utils import parse_timestamp
 
 from streamer import __version__
-from streamer.errors import ConfigError, Denied, ErrorContext, PenstockError, SourceError, Transient
-from streamer.retry import note_failure
+from streamer.errors import ConfigError, ErrorContext, Expired, SourceError
+from streamer.retry import note_failure, retry_while_unavailable
 from streamer.s3.client.aws_files import AwsFiles, token_files
 from streamer.s3.client.bounded import BoundedSession, limit_credential_processes
+from streamer.s3.client.credential_sources import first_credentials
 from streamer.s3.client.credentials import FixedProvider, RenewableCredentials
 from streamer.s3.client.endpoint import Endpoint, RequestOptions, check_endpoint, configuration_files
-from streamer.s3.client.faults import error_text, map_errors, mapped
+from streamer.s3.client.faults import map_errors, mapped
 from streamer.s3.client.redirects import refuse_redirects
 from streamer.secrets import quoted
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
+    from streamer.retry import RetryPolicy
     from streamer.s3.client.endpoint import Keys
 
 CONTROL_ATTEMPTS = 5
@@ -125,16 +126,33 @@ class BotocoreSession:
         """Sign with these keys."""
         self._session.set_credentials(keys.access_key, keys.secret_key, keys.token)
 
-    async def resolve_credentials(self) -> None:
-        """Resolve the credentials by botocore's chain. Raises ConfigError, Denied, Transient."""
-        if not self._endpoint.anonymous:
-            tokens = token_files(self._session, os.environ)
-            files = AwsFiles(configuration_files(os.environ), tokens, seconds=self._stall_timeout)
+    async def resolve_credentials(
+        self, policy: RetryPolicy, on_wait: Callable[[SourceError], None] | None
+    ) -> None:
+        """Resolve the credentials by botocore's chain; wait for a source that may have some later.
+
+        `on_wait`: see `retry_while_unavailable`. Raises ConfigError, SourceError.
+        """
+        if self._endpoint.anonymous:
+            return
+        session, limit = self._session, self._stall_timeout
+        files = AwsFiles(configuration_files(os.environ), token_files(session, os.environ), seconds=limit)
+
+        async def resolve(_: Callable[[], None]) -> Any:
             with _mapped_errors():
                 await files.check()
-                self.credentials = await _renewable(
-                    self._session, self._endpoint.profile, self._stall_timeout, files.check
-                )
+                return await first_credentials(session.get_component("credential_provider").providers, limit)
+
+        # `session.get_credentials` would cache the credentials and give those to the clients.
+        credentials = await retry_while_unavailable(resolve, policy, on_wait=on_wait, what="credentials")
+        if credentials is None:
+            return
+
+        async def load() -> Any:
+            return await _session(self._endpoint.profile).get_credentials()
+
+        self.credentials = RenewableCredentials(credentials, load, limit=limit, check=files.check)
+        session.register_component("credential_provider", FixedProvider(self.credentials))
 
     @contextlib.asynccontextmanager
     async def client(self, *, control: bool, counts: Counter[str]) -> AsyncIterator[Any]:
@@ -212,7 +230,7 @@ def _note_failure(
     if exception is not None:
         params = context.get("s3_redirect", {}).get("params", {})
         error = mapped(exception, ErrorContext(params.get("Bucket"), params.get("Key")))
-        if isinstance(error, SourceError):
+        if isinstance(error, SourceError) and not isinstance(error, Expired):
             note_failure(error)
 
 
@@ -239,47 +257,3 @@ def _session(profile: str | None) -> Any:
     session = AioSession(profile=profile)
     session.set_default_client_config(AioConfig(http_session_cls=BoundedSession))
     return session
-
-
-async def _first_credentials(providers: Iterable[Any]) -> Any:
-    """Return the credentials of the first of botocore's providers that has any, else None. Raises Denied."""
-    for provider in providers:
-        try:
-            credentials = await provider.load()
-        except (PenstockError, BotoCoreError, TimeoutError):
-            raise
-        except Exception as error:
-            # A process may print anything, and each provider raises what its parser does.
-            reason = f"{type(error).__name__}: {quoted(error_text(error))}"
-            raise Denied(
-                f"the credentials cannot be read ({reason}); correct their source, which is {provider.METHOD}"
-            ) from error
-        if credentials is not None:
-            return credentials
-    return None
-
-
-async def _renewable(
-    session: Any, profile: str | None, limit: float, check: Callable[[], Awaitable[None]]
-) -> RenewableCredentials | None:
-    """Return renewable credentials and give them to the session's clients; None if the session has none.
-
-    `limit`, `check`: see `RenewableCredentials`.
-    """
-
-    async def load() -> Any:
-        return await _session(profile).get_credentials()
-
-    # `session.get_credentials` would cache the credentials and give those to the clients.
-    try:
-        async with asyncio.timeout(limit):
-            credentials = await _first_credentials(session.get_component("credential_provider").providers)
-    except TimeoutError as error:
-        raise Transient(
-            f"the credentials' source did not respond in {limit:g} s; check that it is running"
-        ) from error
-    if credentials is None:
-        return None
-    lasting = RenewableCredentials(credentials, load, limit=limit, check=check)
-    session.register_component("credential_provider", FixedProvider(lasting))
-    return lasting

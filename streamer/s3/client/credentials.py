@@ -7,7 +7,8 @@ request a new session resolves botocore's whole chain and reads its files again.
 together resolve the chain once.
 
 A chain that fails now may succeed later (a metadata service restarts, a file is being replaced). So a failed
-renewal raises `Expired`, and the relay retries; missing credentials at the start raise `Denied`.
+renewal raises `Expired`, which is retried. Credentials that S3 refuses before it has accepted any are Denied;
+`credential_sources` decides about those that are missing at the start.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ class RenewableCredentials:
         self._current = initial
         self._load = load
         self._lock = asyncio.Lock()
+        self.accepted = False
+        """Whether S3 has accepted the credentials of a request."""
         self._stale = False
         self._loaded_at = self._failed_at = self._checked_at = float("-inf")
         self._failure = ""
@@ -68,9 +71,11 @@ class RenewableCredentials:
         """Note that S3 refused a request sent at `sent_at` (`time.monotonic`); return whether to repeat it.
 
         Repeating cannot help if the keys are environment variables, because those of a running process cannot
-        be changed from outside.
+        be changed from outside, nor if S3 has never accepted any.
         """
-        if self._current.method == "env" and not hasattr(self._current, "refresh_needed"):
+        if not self.accepted or (
+            self._current.method == "env" and not hasattr(self._current, "refresh_needed")
+        ):
             return False
         if sent_at > self._loaded_at:
             self._stale = True
@@ -200,9 +205,10 @@ def renewed(error: SourceError, credentials: RenewableCredentials | None, sent_a
     """
     if not isinstance(error, Expired):
         return error
+    source = "" if credentials is None else f"; their source is {credentials.method}"
+    if error.code and not error.message.endswith(source):
+        error.message += source
     if credentials is not None and credentials.refused(sent_at):
-        if error.code:
-            error.message += f"; their source is {credentials.method}"
         return error
     denied = Denied(error.message, error.context)
     denied.code = error.code

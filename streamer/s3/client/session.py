@@ -23,10 +23,11 @@ from hashlib import md5
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from streamer.errors import ConfigError
+from streamer.errors import ConfigError, ErrorContext
 from streamer.file_reads import outside, read_here
+from streamer.retry import RetryPolicy
 from streamer.s3.client.aws_files import AwsFiles
-from streamer.s3.client.credentials import RenewableCredentials
+from streamer.s3.client.credentials import RenewableCredentials, renewing
 from streamer.s3.client.endpoint import (
     STALL_TIMEOUT,
     Endpoint,
@@ -37,11 +38,13 @@ from streamer.s3.client.endpoint import (
     configuration_files,
     settings_of,
 )
+from streamer.s3.client.faults import map_errors
 from streamer.secrets import remember, remember_environment
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from streamer.errors import SourceError
     from streamer.s3.client.botocore_session import BotocoreSession
 
 
@@ -62,6 +65,8 @@ class S3Client:
         """Whether a GET for the rest of an object names the ETag in If-Match; some servers refuse that."""
         self.stall_timeout = stall_timeout
         """Seconds without a byte before a connection counts as dead."""
+        self.credentials: RenewableCredentials | None = None
+        """None for anonymous access, if there are none, and until they are known."""
         self._open_client = open_client
         self._client: Any = None
         self._opening = asyncio.Lock()
@@ -89,17 +94,24 @@ class S3Client:
         """Return the header that demands this ETag, quotes included, unless it is omitted."""
         return {"If-Match": etag} if self.sends_if_match else {}
 
+    async def _send(self, operation: str, parameters: dict[str, Any]) -> Any:
+        with renewing(self.credentials), map_errors(ErrorContext()):
+            response = await getattr(await self.opened(), operation)(**parameters)
+        if self.credentials is not None:
+            self.credentials.accepted = True
+        return response
+
     async def get_object(self, **parameters: Any) -> Any:
-        """Send GetObject; return botocore's response."""
-        return await (await self.opened()).get_object(**parameters)
+        """Send GetObject; return botocore's response. Raises SourceError; so do the other methods."""
+        return await self._send("get_object", parameters)
 
     async def head_object(self, **parameters: Any) -> Any:
         """Send HeadObject; return botocore's response."""
-        return await (await self.opened()).head_object(**parameters)
+        return await self._send("head_object", parameters)
 
     async def list_objects_v2(self, **parameters: Any) -> Any:
         """Send ListObjectsV2; return botocore's response."""
-        return await (await self.opened()).list_objects_v2(**parameters)
+        return await self._send("list_objects_v2", parameters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,13 +152,16 @@ async def open_clients(
     connections: int,
     stall_timeout: float = STALL_TIMEOUT,
     by_aiobotocore: bool = False,
+    give_up_after: float = 0.0,
+    on_wait: Callable[[SourceError], None] | None = None,
 ) -> AsyncIterator[Clients]:
     """Resolve settings and credentials; close aiobotocore's clients at the end of the block.
 
     `connections` bounds the data client's pool: the sum of all channels' requests in flight.
-    `stall_timeout`, `by_aiobotocore`: see `Clients`.
-    Raises ConfigError for an unknown profile, a missing region or an unreadable CA bundle, Denied for
-    broken credentials files.
+    `stall_timeout`, `by_aiobotocore`: see `Clients`. `give_up_after`: seconds to wait for credentials
+    that may come later; `on_wait` is called with the error of each failure.
+    Raises ConfigError for an unknown profile, a missing region or an unreadable CA bundle, SourceError for
+    credentials that a configured source does not have.
     """
     remember_environment()
     if (key := endpoint.reading.sse_customer_key) is not None:
@@ -170,17 +185,21 @@ async def open_clients(
             "request_counts": opener.request_counts,
         }
         if settings is not None:
+            keys = None if settings.keys is None else _unchanging(settings.keys, stall_timeout)
+            control.credentials = data.credentials = keys
             yield Clients(
                 control,
                 data,
                 settings.endpoint_url,
                 "none" if endpoint.anonymous else "s3v4",
-                None if settings.keys is None else _unchanging(settings.keys, stall_timeout),
+                keys,
                 ca_bundle=settings.ca_bundle,
                 **common,
             )
             return
         session = await opener.session()
+        await session.resolve_credentials(RetryPolicy(give_up_after=give_up_after), on_wait)
+        control.credentials = data.credentials = session.credentials
         await control.opened()
         client = await data.opened()
         version = client.meta.config.signature_version
@@ -247,9 +266,7 @@ class _Opener:
                 files = AwsFiles(configuration_files(os.environ), {}, seconds=self._stall_timeout)
                 await files.check()
                 session = await asyncio.to_thread(self._load)
-                if self._settings is None:
-                    await session.resolve_credentials()
-                elif self._settings.keys is not None:
+                if self._settings is not None and self._settings.keys is not None:
                     session.use(self._settings.keys)
                 self._session = session
         return self._session

@@ -6,6 +6,7 @@ asks for that.
 
 from __future__ import annotations
 
+import http
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
@@ -68,4 +69,6 @@ class ControlClient:
             response.end(reuse=False)
             clients.request_counts[operation] += 1
             response = await self._http.send(endpoint, context, request, fresh=True)
+        if response.header.status < http.HTTPStatus.MULTIPLE_CHOICES and clients.credentials is not None:
+            clients.credentials.accepted = True
         return response
