@@ -523,6 +523,7 @@ async def test_many_that_wait_for_a_chain_that_fails_ask_it_once() -> None:
         raise ConnectionRefusedError
 
     lasting = RenewableCredentials(Found(0), load, limit=30)
+    lasting.accepted = True
     assert lasting.refused(asyncio.get_running_loop().time())
     outcomes = await asyncio.gather(
         *[lasting.get_frozen_credentials() for _ in range(64)], return_exceptions=True
@@ -541,6 +542,7 @@ async def test_many_refusals_ask_the_chain_once() -> None:
         return Found(asked)
 
     lasting = RenewableCredentials(Found(0), load, limit=30)
+    lasting.accepted = True
     assert (await lasting.get_frozen_credentials()).access_key == "AKID0"
     now = asyncio.get_running_loop().time()
     assert all(lasting.refused(now) for _ in range(64))
