@@ -56,7 +56,7 @@ MAY_IMPORT = {
     "streamer.s3.signing": {"streamer.plan", "streamer.s3.client"},
     "streamer.s3.http": {"streamer.linux", "streamer.s3.client", "streamer.s3.signing"},
     "streamer.s3": {
-        "streamer.plan", "streamer.secrets",
+        "streamer.plan", "streamer.retry", "streamer.secrets",
         "streamer.s3.client", "streamer.s3.http", "streamer.s3.signing",
     },
     "streamer.s3.pages": {

@@ -27,12 +27,11 @@ from sidecar.index.stored import check_format, open_stored
 from sidecar.process.logs import log
 from streamer.aio import in_thread
 from streamer.errors import ErrorContext, PenstockError, SourceChanged
-from streamer.retry import retry_while_unavailable
-from streamer.s3.client.object_put import NewObject, put_object
+from streamer.s3.object_put import NewObject, put_object
 from streamer.scratch import scratch_directory
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Sequence
 
     from sidecar.index.file import IndexFile
     from sidecar.index.objects import Access
@@ -174,10 +173,9 @@ class IndexUpload:
 
     async def _replace(self, uri: S3Uri) -> int:
         """Replace the object by the file, with the rows of other builds; return the file's `writes` in it."""
-        policy = retry_policy(self._access.job)
         for _ in range(MOST_CONFLICTS):
             copy, writes = self._file.snapshot()
-            etag = await retry_while_unavailable(partial(self._put, uri, copy), policy, what="an upload")
+            etag = await self._put(uri, copy)
             if etag is not None:
                 self._etag = etag
                 return writes
@@ -188,13 +186,17 @@ class IndexUpload:
             ErrorContext(*uri),
         )
 
-    async def _put(self, uri: S3Uri, copy: StoredIndex, progressed: Callable[[], None]) -> str | None:
+    async def _put(self, uri: S3Uri, copy: StoredIndex) -> str | None:
         def read(position: int, count: int) -> Awaitable[bytes]:
-            progressed()
             return in_thread(copy.read, position, count)
 
-        control, new = self._access.clients.control, NewObject(copy.size, read)
-        return await put_object(control, ErrorContext(*uri), new, replaces=self._etag)
+        return await put_object(
+            self._access.clients.control,
+            ErrorContext(*uri),
+            NewObject(copy.size, read),
+            replaces=self._etag,
+            policy=retry_policy(self._access.job),
+        )
 
     async def _add_rows(self, uri: S3Uri) -> None:
         """Add the rows of the object, but those of objects that this build has scanned, to the file."""

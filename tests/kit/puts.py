@@ -1,12 +1,14 @@
-"""Writes of the S3 stub: PUTs and multipart uploads, with If-Match and If-None-Match, as S3 answers them."""
+"""Writes of the S3 stub: PUTs and multipart uploads, with conditions and CRC-64NVME, as S3 answers them."""
 
 from __future__ import annotations
 
+import base64
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from aiohttp import web
+from awscrt.checksums import crc64nvme
 
 from tests.kit.raw import etag
 
@@ -20,6 +22,8 @@ class Puts:
 
     content: Callable[[], dict[str, bytes]]
     """Returns these, by `bucket/key`."""
+    checksums: dict[str, dict[str, str]]
+    """By `bucket/key`, headers of the checksum that is stored."""
     seen: list[Written] = field(default_factory=list)
     before: deque[Callable[[], None]] = field(default_factory=deque)
     """Called before the next objects are made, as if another client wrote in between."""
@@ -27,11 +31,19 @@ class Puts:
     """Statuses and codes of the next answers; an answer without a code has no body."""
     uploads: dict[str, dict[int, bytes]] = field(default_factory=dict)
     """Parts by upload id."""
+    on_part: Callable[[], None] = lambda: None
+    """Called with each part that has arrived."""
+    lost: int = 0
+    """Number of the next objects that are made, and whose responses say 503."""
+    garbled: int = 0
+    """Number of the next bodies that another byte arrives in."""
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         name = f"{request.match_info['bucket']}/{request.match_info['key']}"
         upload, part = request.query.get("uploadId"), request.query.get("partNumber")
         body = await request.read()
+        if self.garbled and request.method == "PUT":
+            self.garbled, body = self.garbled - 1, bytes([body[0] ^ 1]) + body[1:]
         condition = request.headers.get("If-Match") or request.headers.get("If-None-Match") or ""
         operation = {
             "PUT": "PutObject" if upload is None else "UploadPart",
@@ -41,24 +53,34 @@ class Puts:
         self.seen.append((operation, name, condition.strip('"')))
         if self.refused:
             return _error(*self.refused.popleft())
-        match operation:
-            case "PutObject":
-                return self._make(name, body, request)
-            case "CreateMultipartUpload":
-                self.uploads[number := f"upload{len(self.uploads)}"] = {}
-                return _xml("InitiateMultipartUploadResult", f"<UploadId>{number}</UploadId>")
-            case "UploadPart":
-                self.uploads[upload or ""][int(part or 0)] = body
-                return web.Response(headers={"ETag": f'"{etag(body)}"'})
-            case "AbortMultipartUpload":
-                del self.uploads[upload or ""]
-                return web.Response(status=204)
-        parts = self.uploads[upload or ""]
-        made = self._make(name, b"".join(data for _, data in sorted(parts.items())), request)
-        if made.status == 200:
-            del self.uploads[upload or ""]
-            return _xml("CompleteMultipartUploadResult", f"<ETag>{made.headers['ETag']}</ETag>")
-        return made
+        if request.method == "PUT" and request.headers["x-amz-checksum-crc64nvme"] != _crc(body):
+            return _error(400, "BadDigest")
+        if operation == "PutObject":
+            return self._make(name, body, request)
+        if operation == "CreateMultipartUpload":
+            self.uploads[number := f"upload{len(self.seen)}"] = {}
+            return _xml("InitiateMultipartUploadResult", f"<UploadId>{number}</UploadId>")
+        if upload not in self.uploads:
+            return _error(404, "NoSuchUpload")
+        if operation == "UploadPart":
+            self.uploads[upload][int(part or 0)] = body
+            self.on_part()
+            return web.Response(headers={"ETag": f'"{etag(body)}"'})
+        if operation == "AbortMultipartUpload":
+            del self.uploads[upload]
+            return web.Response(status=204)
+        return self._complete(name, upload, request)
+
+    def _complete(self, name: str, upload: str, request: web.Request) -> web.Response:
+        whole = b"".join(data for _, data in sorted(self.uploads[upload].items()))
+        if request.headers["x-amz-checksum-crc64nvme"] != _crc(whole):
+            return _error(400, "BadDigest")
+        made = self._make(name, whole, request)
+        if self.content().get(name) == whole:
+            del self.uploads[upload]
+        if made.status != 200:
+            return made
+        return _xml("CompleteMultipartUploadResult", f"<ETag>{made.headers['ETag']}</ETag>")
 
     def _make(self, name: str, body: bytes, request: web.Request) -> web.Response:
         if self.before:
@@ -72,7 +94,15 @@ class Puts:
         ):
             return _error(412, "PreconditionFailed")
         objects[name] = body
+        self.checksums[name] = {"x-amz-checksum-crc64nvme": _crc(body), "x-amz-checksum-type": "FULL_OBJECT"}
+        if self.lost:
+            self.lost -= 1
+            return _error(503, "ServiceUnavailable")
         return web.Response(headers={"ETag": f'"{etag(body)}"'})
+
+
+def _crc(body: bytes) -> str:
+    return base64.b64encode(crc64nvme(body).to_bytes(8, "big")).decode()
 
 
 def _xml(name: str, inside: str) -> web.Response:

@@ -128,7 +128,7 @@ class S3Stub:
     puts: Puts = field(init=False)
 
     def __post_init__(self) -> None:
-        self.puts = Puts(lambda: self.objects)
+        self.puts = Puts(lambda: self.objects, self.checksums)
 
     @property
     def connections(self) -> int:

@@ -34,7 +34,7 @@ EAGER = (
     "sidecar.index.target.UPLOAD_EVERY = 0",
     "sidecar.index.target.UPLOAD_SHARE = 0",
 )
-IN_PARTS = ("streamer.s3.client.object_put.PART = 3000",)
+IN_PARTS = ("streamer.s3.object_put.PART = 3000",)
 
 
 def written(stub: S3Stub, tmp_path: Path, *, place: str = PLACE, **ranks: Any) -> str:

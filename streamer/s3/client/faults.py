@@ -53,6 +53,7 @@ _TRANSIENT = {
     "RequestTimeout",
     "RequestTimeoutException",
     "OperationAborted",
+    "BadDigest",  # of a body that changed on its way
 }
 _EXPIRED = {
     "ExpiredToken",

@@ -94,8 +94,9 @@ class S3Client:
         """Return the header that demands this ETag, quotes included, unless it is omitted."""
         return {"If-Match": etag} if self.sends_if_match else {}
 
-    async def _send(self, operation: str, parameters: dict[str, Any]) -> Any:
-        with renewing(self.credentials), map_errors(ErrorContext()):
+    async def send(self, operation: str, context: ErrorContext, **parameters: Any) -> Any:
+        """Send a request of botocore's client; return its response. Raises SourceError."""
+        with renewing(self.credentials), map_errors(context):
             response = await getattr(await self.opened(), operation)(**parameters)
         if self.credentials is not None:
             self.credentials.accepted = True
@@ -103,15 +104,15 @@ class S3Client:
 
     async def get_object(self, **parameters: Any) -> Any:
         """Send GetObject; return botocore's response. Raises SourceError; so do the other methods."""
-        return await self._send("get_object", parameters)
+        return await self.send("get_object", ErrorContext(), **parameters)
 
     async def head_object(self, **parameters: Any) -> Any:
         """Send HeadObject; return botocore's response."""
-        return await self._send("head_object", parameters)
+        return await self.send("head_object", ErrorContext(), **parameters)
 
     async def list_objects_v2(self, **parameters: Any) -> Any:
         """Send ListObjectsV2; return botocore's response."""
-        return await self._send("list_objects_v2", parameters)
+        return await self.send("list_objects_v2", ErrorContext(), **parameters)
 
 
 @dataclass(frozen=True, slots=True)
