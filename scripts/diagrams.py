@@ -324,6 +324,7 @@ ROOMS = {
     "sidecar.download": (-1, 3, "File channels"),
     "sidecar.records": (-1, 4, "ranks, advice"),
     "sidecar.index": (-1, 5, "record indexes"),
+    "sidecar.upload": (-1, 6, "files to S3"),
     "sidecar.admin": (-2, 4, "HTTP server"),
     "sidecar.observe": (-2, 5, "state, bottleneck"),
     "sidecar.config": (-2, 6, "job file"),
@@ -370,7 +371,8 @@ ROOM_ARROWS = [
     "sidecar.__main__ sidecar.cli", "sidecar.cli sidecar.commands", "sidecar.cli sidecar.doctor",
     "sidecar.commands sidecar.job", "sidecar.doctor sidecar.job", "sidecar.job sidecar.admin",
     "sidecar.job sidecar.download", "sidecar.job sidecar.records", "sidecar.records sidecar.index",
-    "sidecar.index sidecar.config", "sidecar.download sidecar.observe",
+    "sidecar.index sidecar.config", "sidecar.download sidecar.observe", "sidecar.commands sidecar.upload",
+    "sidecar.upload sidecar.process",
     "sidecar.admin sidecar.observe", "sidecar.observe sidecar.config", "sidecar.config sidecar.process",
     "streamer.relay streamer.relay.deliver", "streamer.relay.deliver streamer.relay.fetch",
     "streamer.relay.deliver streamer.sink", "streamer.relay.fetch streamer.relay.staging",
@@ -396,7 +398,7 @@ def _room_at(name: str) -> tuple[float, float]:
     return left, 48 + row * ROW
 
 
-def _room_arrow(source: str, target: str) -> list[tuple[float, float]]:
+def _room_arrow(source: str, target: str) -> list[tuple[float, float]]:  # noqa: PLR0911 - a table
     """Return the way of an arrow: straight down, or by one side, with bends."""
     (left, top), (to_left, to_top) = _room_at(source), _room_at(target)
     middle, to_middle = left + ROOM_WIDTH / 2, to_left + ROOM_WIDTH / 2
@@ -408,6 +410,16 @@ def _room_arrow(source: str, target: str) -> list[tuple[float, float]]:
         case "sidecar.download sidecar.observe":
             bend, lower, end = left + ROOM_WIDTH + 4, to_top - 12, to_middle + 40
             return [(left + ROOM_WIDTH, side), (bend, side), (bend, lower), (end, lower), (end, to_top - 2)]
+        case "sidecar.commands sidecar.upload":
+            bend = to_left + ROOM_WIDTH + 10
+            high = top + ROOM_HEIGHT + 6
+            return [
+                (middle + 30, bottom),
+                (middle + 30, high),
+                (bend, high),
+                (bend, to_side),
+                (to_left + ROOM_WIDTH + 2, to_side),
+            ]
         case "streamer.s3.signing streamer.plan":
             bend = to_left - 14
             return [(left + ROOM_WIDTH, side), (bend, side), (bend, to_side), (to_left - 2, to_side)]
@@ -437,7 +449,7 @@ def rooms(colours: dict[str, str]) -> Canvas:
         "The packages of sidecar and streamer; an arrow from A to B means that A imports B",
         colours,
     )
-    c.box(8, 8, 288, 634)
+    c.box(8, 8, 295, 634)
     c.text(24, 32, "sidecar", size=14, bold=True, mono=True)
     c.box(306, 8, 736, 634)
     c.text(318, 32, "streamer", size=14, bold=True, mono=True)

@@ -105,13 +105,14 @@ MAY_IMPORT = {
     "sidecar.index": {"sidecar.config", "sidecar.process"},
     "sidecar.records": {"sidecar.config", "sidecar.index", "sidecar.process"},
     "sidecar.download": {"sidecar.config", "sidecar.observe", "sidecar.process"},
+    "sidecar.upload": {"sidecar.process"},
     "sidecar.job": {
         "sidecar.admin", "sidecar.config", "sidecar.download", "sidecar.index", "sidecar.observe",
         "sidecar.process", "sidecar.records",
     },
     "sidecar.commands": {
         "sidecar.config", "sidecar.index", "sidecar.job", "sidecar.observe", "sidecar.process",
-        "sidecar.records",
+        "sidecar.records", "sidecar.upload",
     },
     "sidecar.doctor": {
         "sidecar.config", "sidecar.index", "sidecar.job", "sidecar.process", "sidecar.records",

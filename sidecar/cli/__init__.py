@@ -18,7 +18,7 @@ import click
 
 from sidecar.cli.help import Commands, color
 from sidecar.cli.indexing import index
-from sidecar.cli.objects import cat, manifest
+from sidecar.cli.objects import cat, manifest, upload
 from sidecar.cli.planning import check, doctor, plan
 from sidecar.cli.running import change, execute, keeper, probe, restart, run, top
 from sidecar.process.exits import Exit, exit_code, local_error
@@ -38,7 +38,9 @@ def cli(ctx: click.Context) -> None:
     color(ctx)
 
 
-for command in (run, restart, keeper, execute, cat, check, plan, doctor, manifest, index, top, change, probe):
+for command in (
+    run, restart, keeper, execute, cat, upload, check, plan, doctor, manifest, index, top, change, probe,
+):  # fmt: skip
     cli.add_command(command)
 
 

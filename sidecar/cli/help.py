@@ -22,6 +22,7 @@ EXITS = {
     Exit.CHANGED: "An object was replaced or deleted after it was listed.",
     Exit.LOCAL: "A directory, FIFO, port or limit of this machine is at fault.",
     Exit.CORRUPT: "An object is corrupt.",
+    Exit.NOT_UPLOADED: "`upload`: files were left out; each is named.",
     Exit.NOT_FOUND: "`exec`: the command does not exist.",
     Exit.INTERRUPTED: "Ctrl-C, or a second signal.",
     Exit.READER_GONE: "`cat`: the reader of standard output has left.",
@@ -37,7 +38,7 @@ GROUPS = {
     "Look before a job runs": ("check", "plan", "doctor"),
     "Run a job": ("run", "exec", "restart", "keeper"),
     "Watch a running sidecar": ("probe", "top", "set"),
-    "Stream without a job file": ("cat",),
+    "Move data without a job file": ("cat", "upload"),
 }
 SHELLS = ("bash", "zsh", "fish")
 

@@ -1,4 +1,4 @@
-"""Commands without a job file: `manifest` lists objects into a manifest, `cat` streams them."""
+"""Commands without a job file: `manifest` lists objects, `cat` streams them, `upload` writes them."""
 
 from __future__ import annotations
 
@@ -31,6 +31,17 @@ if TYPE_CHECKING:
     from streamer.plan.selection import Selection
     from streamer.relay.transport import Wish
 
+condition_option = click.option(
+    "--if-match",
+    type=click.Choice(["send", "omit"]),
+    default="send",
+    show_default=True,
+    help="Send the condition (If-Match, If-None-Match) that an object is unchanged, or not there; omit: for "
+    "servers that refuse the header.",
+)
+customer_key_option = click.option(
+    "--sse-customer-key-file", metavar="FILE", help="A file with the key of objects encrypted with SSE-C."
+)
 FEW = 10 * MIB
 """Fewest bytes for which `cat` prints rates: those of fewer bytes are mostly the start."""
 LONGEST_NAME = 256
@@ -191,16 +202,8 @@ def _read(path: str, uris: tuple[str, ...], selection: Selection, source: dict[s
 )
 @click.argument("uris", nargs=-1, required=True, metavar="S3URI...")
 @endpoint_options
-@click.option(
-    "--if-match",
-    type=click.Choice(["send", "omit"]),
-    default="send",
-    show_default=True,
-    help="Name the listed ETag in If-Match; omit: for servers that refuse the header.",
-)
-@click.option(
-    "--sse-customer-key-file", metavar="FILE", help="A file with the key of objects encrypted with SSE-C."
-)
+@condition_option
+@customer_key_option
 @click.option(
     "--memory-budget",
     type=Size(),
@@ -297,3 +300,54 @@ def cat(
         f"{figures['transport']}: {rate}, {counted(figures['requests_in_flight'], 'request')} in flight"
     )
     print_closing(figures, line, closing)
+
+
+@click.command(
+    cls=Command,
+    examples=[
+        "penstock upload /opt/ml/model s3://bucket/models/run-7/",
+        "penstock upload checkpoints s3://bucket/run-7/checkpoints --replace",
+    ],
+    page="docs/how-to/uploading.md",
+)
+@click.argument("directory", metavar="DIRECTORY")
+@click.argument("uri", metavar="S3URI")
+@click.option("--replace", is_flag=True, help="Replace objects of other bytes. Default: leave and name them.")
+@endpoint_options
+@condition_option
+@customer_key_option
+@give_up_option
+@closing_options
+def upload(
+    directory: str, uri: str, *, replace: bool, closing: str | None, give_up_after: float, **endpoint: Any
+) -> None:
+    """Upload the files below DIRECTORY to S3URI, each whole or not at all.
+
+    A file's key is S3URI, a slash and its path in DIRECTORY. A file whose object has the same bytes counts as
+    uploaded, so a command that was interrupted can be repeated.
+    """
+    from sidecar.commands import upload as command
+    from sidecar.config.endpoint import endpoint_of_options
+    from sidecar.process.runner import run as run_loop
+    from streamer.plan import parse_s3_uri
+    from streamer.retry import RetryPolicy
+
+    set_up_log("warning")
+    figures = run_loop(
+        command.upload(
+            directory,
+            parse_s3_uri(uri),
+            endpoint=endpoint_of_options(endpoint),
+            policy=RetryPolicy(give_up_after=give_up_after),
+            replace=replace,
+            quiet=closing == "none",
+        )
+    )
+    left_out = figures["left_out"]
+    line = (
+        f"{counted(figures['objects'], 'object')}, {counted(figures['bytes'], 'byte')} in "
+        f"{figures['seconds']:.2f} s" + (f"; {counted(left_out, 'file')} not uploaded" if left_out else "")
+    )
+    print_closing(figures, line, closing)
+    if left_out:
+        sys.exit(int(Exit.NOT_UPLOADED))

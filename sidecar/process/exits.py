@@ -56,6 +56,8 @@ class Exit(IntEnum):
     """The FIFO directory, a FIFO, a port or a limit of this machine is at fault."""
     CORRUPT = 8
     """An object is corrupt: it cannot be inflated, or its bytes do not match its checksum."""
+    NOT_UPLOADED = 9
+    """Files were left out of an upload; each is named in the log."""
     NOT_FOUND = 127
     """`exec`: the command does not exist, as in a shell."""
     INTERRUPTED = 130

@@ -1,0 +1,146 @@
+"""Uploads the files of a directory tree, several at once, each whole or not at all.
+
+    files, oldest first ─▶ `FILES_AT_ONCE` tasks ─▶ put_object: parts, at most `PARTS_IN_FLIGHT` of all files
+                                  │ changed while it was read: once more, `MOST_READS` times
+                                  └ another object has the key, or the file cannot be read: named, and left
+
+The file is looked at when it is opened, and again before the request that makes the object: only a file of
+the same size and time of change becomes an object. A file that cannot be uploaded does not stop the others;
+an error of storage ends all, because it is that of the next file too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from sidecar.process.logs import log
+from sidecar.upload.tree import LeftOut, find_files, open_file
+from streamer.aio import in_thread
+from streamer.errors import ErrorContext, PenstockError
+from streamer.s3.object_put import ANY, NewObject, put_object
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from sidecar.upload.tree import TreeFile
+    from streamer.directory import Directory
+    from streamer.errors import SourceError
+    from streamer.plan import S3Uri
+    from streamer.retry import RetryPolicy
+    from streamer.s3.client.session import Clients
+
+FILES_AT_ONCE = 32
+PARTS_IN_FLIGHT = 16
+"""Parts of all files that are in memory at once."""
+MOST_READS = 3
+
+
+class FileChanged(PenstockError):
+    """A file changed, grew or shrank while it was read."""
+
+
+class Unreadable(PenstockError):
+    """A file cannot be read."""
+
+
+@dataclass(slots=True)
+class Uploads:
+    """The upload of one tree: its parameters, and how far it is."""
+
+    root: Directory
+    uri: S3Uri
+    """Bucket, and what precedes the names of the files in their keys."""
+    clients: Clients
+    policy: RetryPolicy
+    on_wait: Callable[[SourceError], None]
+    replace: bool
+    """Whether objects of other bytes are replaced; else they are left, and named."""
+    objects: int = 0
+    """Files that are in S3."""
+    bytes: int = 0
+    """Their bytes."""
+    moved: int = 0
+    """Bytes read so far."""
+    total: int = 0
+    """Bytes of all files when they were found."""
+    left_out: list[LeftOut] = field(default_factory=list)
+    _requests: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(PARTS_IN_FLIGHT))
+
+    async def run(self) -> None:
+        """Upload all files. Raises SourceError; OSError if a directory cannot be read."""
+        files, self.left_out = await in_thread(find_files, self.root, self.uri.key)
+        self.total = sum(file.size for file in files)
+        for each in self.left_out:
+            _report(each)
+        left = iter(files)
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(min(FILES_AT_ONCE, len(files))):
+                tasks.create_task(self._upload_each(left))
+
+    async def _upload_each(self, files: Iterator[TreeFile]) -> None:
+        for file in files:
+            if (reason := await self._upload(file)) is not None:
+                self.left_out.append(LeftOut(file.name, reason))
+                _report(self.left_out[-1])
+
+    async def _upload(self, file: TreeFile) -> str | None:
+        """Upload a file; return why it is not in S3, None if it is."""
+        for _ in range(MOST_READS):
+            try:
+                return await self._upload_once(file)
+            except FileChanged:
+                continue
+            except Unreadable as error:
+                return str(error)
+        return f"it changed {MOST_READS} times while it was read"
+
+    async def _upload_once(self, file: TreeFile) -> str | None:
+        with _unreadable():
+            fd = await in_thread(open_file, self.root, file)
+        try:
+            status = os.fstat(fd)
+
+            async def read(offset: int, count: int) -> bytes:
+                with _unreadable():
+                    data = await in_thread(os.pread, fd, count, offset)
+                if len(data) < count:
+                    raise FileChanged
+                self.moved += count
+                return data
+
+            async def before_made() -> None:
+                now = os.fstat(fd)
+                if (now.st_size, now.st_mtime_ns) != (status.st_size, status.st_mtime_ns):
+                    raise FileChanged
+
+            etag = await put_object(
+                self.clients.control,
+                ErrorContext(self.uri.bucket, self.uri.key + file.name),
+                NewObject(status.st_size, read, before_made, self._requests),
+                replaces=ANY if self.replace else None,
+                policy=self.policy,
+                on_wait=self.on_wait,
+            )
+        finally:
+            os.close(fd)
+        if etag is None:
+            return "another object has its key; remove that, or add --replace"
+        self.objects += 1
+        self.bytes += status.st_size
+        return None
+
+
+@contextlib.contextmanager
+def _unreadable() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise Unreadable(f"it cannot be read ({error.strerror})") from error
+
+
+def _report(left: LeftOut) -> None:
+    log.warning("file not uploaded", file=left.name, reason=left.reason)
