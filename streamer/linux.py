@@ -34,6 +34,8 @@ _LOSSES = 0x40 | 0x80 | 0x200 | 0x400 | 0x800 | 0x1000000
 """IN_MOVED_FROM, IN_MOVED_TO, IN_DELETE, IN_DELETE_SELF, IN_MOVE_SELF, IN_ONLYDIR (inotify(7))."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 """From <malloc.h>."""
+_FLOCK = struct.Struct("hhqqi0q")
+"""struct flock: type, whence, start, length, process."""
 _EVENT = struct.Struct("iIII")
 """struct inotify_event: wd, mask, cookie, len."""
 
@@ -107,6 +109,24 @@ def changed_names(inotify: int) -> set[bytes]:
                 begin += _EVENT.size + length
                 names.add(data[begin - length : begin].rstrip(b"\0"))
     return names
+
+
+def lock_byte(fd: int, byte: int, *, shared: bool = False) -> None:
+    """Lock a byte of a file until its open file description ends (F_OFD_SETLK of fcntl(2)). Raises OSError.
+
+    Forks share the lock. It is independent of `flock` on the same file.
+    """
+    kind = fcntl.F_RDLCK if shared else fcntl.F_WRLCK
+    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0))
+
+
+def locked_byte(fd: int, start: int, count: int = 1) -> int | None:
+    """Return the first of `count` bytes from `start` that another description has locked, if any, without
+    a lock of its own. Raises OSError.
+    """
+    request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, count, 0)
+    kind, _, first, _, _ = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, request))
+    return None if kind == fcntl.F_UNLCK else int(first)
 
 
 def sync_file_system(directory: int) -> None:

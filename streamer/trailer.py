@@ -48,6 +48,9 @@ LONGEST = 1 << 20
 """Maximum bytes of a trailer."""
 SIDECAR_LOCK = ".penstock.lock"
 """File that a sidecar locks in its directory of FIFOs. It stays after the sidecar has ended."""
+RUNS, OFFERS = 0, 1
+"""Bytes of that file that the sidecar locks while it runs, and once its FIFOs are made and the trailers of
+earlier runs are removed."""
 _TRAILER_NAME = re.compile(r"\.(.+)_([0-9]+)\.penstock\.json")
 _FIFO_NAME = re.compile(r"(.+)_(0|[1-9][0-9]*)")
 _WITHDRAWN_NAME = re.compile(r"\.(.+)_(0|[1-9][0-9]*)\.penstock\.fifo")

@@ -17,6 +17,7 @@ import os
 import stat
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sidecar.config.document import check_texts
@@ -24,10 +25,11 @@ from sidecar.config.hosts import identify, local_job
 from streamer.directory import Directory
 from streamer.errors import ConfigError, SinkError
 from streamer.file_reads import read_file
-from streamer.trailer import SIDECAR_LOCK, parse_trailer_name, read_trailer, replace_file
+from streamer.linux import lock_byte
+from streamer.trailer import OFFERS, RUNS, SIDECAR_LOCK, parse_trailer_name, read_trailer, replace_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from sidecar.config.hosts import Hosts
     from sidecar.config.job import Job
@@ -114,8 +116,11 @@ class Layout:
             ) from error
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Own the tree until the end of the block. Raises SinkError if another sidecar owns it."""
+    def locked(self) -> Iterator[Callable[[], None]]:
+        """Own the tree until the end of the block. Raises SinkError if another sidecar owns it.
+
+        The block calls the function when its FIFOs are offered, for readers (`streamer.readers.core.late`).
+        """
         path = os.path.join(self.data, SIDECAR_LOCK)
         try:
             with Directory.at(self.place) as data:
@@ -139,8 +144,14 @@ class Layout:
         except OSError as error:
             os.close(fd)
             raise SinkError(f"{path}: {error.strerror}") from error
+
+        def lock(byte: int) -> None:
+            with contextlib.suppress(OSError):  # not on every file system; readers then know less
+                lock_byte(fd, byte)
+
         try:
-            yield
+            lock(RUNS)
+            yield partial(lock, OFFERS)
         finally:
             os.close(fd)
 

@@ -141,7 +141,7 @@ class Supervisor:
             streams = fifos(job, plans)
             transport = await stack.enter_async_context(job_transport(state, clients, streams, plans))
             memory(job, footprint(job, transport, streams, keeper=self._starts_keeper))
-            self._lay_out(stack)
+            offers = self._lay_out(stack)
             stack.push_async_callback(self._keeper.close)
             await self._keeper.connect()
             for fifo in streams:
@@ -167,6 +167,7 @@ class Supervisor:
             for channel in state.channels.values():
                 stack.callback(channel.close, forget=not self._keep_proof)
                 channel.prepare()
+            offers()
             state.offered = state.started = True
             log.info("ready", directory=layout.data, admin=url)
             freeze_gc()
@@ -194,14 +195,18 @@ class Supervisor:
 
         return waiting
 
-    def _lay_out(self, stack: contextlib.AsyncExitStack) -> None:
-        """Make the directory tree and the config files; lock the tree until the end of `stack`."""
+    def _lay_out(self, stack: contextlib.AsyncExitStack) -> Callable[[], None]:
+        """Make the directory tree and the config files; lock the tree until the end of `stack`.
+
+        Return what shows readers that the FIFOs are offered.
+        """
         job, hosts, layout = self.state.job, self.state.hosts, self._layout
         layout.create()
         for exposed in layout.exposure():
             log.warning("directory exposed", why=exposed)
-        stack.enter_context(layout.locked())
+        offers = stack.enter_context(layout.locked())
         write_config_files(layout, job, hosts)
+        return offers
 
     async def _saved(self, clients: Clients) -> dict[str, Saved | StepState]:
         """Return the states of `--resume`. Raises ConfigError, SourceError."""

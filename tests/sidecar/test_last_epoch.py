@@ -55,7 +55,7 @@ def test_nothing_follows_the_last_epoch(stub: S3Stub, place: Any, transport: str
         assert (trailer.state, trailer.epochs) == ("complete", 2)
         assert started.get("/readyz")[0] == 200
         assert started.status()["channels"]["train"]["state"] == "stopped"
-        reader = PipeReader("train", "TFRecord", epoch=2, timeout=0, pipe_dir=str(data))
+        reader = PipeReader("train", "TFRecord", epoch=2, timeout=600, pipe_dir=str(data))
         with pytest.raises(ChannelError, match=r"has Penstock.Epochs: 2, and they are over; raise it"):
             next(iter(reader))
         assert started.end() == 0

@@ -32,12 +32,12 @@ class Arrival:
         self._inotify = -1
         """The inotify descriptor, or -1 while there is none."""
 
-    def wait(self, seconds: float, over: Callable[[], bool] = bool) -> bool:
-        """Wait at most `seconds` until the path exists or `over` is true; return whether either is so."""
+    def wait(self, seconds: float, until: Callable[[], bool] | None = None) -> bool:
+        """Wait at most `seconds` until the path exists, or until `until` is true; return whether it is so."""
         deadline = time.monotonic() + seconds
         while True:
             self._start_inotify()  # before the check, so that no event is missed between the two
-            if os.path.exists(self._path) or over():
+            if until() if until is not None else os.path.exists(self._path):
                 return True
             if (left := deadline - time.monotonic()) <= 0:
                 return False

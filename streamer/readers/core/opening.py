@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import time
 from typing import TYPE_CHECKING
 
 from streamer.errors import ChannelError, StreamError
 from streamer.readers.core.arrival import Arrival
+from streamer.readers.core.late import sidecar_state, why_job_over, why_late, why_over
 from streamer.readers.core.read_end import STDIN, ReadEnd
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock")
 WARNED_AT = 1 / 12
 """Share of `timeout` after which the wait is logged: 10 s of the usual 120."""
+AT_ONCE = 1.0
+"""Seconds after which it is logged if no sidecar runs."""
 WARNED_BEFORE = 1.0
 """Least seconds from the warning to the error."""
 
@@ -59,7 +63,7 @@ class Opening:
         return f"<Opening of {self._name}{' [used]' if self._used else ''}>"
 
     def wait(self, over: Callable[[], bool]) -> None:
-        """Wait until the FIFO exists, without opening it, or `over` is true. Raises ChannelError."""
+        """Wait until the FIFO exists, without opening it, or `over` is true. Raises as `open`."""
         self._deadline = time.monotonic() + self._timeout
         with contextlib.closing(Arrival(self._name)) as arrival:
             if not self._appears(arrival, self._timeout, over):
@@ -68,8 +72,8 @@ class Opening:
     def open(self, wait: float | None) -> ReadEnd | None:
         """Open the FIFO once it exists; return None if it does not after `wait` seconds.
 
-        Raises ChannelError if it does not appear within `timeout` seconds of the first call or cannot be
-        read, StreamError if its trailer cannot be read.
+        Raises ChannelError if the epoch is over, if the FIFO does not appear within `timeout` seconds of the
+        first call or cannot be read, StreamError if its trailer cannot be read.
         """
         if self._arrival is None:
             self._arrival = Arrival(self._name)
@@ -84,22 +88,37 @@ class Opening:
                 return self._attach(self._name)
 
     def _appears(self, arrival: Arrival, seconds: float, over: Callable[[], bool] = bool) -> bool:
-        """Wait at most `seconds` as `Arrival.wait`, and log once that the FIFO is late."""
+        """Wait at most `seconds` until the FIFO may be opened or `over` is true, as `Arrival.wait`."""
+        until = time.monotonic() + seconds
+
+        def there() -> bool:
+            if os.path.exists(self._name) or over():
+                return True
+            if sidecar_state(self._proof.directory) == "ready" and (why := why_over(self._proof)):
+                raise ChannelError(why)
+            return False
+
+        while not arrival.wait(max(0.0, min(until, self._due()) - time.monotonic()), there):
+            self.tell(f"{self._proof.base} has not appeared in {self._proof.directory}", self._deadline)
+            if time.monotonic() >= until:
+                return False
+        return True
+
+    def _due(self) -> float:
+        """Return the time at which a wait until the deadline is logged."""
         rest = self._timeout * (1 - WARNED_AT)
-        silent = self._deadline - time.monotonic() - rest
-        if self._warned or seconds <= silent or rest < WARNED_BEFORE:
-            return arrival.wait(seconds, over)
-        if arrival.wait(max(0.0, silent), over):
-            return True
-        self._warned = True
-        logger.warning(
-            "%s has not appeared in %s yet, and the reader waits for it %.0f s more; %s",
-            self._proof.base,
-            self._proof.directory,
-            rest,
-            self._offer(),
-        )
-        return arrival.wait(seconds - max(0.0, silent), over)
+        if self._warned or rest < WARNED_BEFORE:
+            return math.inf
+        ended = sidecar_state(self._proof.directory) == "ended"
+        return self._deadline - (max(rest, self._timeout - AT_ONCE) if ended else rest)
+
+    def tell(self, what: str, deadline: float) -> None:
+        """Log once, when it is due, `what` the reader waits for until `deadline`, and why."""
+        self._deadline = deadline
+        if time.monotonic() >= self._due():
+            self._warned = True
+            left = deadline - time.monotonic()
+            logger.warning("%s yet, and the reader waits for it %.0f s more; %s", what, left, self._offer())
 
     def open_withdrawn(self) -> ReadEnd | None:
         """Open the FIFO that another process of this reader has opened; return None if its epoch has ended.
@@ -140,9 +159,9 @@ class Opening:
         state = f"; the state of its trailer is '{trailer.state}'" if trailer else ""
         if trailer and trailer.error:
             state += f": {trailer.error}"
+        why = why_late(self._proof) or "check that the sidecar is running"
         return ChannelError(
-            f"no process opened {self._name} for writing in {self._timeout:g} s; check that the "
-            f"sidecar is running{state}"
+            f"no process opened {self._name} for writing in {self._timeout:g} s; {why}{state}"
         )
 
     def end(self) -> None:
@@ -170,15 +189,11 @@ class Opening:
             offer = f"the directory has {', '.join(names) or 'no FIFO of this channel'}"
         except OSError as error:
             offer = f"the directory cannot be read: {error.strerror}"
-        if (epochs := proof.epochs_before()) is not None and epochs <= proof.epoch:
-            return (
-                f"the job has Penstock.Epochs: {epochs}, and they are over; raise it, or read no more epochs"
-            )
+        if why := why_job_over(proof) or why_late(proof):
+            return f"{why}; {offer}"
         if not names:
             offer += f"; {ELSEWHERE}"
         with contextlib.suppress(StreamError):
             if proof.look() and proof.trailer:
                 offer += f", and the state of the trailer of {proof.base} is '{proof.trailer.state}'"
-        if proof.withdrawn_path is not None and os.path.lexists(proof.withdrawn_path):
-            offer += ", and another process has opened this FIFO already: a FIFO has one reader"
         return f"{offer}: {self._hint}" if self._hint else offer

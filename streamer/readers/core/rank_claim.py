@@ -19,13 +19,12 @@ nothing is refused.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
-import struct
 import sys
 
 from streamer.errors import ChannelError
+from streamer.linux import lock_byte, locked_byte
 
 logger = logging.getLogger("penstock")
 
@@ -41,8 +40,6 @@ VARIABLES = (
 set counts."""
 _RANKS = 1 << 20
 """Bytes of the lock file for each variable; byte r is that of rank r."""
-_FLOCK = struct.Struct("hhqqi0q")
-"""struct flock: type, whence, start, length, process."""
 
 _held: dict[tuple[str, int], int] = {}
 """By lock file and byte, the descriptor that has the lock; forks inherit it."""
@@ -60,18 +57,18 @@ def claim(lock_file: str, channel: str) -> None:
         undo.callback(os.close, fd)
         if variable:
             for start, count in (base, rank), (base + rank + 1, _RANKS - rank - 1):
-                if count and (other := _locked(fd, start, count)) is not None:
+                if count and (other := locked_byte(fd, start, count)) is not None:
                     raise ChannelError(
                         f"{variable} {other - base} reads channel {channel}, and {variable} {rank} requests "
                         "its next epoch, so neither rank would get all epochs; give each rank its own FIFO "
                         f'(`Ranks` in the job file, and rank_channels("{channel}")), or set `epoch`'
                     )
-        elif not _is_worker() and _locked(fd, 0, 1) is not None:
+        elif not _is_worker() and locked_byte(fd, 0) is not None:
             logger.warning(
                 "another running process has read channel %s; each epoch goes to one of them only",
                 channel,
             )
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, base + rank, 1, 0))
+        lock_byte(fd, base + rank, shared=True)
         undo.pop_all()
         _held[key] = fd
 
@@ -89,10 +86,3 @@ def _is_worker() -> bool:
     """Return whether `multiprocessing` has started this process. Does not import that module."""
     module = sys.modules.get("multiprocessing.process")
     return module is not None and module.parent_process() is not None
-
-
-def _locked(fd: int, start: int, count: int) -> int | None:
-    """Return the first of `count` bytes from `start` that another process has locked, if any."""
-    request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, count, 0)
-    kind, _, first, _, _ = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, request))
-    return None if kind == fcntl.F_UNLCK else int(first)

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from streamer.errors import PenstockError
 from streamer.readers.core.opening import Opening
-from streamer.readers.core.proof import Proof
+from streamer.readers.core.proof import Proof, has_writer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -292,6 +292,9 @@ class PipeStream(io.RawIOBase):
             self._next_check = now + _CHECK_S
             with self._judged():
                 self._proof.check_source(self.received)
+            end = self._read_end
+            if end is not None and not (self._begun or end.has_writer or has_writer(end.fd)):
+                self._opening.tell(f"{self.name} has no writer", self._deadline)
 
     def _end(self) -> int:
         with self._judged():

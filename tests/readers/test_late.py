@@ -1,0 +1,115 @@
+"""Why an epoch does not come: no sidecar, an epoch that is over, a FIFO that something keeps open."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from sidecar.job.layout import Layout
+from streamer.errors import ChannelError
+from streamer.readers.core.stream import PipeStream
+from streamer.trailer import TrailerState, withdrawn_path
+from tests.readers.feeder import Feeder
+
+
+@pytest.fixture
+def offers(feeder: Feeder) -> Iterator[Callable[[], None]]:
+    """What a sidecar calls that has locked the directory, once it has offered its FIFOs."""
+    with Layout(feeder.base).locked() as offer:
+        yield offer
+
+
+def why(feeder: Feeder, epoch: int, timeout: float = 0) -> str:
+    """The error of a reader that waits for an epoch."""
+    with (
+        PipeStream(feeder.path("train", epoch), timeout=timeout) as stream,
+        pytest.raises(ChannelError) as caught,
+    ):
+        stream.read(1)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("state", ["complete", "abandoned", None])
+def test_an_epoch_that_is_over_is_told_at_once(
+    feeder: Feeder, offers: Callable[[], None], state: TrailerState | None
+) -> None:
+    """Not before the sidecar is ready: the trailer may be of the run before."""
+    if state is not None:
+        feeder.publish(0, state, delivered=300)
+    os.mkfifo(feeder.path("train", 1))
+    assert "did not appear" in (early := why(feeder, 0))
+    assert "the sidecar has not offered its FIFOs yet" in early
+    offers()
+    told = why(feeder, 0, timeout=600)
+    how = f"after 300 bytes its trailer says '{state}'" if state else "its trailer is gone"
+    assert told.startswith(f"train_0 is over ({how})")
+    assert "--resume" in told
+    assert told.endswith("read the next epoch, train_1, without a state")
+
+
+def test_an_epoch_that_is_offered_or_open_is_not_over(feeder: Feeder, offers: Callable[[], None]) -> None:
+    offers()
+    feeder.publish(0, "open")
+    os.mkfifo(feeder.path("train", 1))
+    assert "did not appear" in why(feeder, 0)
+    os.mkfifo(withdrawn_path(feeder.pipe_dir, "train", 0))
+    feeder.withdraw(0)
+    assert "that this one cannot see has opened this FIFO already: a FIFO has one reader" in why(feeder, 0)
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_no_sidecar_runs(feeder: Feeder, caplog: pytest.LogCaptureFixture, made: bool) -> None:
+    """The lock file stays when a sidecar is killed, and so does its FIFO."""
+    with Layout(feeder.base).locked() as offer:
+        offer()
+    if made:
+        os.mkfifo(feeder.path("train", 0))
+    cause = f"no sidecar runs: no process has locked {feeder.pipe_dir}/.penstock.lock; start it again"
+    assert cause in why(feeder, 0, timeout=2.2)
+    (warning,) = caplog.messages
+    assert re.search(r"yet, and the reader waits for it \d s more; no sidecar runs", warning)
+
+
+@pytest.fixture
+def kept_fifo(feeder: Feeder, offers: Callable[[], None]) -> str:
+    """The FIFO of epoch 0, whose reader has come, while a reader waits for epoch 1."""
+    offers()
+    feeder.publish(0, "open")
+    feeder.publish(1, "open")
+    os.mkfifo(feeder.path("train", 1))
+    path = withdrawn_path(feeder.pipe_dir, "train", 0)
+    os.mkfifo(path)
+    return path
+
+
+def test_this_process_keeps_the_epoch_before(feeder: Feeder, kept_fifo: str) -> None:
+    fd = os.open(kept_fifo, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert "; this process still has train_0 open: a variable or a tr" in why(feeder, 1, timeout=0.1)
+    finally:
+        os.close(fd)
+    assert "; a process that this one cannot see still has train_0 open" in why(feeder, 1, timeout=0.1)
+    feeder.publish(0, "failed", error="it is gone")
+    assert "; train_0 has failed: it is gone" in why(feeder, 1, timeout=0.1)
+
+
+def test_another_process_keeps_the_epoch_before(feeder: Feeder, kept_fifo: str) -> None:
+    """The sidecar's own descriptors of the FIFO, for its path and for writing, are no reader's."""
+    code = f"import os; os.open({kept_fifo!r}, os.O_RDONLY | os.O_NONBLOCK); print(flush=True); input()"
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.close, os.open(kept_fifo, os.O_PATH))
+        command = [sys.executable, "-c", code]
+        other = stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+        assert other.stdout is not None
+        other.stdout.readline()
+        stack.callback(os.close, os.open(kept_fifo, os.O_WRONLY))
+        text = why(feeder, 1, timeout=0.1)
+        other.kill()
+    assert f"; process {other.pid} (python" in text
+    assert "still has train_0 open: end it, or the iterator or pool" in text
