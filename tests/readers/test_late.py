@@ -13,9 +13,12 @@ import pytest
 
 from sidecar.job.layout import Layout
 from streamer.errors import ChannelError
+from streamer.readers import PipeReader
 from streamer.readers.core.stream import PipeStream
 from streamer.trailer import TrailerState, withdrawn_path
 from tests.readers.feeder import Feeder
+
+DATA = bytes(1 << 20)
 
 
 @pytest.fixture
@@ -113,3 +116,26 @@ def test_another_process_keeps_the_epoch_before(feeder: Feeder, kept_fifo: str) 
         other.kill()
     assert f"; process {other.pid} (python" in text
     assert "still has train_0 open: end it, or the iterator or pool" in text
+
+
+def test_a_fork_closes_its_copy(feeder: Feeder) -> None:
+    """So the epoch ends when its reader leaves it, and the fork cannot read on."""
+    feed = feeder.feed(0, DATA)
+    reader = iter(PipeReader("train", "fixed:8", **feeder.directories))
+    next(reader)
+    out, held = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(held)
+        os.read(out, 1)
+        with contextlib.suppress(ChannelError):
+            while True:
+                next(reader)
+            os._exit(1)
+        os._exit(0)
+    os.close(out)
+    reader.close()  # type: ignore[attr-defined]
+    feed.join()
+    assert feed.reader_gone
+    os.close(held)
+    assert os.waitpid(child, 0)[1] == 0

@@ -9,15 +9,23 @@ distinguishes four states by read(2) and poll(2) together (contract §1.7-6, che
     writer came and left    read returns 0 bytes, poll reports POLLHUP
 
 So 0 bytes are the end of file only with POLLHUP, or after a writer was seen (EAGAIN or data).
+
+A process that is forked in mid-epoch, such as a DataLoader worker or a member of a pool, closes its copies:
+an epoch ends early when the last one is closed, so the next epoch would wait for that process.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import stat
 
+from streamer.errors import ChannelError
+
 STDIN = "/dev/stdin"
+_open: set[ReadEnd] = set()
+"""The read ends that this process has opened and not closed."""
 
 
 class ReadEnd:
@@ -31,9 +39,10 @@ class ReadEnd:
             self.fd = os.dup(0)
         else:
             self.fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        _open.add(self)
         mode = os.fstat(self.fd).st_mode
         if stat.S_ISDIR(mode):
-            os.close(self.fd)
+            self.close()
             raise IsADirectoryError(path)
         self.is_fifo = stat.S_ISFIFO(mode)
         self.has_writer = has_writer
@@ -44,8 +53,11 @@ class ReadEnd:
         self.expect()
 
     def close(self) -> None:
-        """Close the file."""
-        os.close(self.fd)
+        """Close the file. Safe to call again."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            _open.discard(self)
+            os.close(fd)
 
     def expect(self) -> None:
         """Let the next `read` try, without a `wait` before, if that cannot block."""
@@ -72,6 +84,13 @@ class ReadEnd:
             except BlockingIOError:
                 self.has_writer = True
                 return taken or None
+            except OSError as error:
+                if error.errno == errno.EBADF and self.fd < 0:
+                    raise ChannelError(
+                        "this process was forked from the one that reads the FIFO, so its copy is closed: "
+                        "begin the epoch in the process that reads it"
+                    ) from None
+                raise
             if count == 0:
                 return taken or (0 if self._hung_up or self.has_writer else None)
             self.has_writer = True
@@ -81,6 +100,15 @@ class ReadEnd:
             if taken < size:
                 views = _after(views, count)
         return taken
+
+
+def _close_copies() -> None:
+    """Close the copies of the parent's read ends in a process that was forked."""
+    for end in list(_open):
+        end.close()
+
+
+os.register_at_fork(after_in_child=_close_copies)
 
 
 def _after(views: list[memoryview], count: int) -> list[memoryview]:
