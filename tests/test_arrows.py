@@ -439,6 +439,7 @@ def test_cat_loads_what_it_uses() -> None:
                 ".logs",
                 ".resources",
                 ".progress",
+                ".wording",
                 ".streams",
             )
         ),

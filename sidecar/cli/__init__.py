@@ -23,6 +23,7 @@ from sidecar.cli.planning import check, doctor, plan
 from sidecar.cli.running import change, execute, keeper, probe, restart, run, top
 from sidecar.process.exits import Exit, exit_code, local_error
 from sidecar.process.streams import guard
+from sidecar.process.wording import spelled
 from streamer import __version__
 from streamer.errors import ConfigError, PenstockError, ReaderGone
 from streamer.escaping import escape_control
@@ -80,5 +81,5 @@ def _end(error: PenstockError) -> NoReturn:
     # A ConfigError of a job file has one line for each mistake. Any other text may contain an object's
     # key, whose line ends must be escaped.
     lines = str(error).split("\n") if isinstance(error, ConfigError) else [str(error)]
-    click.echo("penstock: " + "\n".join(escape_control(redact(line)) for line in lines), err=True)
+    click.echo("penstock: " + "\n".join(spelled(escape_control(redact(line))) for line in lines), err=True)
     sys.exit(int(exit_code(error)))

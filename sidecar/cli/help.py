@@ -62,6 +62,8 @@ class Command(click.Command):
         given = list(args)
         try:
             return super().parse_args(ctx, args)
+        except click.NoSuchOption:
+            raise  # click names the options that are spelled alike
         except click.UsageError:
             files = [each for each in given if each.endswith((".yaml", ".yml", ".json"))]
             takes_file = any(each.name == "path" and "-c" in each.opts for each in self.params)

@@ -16,6 +16,7 @@ from sidecar.cli.options import (
     endpoint_options,
     give_up_option,
     key_options,
+    note_options,
     print_closing,
     selection_options,
     set_up_log,
@@ -141,6 +142,7 @@ def manifest(
     from streamer.plan import parse_s3_uri
 
     set_up_log("warning")
+    note_options()
     patterns = dict(labels)
     if len(patterns) < len(labels):
         raise ConfigError("--label names an attribute twice; give every attribute a name of its own")
@@ -264,6 +266,7 @@ def cat(
     from streamer.schedule.concurrency import SMALLEST_PART
 
     set_up_log("warning")
+    note_options()
     selection = take_selection(endpoint)
     checked = endpoint_of_options(endpoint)
     part = SMALLEST_PART if part_size is None else part_size

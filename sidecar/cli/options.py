@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from sidecar.config.job import Job
     from streamer.plan.selection import Selection
 
+SHARED_KEYS = {"MemoryBudget", "PartSize", "RequestsInFlight", "GiveUpAfter", "Include", "Exclude"}
+"""Keys of the job file, besides those of the endpoint, that are options of a command without one."""
 DEFAULT_FILE = "penstock.yaml"
 """Job file, in the working directory, of a command that names none."""
 
@@ -244,9 +246,28 @@ def job_path(path: str | None) -> str:
 
 def load_job_file(path: str | None) -> Job:
     """Read the job file at `job_path(path)`. Raises ConfigError."""
-    from sidecar.config.job import load_job
+    from pydantic.alias_generators import to_pascal
 
-    return load_job(job_path(path))
+    from sidecar.config.job import load_job
+    from sidecar.process.wording import settings_came_from
+
+    job = load_job(job_path(path))
+    settings_came_from({f"Endpoint.{to_pascal(name)}" for name in job.penstock.endpoint.model_fields_set})
+    return job
+
+
+def note_options() -> None:
+    """Let texts name the options of this command, which has no job file, and not the keys of one."""
+    from sidecar.process.wording import settings_came_from
+
+    context, keys = click.get_current_context(), {"S3Uri": "S3URI"}
+    given = set()
+    for name, option in ((each.name or "", each.opts[0]) for each in context.command.params):
+        key = "".join(map(str.capitalize, name.removeprefix("endpoint_").split("_")))
+        keys |= dict.fromkeys((f"Endpoint.{key}", *({key} & SHARED_KEYS)), option)
+        source = context.get_parameter_source(name)
+        given |= {f"Endpoint.{key}"} if source is not None and source.name == "COMMANDLINE" else set()
+    settings_came_from(given, keys)
 
 
 def set_up_log(level: str, *, as_json: bool = False) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -170,28 +170,53 @@ def _steps(name: str, channel: dict[str, Any]) -> Iterator[str]:
 @job_file_option
 @host_index_option
 @host_count_option
+@click.option(
+    "--for",
+    "command",
+    type=click.Choice(["run", "exec"]),
+    help="The command that will run the job. Default: either; what only run lacks is a warning.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print all findings as JSON at the end.")
-def doctor(path: str | None, host_index: int | None, host_count: int | None, *, as_json: bool) -> None:
+def doctor(
+    path: str | None,
+    host_index: int | None,
+    host_count: int | None,
+    *,
+    command: Literal["run", "exec"] | None,
+    as_json: bool,
+) -> None:
     """Try all that a job needs: credentials, permissions, endpoint, limits of this machine, speed."""
     from collections import Counter
     from dataclasses import asdict
 
     from sidecar.doctor.examination import examine
     from sidecar.process.runner import run as run_loop
+    from sidecar.process.wording import spelled
 
     set_up_log("warning")
     job = load_job_file(path)
     findings = []
+    begun = ""
+
+    def begin(check: str) -> None:
+        nonlocal begun
+        if not as_json and check != begun:
+            if begun:  # a check that has found nothing
+                click.echo(click.style("ok", fg="green", bold=True))
+            click.echo(f"{check:<18} ", nl=False)  # before its result: one that hangs is named
+            begun = check
 
     async def show() -> None:
-        async for finding in examine(job, (host_index, host_count)):
+        nonlocal begun
+        async for finding in examine(job, (host_index, host_count), command=command, begin=begin):
             findings.append(finding)
+            begin(finding.check)
+            begun = ""
             if not as_json:
                 mark, color = _MARKS[finding.state]
-                text = escape_control(redact(finding.text))
-                fix = f"\n{'':28}-> {finding.fix}" if finding.fix else ""
-                mark = click.style(f"{mark:<8}", fg=color, bold=True)
-                click.echo(f"{mark} {finding.check:<18} {text}{fix}")
+                text = spelled(escape_control(redact(finding.text)))
+                fix = f"\n{'':28}-> {spelled(finding.fix)}" if finding.fix else ""
+                click.echo(f"{click.style(f'{mark:<8}', fg=color, bold=True)} {text}{fix}")
 
     run_loop(show())
     code = int(next((each.code for each in findings if each.state == "failure"), Exit.OK))

@@ -7,8 +7,10 @@ A check that depends on a failed one is left out.
 from __future__ import annotations
 
 import os
+import tempfile
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from sidecar.config.index_place import index_uri
 from sidecar.doctor import machine
@@ -21,6 +23,7 @@ from sidecar.index.stored import check_format
 from sidecar.job.channels import job_clients
 from sidecar.job.layout import DEFAULT_BASE, Layout, resolve_host
 from sidecar.job.listings import open_listings
+from sidecar.process.exits import Exit
 from sidecar.process.resources import memory_limit
 from sidecar.records.rank_advice import expected_small_requests
 from sidecar.records.ranks import deal_of, find_index
@@ -31,7 +34,7 @@ from streamer.s3.pages.validation import PlanMemory
 from streamer.units import counted
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from sidecar.config.hosts import Hosts
     from sidecar.config.job import Job
@@ -42,9 +45,16 @@ if TYPE_CHECKING:
     from streamer.s3.client.session import Clients
 
 
-async def examine(job: Job, flags: Flags) -> AsyncIterator[Finding]:
-    """Run all checks; yield each finding at once."""
-    layout = Layout(job.penstock.base_directory or DEFAULT_BASE)
+async def examine(
+    job: Job, flags: Flags, *, command: Literal["run", "exec"] | None, begin: Callable[[str], None]
+) -> AsyncIterator[Finding]:
+    """Run all checks; yield each finding at once.
+
+    `command`: that will run the job; None if it is not known. `begin` is called with the name of a check that
+    may take long, before it begins.
+    """
+    default = os.path.join(tempfile.gettempdir(), "penstock") if command == "exec" else DEFAULT_BASE
+    layout = Layout(job.penstock.base_directory or default)
     job, hosts = resolve_host(job, layout, flags)
     yield machine.memory(job)
     yield machine.pipes(job)
@@ -52,22 +62,33 @@ async def examine(job: Job, flags: Flags) -> AsyncIterator[Finding]:
     for channel in job.channels("Pipe"):
         if (unequal := machine.steps(channel, hosts)) is not None:
             yield unequal
+    begin("FIFO directory")
     directory = machine.fifo_directory(job, layout)
-    yield directory
-    yield await machine.admin_port(job)
+    yield _unless_exec(directory, command, unset=job.penstock.base_directory is None)
+    port = await machine.admin_port(job, any_free=command == "exec")
+    yield _unless_exec(port, command, unset=job.penstock.admin.port is None)
     try:
         async with job_clients(job) as clients:
             listed = set()
-            async for finding in storage(job, clients):
+            async for finding in storage(job, clients, begin):
                 yield finding
                 listed |= {finding.check} if finding.state == "ok" else set()
-            async for finding in _record_indexes(job, clients, hosts):
+            async for finding in _record_indexes(job, clients, hosts, begin):
                 yield finding
             files = [each for each in job.channels("File") if f"list {each.channel_name}" in listed]
             if files and directory.state != "failure":
+                begin("disk")
                 yield machine.disk(layout, await _plans(job, clients, hosts, files))
     except PenstockError as error:
         yield failed("credentials" if isinstance(error, Denied) else "endpoint", error)
+
+
+def _unless_exec(finding: Finding, command: str | None, *, unset: bool) -> Finding:
+    """Make a failure a warning if its key is `unset`, and the command may be `exec`, which needs it not."""
+    if finding.state != "failure" or finding.code != Exit.LOCAL or command is not None or not unset:
+        return finding
+    fix = f"For penstock run: {finding.fix} penstock exec takes a temporary directory and a free port."
+    return replace(finding, state="warning", fix=fix, code=0)
 
 
 async def _plans(job: Job, clients: Clients, hosts: Hosts, channels: list[ChannelConfig]) -> dict[str, Plan]:
@@ -79,13 +100,16 @@ async def _plans(job: Job, clients: Clients, hosts: Hosts, channels: list[Channe
         }
 
 
-async def _record_indexes(job: Job, clients: Clients, hosts: Hosts) -> AsyncIterator[Finding]:
+async def _record_indexes(
+    job: Job, clients: Clients, hosts: Hosts, begin: Callable[[str], None]
+) -> AsyncIterator[Finding]:
     """Check the index of every channel that needs one, and name small requests of its ranks.
 
     Only `run` looks at the objects.
     """
     for channel in job.channels("Pipe"):
         if (records := channel.learnt) is not None:
+            begin(f"index {channel.channel_name}")
             yield await _learnt(channel.channel_name, records, Access(job, clients))
         ranks, name = channel.penstock.by_record, channel.channel_name
         if ranks is None:
@@ -100,6 +124,7 @@ async def _record_indexes(job: Job, clients: Clients, hosts: Hosts) -> AsyncIter
             continue  # objects are the records, and only a listing has their sizes
         record_bytes = float(channel.record_format.size)
         if channel.needs_index:
+            begin(check)
             try:
                 index = await find_index(channel, PlanMemory(memory_limit() // 2), access)
             except PenstockError as error:

@@ -104,10 +104,10 @@ def fifo_directory(job: Job, layout: Layout) -> Finding:
     return Finding("FIFO directory", "ok", layout.data if exists else f"{layout.data}, to be made")
 
 
-async def admin_port(job: Job) -> Finding:
-    """Check that the admin server can listen."""
+async def admin_port(job: Job, *, any_free: bool) -> Finding:
+    """Check that the admin server can listen. `any_free`: on any free port if the job names none."""
     try:
-        return Finding("admin port", "ok", await rehearsal.port(job))
+        return Finding("admin port", "ok", await rehearsal.port(job, 0 if any_free else rehearsal.ADMIN_PORT))
     except PenstockError as error:
         fix = (
             "Stop what listens there, or set Admin.Port; `penstock exec` takes any free port if it is unset."

@@ -43,7 +43,7 @@ from streamer.sink.outlet import PipeOutlet
 from streamer.units import counted
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from sidecar.config.job import Job
     from sidecar.config.request import ChannelConfig
@@ -60,9 +60,14 @@ SLOW = 20e6
 """Bytes per second below which storage is slower than most trainers."""
 
 
-async def storage(job: Job, clients: Clients) -> AsyncIterator[Finding]:
-    """Check endpoint, credentials and every channel, in this order; yield the findings."""
+async def storage(job: Job, clients: Clients, begin: Callable[[str], None]) -> AsyncIterator[Finding]:
+    """Check endpoint, credentials and every channel, in this order; yield the findings.
+
+    `begin`: see `sidecar.doctor.examination.examine`.
+    """
+    begin("DNS")
     yield await addresses(clients)
+    begin("credentials")
     finding = await credentials(clients)
     yield finding
     if finding.state == "failure":
@@ -70,6 +75,7 @@ async def storage(job: Job, clients: Clients) -> AsyncIterator[Finding]:
     samples: list[ObjectRef] = []
     with open_pages(clients) as pages:
         for channel in job.input_data_config:
+            begin(f"list {channel.channel_name}")
             try:
                 strays = channel.penstock.selection.strays(records=channel.record_wrapper_type != "None")
                 refs, summary = await _first_objects(job, clients, pages, channel, strays)
@@ -93,19 +99,23 @@ async def storage(job: Job, clients: Clients) -> AsyncIterator[Finding]:
                     text = f"objects of the format {form}, which ends with a mark, one after the other"
                     fix = end_mark_advice(channel, form)
                     yield Finding(f"end marks {channel.channel_name}", "warning", text, fix)
+                begin(f"line ends {channel.channel_name}")
                 if job.mode(channel) == "Pipe" and (ref := await without_line_feed(channel, refs, clients)):
                     text = f"s3://{ref.bucket}/{ref.key} does not end with a line feed"
                     yield Finding(f"line ends {channel.channel_name}", "warning", text, remedy())
                 if (warning := etags_differ(channel.channel_name, refs)) is not None:
                     yield warning
                 readable = True
+                begin(f"get {channel.channel_name}")
                 async for finding in read_checks(clients, channel.channel_name, refs[0]):
                     readable = readable and finding.state != "failure"
                     yield finding
                 samples += refs if readable else []
+                begin(f"format {channel.channel_name}")
                 if readable and (wrong := await _format(job, channel, refs, clients)) is not None:
                     yield wrong
     if samples:
+        begin("speed")
         yield await speed(job, clients, samples)
 
 

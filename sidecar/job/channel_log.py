@@ -78,12 +78,11 @@ class EpochLog(ChannelEvents):
 
     def end_believed(self, epoch: int, offset: int) -> None:
         log.warning(
-            "the reader left at the end of an object, before the end of the epoch, as at an end mark",
+            "the reader left at the end of an object, before the end of the epoch",
             channel=self._name,
             epoch=epoch,
             offset=offset,
-            do="if it reads tar, add Penstock: {Join: tar} to the channel; "
-            "if it reads Arrow, set RecordWrapperType: RecordIO and read the channel with TableReader",
+            do=self._state.unjoined.get(self._name) or "read the trainer's log: it may have crashed",
         )
 
     def epoch_ended(self, trailer: Trailer, requests: EpochRequests) -> None:

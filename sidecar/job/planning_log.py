@@ -109,19 +109,15 @@ class PlanningLog:
         """Warn of objects with end marks, after which a program may stop reading."""
         if (form := unjoined(self._channel, whole)) is None:
             return
-        self._state.unjoined.update(self._state.job.fifos(self._channel))
-        log.warning(
-            "objects carry end marks",
-            channel=self._name,
-            format=form,
-            do=end_mark_advice(self._channel, form),
-        )
+        do = end_mark_advice(self._channel, form)
+        self._state.unjoined |= dict.fromkeys(self._state.job.fifos(self._channel), do)
+        log.warning("objects carry end marks", channel=self._name, format=form, do=do)
 
     async def line_ends(self, whole: Plan, clients: Clients) -> None:
         """Warn of objects of text that do not end with a line feed, by a sample."""
         if (ref := await without_line_feed(self._channel, whole.refs(0), clients)) is None:
             return
-        self._state.unjoined.update(self._state.job.fifos(self._channel))
+        self._state.unjoined |= dict.fromkeys(self._state.job.fifos(self._channel), "")
         log.warning(
             "an object does not end with a line feed",
             channel=self._name,

@@ -119,11 +119,11 @@ def _tried(path: str, name: str) -> Iterator[Directory]:
         raise SinkError(f"cannot make a file or FIFO in {path}: {error.strerror}; {remedy}") from error
 
 
-async def port(job: Job) -> str:
+async def port(job: Job, default: int) -> str:
     """Listen once on the admin address and return it. Raises SinkError; ConfigError for the token."""
     admin = job.penstock.admin
     await in_thread(admin.token)
-    number = ADMIN_PORT if admin.port is None else admin.port
+    number = default if admin.port is None else admin.port
     async with listening(admin.host, number):
         return f"{admin.host}:{number}" if number else f"{admin.host}, any free port"
 

@@ -193,8 +193,8 @@ class JobState:
         """Memory budget of all channels; None until the transport is open."""
         self.control_requests: Counter[str] = Counter()
         """Number of requests other than those for parts, by operation."""
-        self.unjoined: set[str] = set()
-        """FIFOs whose objects have end marks, or lack a last line feed, and are not joined."""
+        self.unjoined: dict[str, str] = {}
+        """What to do about end marks, by FIFO whose objects have some, or lack a last line feed (empty)."""
         self.waiting = ""
         """Why the job waits for credentials before it plans; empty unless it does."""
         self.planning_seconds = 0.0

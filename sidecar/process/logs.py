@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TextIO
 
 from sidecar.process.streams import take_dropped
+from sidecar.process.wording import spelled
 from streamer.escaping import escape_control
 from streamer.secrets import redact
 
@@ -176,7 +177,9 @@ class _Text(logging.Formatter):
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
     """Return the fields of an event; the logger's name for a record of another library."""
     fields: dict[str, Any] = getattr(record, "fields", {"logger": record.name})
-    return fields
+    return fields | {
+        name: spelled(fields[name]) for name in ("error", "do") if isinstance(fields.get(name), str)
+    }
 
 
 def _shown(value: object) -> str:

@@ -18,6 +18,7 @@ import pytest
 
 from sidecar.cli import cli
 from sidecar.cli.help import SHELLS, Command, completion, summary
+from sidecar.process import wording
 from sidecar.process.exits import Exit
 from tests.kit.harness import fill
 from tests.kit.processes import PENSTOCK, job, leftovers, penstock, penstock_with, write_job
@@ -457,3 +458,57 @@ def test_a_job_file_without_its_option_is_named(tmp_path: Path) -> None:
         done = penstock(command, "job.yaml")
         assert done.returncode == 2
         assert "the job file is an option: write -c job.yaml" in done.stderr
+
+
+def test_a_misspelled_option_is_named_and_not_the_job_file() -> None:
+    done = penstock("plan", "--confg", "job.yaml")
+    assert done.returncode == 2
+    assert "No such option '--confg'" in done.stderr
+    assert "--config" in done.stderr.replace("--confg", "")
+    assert "the job file is an option" not in done.stderr
+
+
+@pytest.mark.parametrize("variable", [False, True])
+def test_an_error_names_what_the_user_has_written(tmp_path: Path, variable: bool) -> None:
+    """An option, a variable or a key of the job file, each with the same endpoint, which is down."""
+    url, environment = (
+        "http://127.0.0.1:1",
+        {name: os.environ[name] for name in os.environ if "AWS" not in name},
+    )
+    environment |= {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "AWS_REGION": "us-east-1"}
+    if variable:
+        environment["AWS_ENDPOINT_URL"] = url
+    given = [] if variable else ["--endpoint-url", url]
+    done = penstock("cat", "s3://b/k", *given, "--give-up-after", "0.1", env=environment)
+    assert done.returncode == 5
+    assert f"and {'AWS_ENDPOINT_URL' if variable else '--endpoint-url'} right" in done.stderr
+    assert "Endpoint.Url" not in done.stderr
+    document = job(url, tmp_path / "ml", "b/train/", GiveUpAfter=0.1)
+    if variable:
+        del document["Penstock"]["Endpoint"]["Url"]
+    done = penstock("run", "-c", write_job(tmp_path / "job.yaml", document), env=environment)
+    assert f"and {'AWS_ENDPOINT_URL' if variable else 'Penstock.Endpoint.Url'} right" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "own"),
+    [
+        ("try Endpoint.PathStyle: true; MemoryBudget", "try --path-style; --memory-budget"),
+        ("set Penstock.Endpoint.IfMatch: omit", "set --if-match omit"),
+        ("set Penstock.Endpoint.Region: eu-west-3, and", "set AWS_REGION=eu-west-3, and"),
+        ("check S3Uri: Other.Url", "check S3URI: Other.Url"),
+    ],
+)
+def test_keys_are_spelled_as_the_user_knows_them(
+    monkeypatch: pytest.MonkeyPatch, text: str, own: str
+) -> None:
+    monkeypatch.setenv("AWS_REGION", "eu-west-1")
+    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
+    options = ("PathStyle", "--path-style"), ("IfMatch", "--if-match"), ("Region", "--region")
+    keys = {f"Endpoint.{key}": option for key, option in options}
+    wording.settings_came_from((), {"S3Uri": "S3URI", "MemoryBudget": "--memory-budget"} | keys)
+    try:
+        assert wording.spelled(text) == own
+    finally:
+        wording.settings_came_from(wording.VARIABLES)
+    assert wording.spelled(text) == text

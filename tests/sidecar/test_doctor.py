@@ -7,6 +7,7 @@ import os
 import resource
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from email.utils import formatdate
@@ -17,8 +18,8 @@ import pytest
 from aiohttp import web
 
 from tests.kit.harness import fill
-from tests.kit.processes import PENSTOCK, findings, job, penstock, write_job
-from tests.kit.raw import RawServer, answer, listing, raw_server
+from tests.kit.processes import PENSTOCK, findings, job, penstock, penstock_with, write_job
+from tests.kit.raw import RawServer, Request, answer, listing, raw_server
 from tests.kit.stub import S3Stub, fails, whole, with_headers
 from tests.kit.terminal import terminal
 
@@ -93,7 +94,7 @@ def test_a_good_set_up(stub: S3Stub, tmp_path: Path) -> None:
     reported = penstock("doctor", "-c", str(tmp_path / "job.yaml"))
     assert reported.returncode == 0
     for name in found:
-        assert f" {name} " in reported.stdout
+        assert f"\n{name:<18} ok " in "\n" + reported.stdout
 
 
 def test_no_credentials(stub: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -427,7 +428,7 @@ def test_colours_are_for_terminals_and_not_for_everybody(stub: S3Stub, tmp_path:
     for variables, colours in (({}, True), ({"NO_COLOR": "1"}, False)):
         with terminal(command, columns=200, rows=40, **variables) as window:
             assert window.end() == 0
-            assert "ok       credentials" in window.screen.text
+            assert "credentials        ok" in window.screen.text
             assert " checks: 0 failed, " in window.screen.text
             assert ("\x1b[32m" in window.screen.written) == colours
     assert "\x1b" not in penstock("doctor", "-c", str(tmp_path / "j.yaml")).stdout
@@ -442,3 +443,48 @@ def test_a_server_without_etags_is_a_warning(credentials: None, stub: S3Stub, tm
     assert "Last-Modified" in found["ETag train"]["text"]
     assert found["Range train"]["state"] == "ok"
     assert found["If-Match train"]["state"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("options", "state", "code"),
+    [((), "warning", 0), (("--for", "run"), "failure", 7), (("--for", "exec"), "ok", 0)],
+)
+def test_a_job_without_a_directory_is_one_for_exec(
+    stub: S3Stub, tmp_path: Path, options: tuple[str, ...], state: str, code: int
+) -> None:
+    """An ordinary user may not write /opt/ml, and the port may be another's: `run` alone needs them."""
+    fill(stub, [10], prefix="b/train/")
+    document = job(stub.url, None, "b/train/")
+    del document["Penstock"]["Admin"]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        elsewhere = penstock_with(
+            "sidecar.doctor.examination.DEFAULT_BASE = '/proc/none'",
+            f"sidecar.job.rehearsal.ADMIN_PORT = {taken.getsockname()[1]}",
+        )
+        command = [*elsewhere, "doctor", "--json", "-c", write_job(tmp_path / "job.yaml", document), *options]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    found = {each["check"]: each for each in json.loads(done.stdout)["findings"]}
+    for check in ("FIFO directory", "admin port"):
+        assert found[check]["state"] == state
+        assert ("penstock exec takes a temporary directory" in found[check]["fix"]) == (state == "warning")
+
+
+def test_a_check_that_hangs_is_named(credentials: None, tmp_path: Path) -> None:
+    asked, over = threading.Event(), threading.Event()
+
+    def silent(_: Request) -> bytes:
+        asked.set()
+        over.wait()
+        return answer(503)
+
+    with raw_server(silent) as server:
+        path = write_job(tmp_path / "job.yaml", job(server.url, tmp_path / "ml", "b/train/"))
+        command = [*PENSTOCK, "doctor", "-c", path]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            asked.wait()
+            process.kill()
+            lines = process.stdout.read().decode().split("\n")
+            over.set()
+    assert lines[-1] == f"{'list train':<18} "

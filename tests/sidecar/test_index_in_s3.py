@@ -87,7 +87,7 @@ def test_an_index_beside_the_data_is_no_data(stub: S3Stub, tmp_path: Path) -> No
         stub.objects |= {KEY: objects} if objects else {}
     assert plans[0] == plans[1]
     done = penstock("doctor", "-c", path)
-    assert "ok       index train        700 records of TFRecord in 3 objects" in done.stdout
+    assert "index train        ok       700 records of TFRecord in 3 objects" in done.stdout
     assert "may not be data" not in done.stdout
     written(stub, tmp_path)
     assert "train/train.index" in penstock("doctor", "-c", path).stdout, (
@@ -220,7 +220,10 @@ def test_what_s3_answers_is_an_error_by_name(stub: S3Stub, tmp_path: Path) -> No
     absent = order.replace(path, "JOB")
     name = f"{PLACE}train.index"
     fails_with(2, f"there is no record index {name}: make it by `{absent}`, or correct Records.Index")
-    assert "index train        there is none yet; run builds it" in penstock("doctor", "-c", path).stdout
+    assert (
+        "index train        ok       there is none yet; run builds it"
+        in penstock("doctor", "-c", path).stdout
+    )
     command = tuple(shlex.split(order)[1:])
     stub.puts.refused.append((403, "AccessDenied"))
     fails_with(3, "may not write this object; they need s3:PutObject", name, command=command)

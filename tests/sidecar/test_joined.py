@@ -127,7 +127,7 @@ def test_without_it_a_part_is_read_and_the_loss_is_told(stub: S3Stub, tmp_path: 
     """These programs all report success; the log and the metrics say what they do."""
     shards(stub)
     data = tmp_path / "ml" / "input" / "data"
-    left = "the reader left at the end of an object, before the end of the epoch, as at an end mark"
+    left = "the reader left at the end of an object, before the end of the epoch"
     with serving(stub, tmp_path, join=False) as running:
         for channel, format_ in (("tars", "tar"), ("rows", "arrow")):
             reported = running.wait_for("objects carry end marks", channel=channel, format=format_)
@@ -136,6 +136,7 @@ def test_without_it_a_part_is_read_and_the_loss_is_told(stub: S3Stub, tmp_path: 
         assert int(read(WEBDATASET, data / "tars_0")) == SAMPLES
         assert int(read(ARROW, data / "rows_0")) == SAMPLES
         assert len(read(["tar", "tf", "-"], data / "tars_1").split()) == 2 * SAMPLES
+        assert DO["tar"] in running.wait_for(left, channel="tars", epoch=0)["do"]
         assert running.wait_for(left, channel="tars", epoch=0)["offset"] >= len(stub.objects["b/tars/0.tar"])
         running.wait_for(left, channel="rows", epoch=0)
         running.wait_for(left, channel="tars", epoch=1)
@@ -147,6 +148,20 @@ def test_without_it_a_part_is_read_and_the_loss_is_told(stub: S3Stub, tmp_path: 
     found = findings(str(tmp_path / "job.yaml"))
     assert found["end marks tars"]["state"] == found["end marks rows"]["state"] == "warning"
     assert DO["arrow"] in found["end marks rows"]["fix"]
+
+
+def test_a_reader_of_json_that_leaves_is_told_of_no_archive(stub: S3Stub, tmp_path: Path) -> None:
+    """A trainer that is killed may have taken whole objects alone."""
+    stub.objects |= {f"b/train/{number}.jsonl": b'{"a": 1}\n' * 200_000 for number in range(8)}
+    with sidecar(write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/"))) as running:
+        running.wait_for("ready")
+        with open(tmp_path / "ml/input/data/train_0", "rb", buffering=0) as reader:
+            left = 1_800_000
+            while left:
+                left -= len(reader.read(left))
+        event = running.wait_for("the reader left at the end of an object, before the end of the epoch")
+        assert event["do"] == "read the trainer's log: it may have crashed"
+        running.end()
 
 
 @pytest.mark.timeout(200)

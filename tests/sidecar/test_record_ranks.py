@@ -517,7 +517,7 @@ def test_an_index_that_does_not_fit_is_an_error_by_name(stub: S3Stub, tmp_path: 
     file = tmp_path / "index" / "train.index"
     build = "penstock index build -c JOB --channel train"
     assert (
-        "ok       index train        there is none yet; run builds it"
+        "index train        ok       there is none yet; run builds it"
         in penstock("doctor", "-c", path).stdout
     )
     stub.listings.clear()
@@ -548,7 +548,7 @@ def test_an_index_that_does_not_fit_is_an_error_by_name(stub: S3Stub, tmp_path: 
     del stub.objects["b/train/9"]
     assert penstock("plan", "-c", path).returncode == 0
     assert (
-        "ok       index train        72 records of TFRecord in 7 objects"
+        "index train        ok       72 records of TFRecord in 7 objects"
         in penstock("doctor", "-c", path).stdout
     )
 
@@ -578,7 +578,7 @@ def test_an_index_too_large_for_memory_is_named(stub: S3Stub, tmp_path: Path) ->
     refused(path, 2, f"the record index {file} takes 760 GiB of memory while it is read, and plans may use ")
     refused(path, 2, "run `penstock index build` again, which leaves the rows of other objects out")
     doctor = penstock("doctor", "-c", path).stdout
-    assert f"FAILURE  index train        the record index {file} takes 760 GiB of memory" in doctor
+    assert f"index train        FAILURE  the record index {file} takes 760 GiB of memory" in doctor
 
 
 @pytest.mark.usefixtures("credentials")
