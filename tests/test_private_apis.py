@@ -137,7 +137,9 @@ def overridden(kind: type) -> set[str]:
         for base in kind.__mro__
         if not is_foreign(base.__module__)
         for name in vars(base)
-        if is_private(name) and any(name in vars(each) for each in foreign) and name != "_abc_impl"
+        if is_private(name)
+        and any(name in vars(each) for each in foreign)
+        and name not in {"_abc_impl", "_is_protocol"}
     }
 
 

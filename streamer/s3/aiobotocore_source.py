@@ -103,13 +103,14 @@ class AiobotocoreSource:
             conditions["VersionId"] = ref.version
         with of_listed(), map_errors(context):
             try:
-                with map_errors(context):
-                    response = await self._client.get_object(
-                        Bucket=ref.bucket,
-                        Key=ref.key,
-                        Range=f"bytes={each.start}-{each.end - 1}",
-                        **conditions,
-                    )
+                response = await self._client.send(
+                    "get_object",
+                    context,
+                    Bucket=ref.bucket,
+                    Key=ref.key,
+                    Range=f"bytes={each.start}-{each.end - 1}",
+                    **conditions,
+                )
             except SourceError as error:
                 if sends_if_match:
                     suggest_omission(error)

@@ -33,7 +33,7 @@ from streamer.errors import (
 )
 from streamer.plan.validators import described, is_modified, validator_of
 from streamer.s3.client.credentials import RenewableCredentials, renewing
-from streamer.s3.client.faults import map_errors, of_listed
+from streamer.s3.client.faults import of_listed
 from streamer.s3.client.final_answers import confirmed
 from streamer.s3.ranges import check_version
 from streamer.secrets import quoted
@@ -126,10 +126,9 @@ class StoredChecksums:
         version = {"VersionId": ref.version} if ref.version else {}
         with renewing(self._credentials), of_listed():
             try:
-                with map_errors(context):
-                    response = await self._client.head_object(
-                        Bucket=ref.bucket, Key=ref.key, ChecksumMode="ENABLED", **version
-                    )
+                response = await self._client.send(
+                    "head_object", context, Bucket=ref.bucket, Key=ref.key, ChecksumMode="ENABLED", **version
+                )
             except (Expired, ClockSkew):
                 raise
             except (Denied, BadAnswer) as error:

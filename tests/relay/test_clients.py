@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from streamer.errors import ConfigError
+from streamer.errors import ConfigError, ErrorContext
 from streamer.s3.client.endpoint import Endpoint
 from streamer.s3.client.session import open_clients
 from tests.kit.harness import clients_of
@@ -24,7 +24,9 @@ async def test_requests_at_once_open_one_client(stub: S3Stub) -> None:
         assert clients.data.settings is not None
         opened: list[Any] = []
         clients.data.when_open(opened.append)
-        requests = [clients.data.get_object(Bucket="b", Key="k") for _ in range(3)]
+        requests = [
+            clients.data.send("get_object", ErrorContext("b", "k"), Bucket="b", Key="k") for _ in range(3)
+        ]
         for response in await asyncio.gather(*requests):
             async with response["Body"] as body:
                 assert await body.read() == b"bytes"
@@ -38,7 +40,10 @@ async def test_a_request_that_is_cancelled_leaves_the_others_their_client(stub: 
     stub.objects["b/k"] = b"bytes"
     async with clients_of(stub) as clients:
         first, second = (
-            asyncio.create_task(clients.control.head_object(Bucket="b", Key="k")) for _ in range(2)
+            asyncio.create_task(
+                clients.control.send("head_object", ErrorContext("b", "k"), Bucket="b", Key="k")
+            )
+            for _ in range(2)
         )
         await asyncio.sleep(0)
         first.cancel()
@@ -54,7 +59,7 @@ async def test_a_body_of_aiobotocore_given_up_over_tls_closes_its_socket(
     tls_stub.objects["b/k"] = b"bytes"
     tls_stub.faults["b/k"].append(stalls(tls_stub, after=1))
     async with clients_of(tls_stub, ca_bundle=str(tmp_path / "ca.pem")) as clients:
-        response = await clients.data.get_object(Bucket="b", Key="k")
+        response = await clients.data.send("get_object", ErrorContext("b", "k"), Bucket="b", Key="k")
         transport = response["Body"].raw_stream.connection.transport
         fd = transport.get_extra_info("socket").fileno()
         os.fstat(fd)

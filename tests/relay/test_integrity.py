@@ -156,7 +156,7 @@ def test_what_is_no_base64_is_no_sum() -> None:
 class OneChecksum:
     """A client whose objects have one checksum."""
 
-    async def head_object(self, **_: str) -> dict[str, Any]:
+    async def send(self, *_: object, **_named: str) -> dict[str, Any]:
         crc = base64.b64encode(zlib.crc32(b"abcd").to_bytes(4, "big")).decode()
         return {"ChecksumCRC32": crc, "ETag": '"e"', "ResponseMetadata": {"HTTPHeaders": {}}}
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from streamer.errors import BadAnswer, Denied, GaveUp, Missing, PenstockError, SourceError
+from streamer.errors import BadAnswer, Denied, ErrorContext, GaveUp, Missing, PenstockError, SourceError
 from streamer.plan import ObjectRef, S3Uri
 from streamer.retry import RetryPolicy, retry_while_unavailable
 from streamer.s3.client.endpoint import Endpoint, RequestOptions
@@ -37,7 +37,9 @@ async def heads_of(
 ) -> AsyncIterator[ObjectInspector]:
     async with clients_of(stub, stall_timeout=stall_timeout, by_aiobotocore=by_aiobotocore) as clients:
         with open_inspector(clients, give_up_after=give_up_after) as inspector:
-            await clients.control.get_object(Bucket="b", Key="manifest")  # botocore reads its models
+            await clients.control.send(
+                "get_object", ErrorContext("b", "manifest"), Bucket="b", Key="manifest"
+            )  # botocore reads its models
             yield inspector
 
 
@@ -265,7 +267,7 @@ async def test_what_reading_must_say_is_said(objects: S3Stub) -> None:
     reading = RequestOptions(requester_pays=True, sse_customer_key=bytes(32))
     endpoint = Endpoint(url=objects.url, path_style=True, reading=reading)
     async with open_clients(endpoint, connections=1) as clients:
-        await clients.control.get_object(Bucket="b", Key="manifest")
+        await clients.control.send("get_object", ErrorContext("b", "manifest"), Bucket="b", Key="manifest")
         for each in (alone(clients), clients):
             with open_inspector(each, give_up_after=30) as inspector:
                 await inspector.stat("b", "data/0000")
@@ -282,7 +284,7 @@ async def test_what_reading_must_say_is_said(objects: S3Stub) -> None:
 
 async def test_anonymous_requests_are_unsigned_and_missing_credentials_told(objects: S3Stub) -> None:
     async with clients_of(objects) as clients:
-        await clients.control.get_object(Bucket="b", Key="manifest")
+        await clients.control.send("get_object", ErrorContext("b", "manifest"), Bucket="b", Key="manifest")
         anonymous = replace(clients, anonymous=True, credentials=None)
         with open_inspector(anonymous, give_up_after=30) as inspector:
             await inspector.stat("b", "data/0000")

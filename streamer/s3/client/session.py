@@ -95,24 +95,15 @@ class S3Client:
         return {"If-Match": etag} if self.sends_if_match else {}
 
     async def send(self, operation: str, context: ErrorContext, **parameters: Any) -> Any:
-        """Send a request of botocore's client; return its response. Raises SourceError."""
+        """Send a request; return botocore's response. `operation`: a method of its client (`get_object`).
+
+        Raises SourceError.
+        """
         with renewing(self.credentials), map_errors(context):
             response = await getattr(await self.opened(), operation)(**parameters)
         if self.credentials is not None:
             self.credentials.accepted = True
         return response
-
-    async def get_object(self, **parameters: Any) -> Any:
-        """Send GetObject; return botocore's response. Raises SourceError; so do the other methods."""
-        return await self.send("get_object", ErrorContext(), **parameters)
-
-    async def head_object(self, **parameters: Any) -> Any:
-        """Send HeadObject; return botocore's response."""
-        return await self.send("head_object", ErrorContext(), **parameters)
-
-    async def list_objects_v2(self, **parameters: Any) -> Any:
-        """Send ListObjectsV2; return botocore's response."""
-        return await self.send("list_objects_v2", ErrorContext(), **parameters)
 
 
 @dataclass(frozen=True, slots=True)

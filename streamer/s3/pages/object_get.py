@@ -72,7 +72,8 @@ async def open_object(
     client = control.clients.data  # which repeats no request
     control.clients.request_counts["GetObject"] += 1
     with map_errors(context):
-        answer = await client.get_object(Bucket=context.bucket, Key=context.key, **parameters)
+        parameters |= {"Bucket": context.bucket or "", "Key": context.key or ""}
+        answer = await client.send("get_object", context, **parameters)
         async with answer["Body"] as body:
             metadata = answer["ResponseMetadata"]
             yield ObjectResponse(

@@ -24,7 +24,7 @@ from streamer.errors import ClockSkew, ErrorContext, InvalidResponse
 from streamer.plan import ObjectRef
 from streamer.plan.validators import is_validator, validator_of
 from streamer.retry import ANSWER_FAILED, Attempts, RetryPolicy, retry
-from streamer.s3.client.faults import error_from_response, escaped_id, map_errors
+from streamer.s3.client.faults import error_from_response, escaped_id
 from streamer.s3.pages.control_client import ControlClient
 from streamer.s3.pages.validation import described_object
 from streamer.s3.ranges import check_version, transformation
@@ -70,10 +70,9 @@ class ObjectInspector:
     async def _by_aiobotocore(self, context: ErrorContext, version: str | None) -> ObjectRef:
         params = {"VersionId": version} if version else {}
         async with self._aiobotocore_turns:
-            with map_errors(context):
-                response = await self._control.clients.control.head_object(
-                    Bucket=context.bucket, Key=context.key, **params
-                )
+            response = await self._control.clients.control.send(
+                "head_object", context, Bucket=context.bucket, Key=context.key, **params
+            )
         headers = response["ResponseMetadata"]["HTTPHeaders"]
         return _described(context, version, response.get("ContentLength"), headers)
 

@@ -26,7 +26,6 @@ from streamer.errors import ErrorContext, SourceError
 from streamer.retry import ANSWER_FAILED, Attempts, RetryPolicy, raising_the_last, retry
 from streamer.s3.client.credentials import renewing
 from streamer.s3.client.endpoint import is_aws
-from streamer.s3.client.faults import map_errors
 from streamer.s3.pages.control_client import ControlClient
 from streamer.s3.pages.object_info import ObjectInspector
 from streamer.s3.pages.page_parser import (
@@ -137,8 +136,7 @@ async def page_by_aiobotocore(client: S3Client, bucket: str, parameters: dict[st
     """Request a page once by aiobotocore. Raises SourceError."""
     context = ErrorContext(bucket, parameters["prefix"])
     named = {_PARAMETERS[name]: value for name, value in parameters.items() if name in _PARAMETERS}
-    with map_errors(context):
-        response = await client.list_objects_v2(Bucket=bucket, **named)
+    response = await client.send("list_objects_v2", context, Bucket=bucket, **named)
     page = _page(response, context)
     check_page(page, context)
     return page

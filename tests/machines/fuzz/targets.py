@@ -257,7 +257,7 @@ class Answers:
     def __init__(self, body: bytes) -> None:
         self._body = body
 
-    async def list_objects_v2(self, **_: str) -> Any:
+    async def send(self, *_: object, **_named: str) -> Any:
         parser, shape = s3_parser()
         page = parser.parse({"status_code": 200, "headers": {}, "body": self._body}, shape)
         decode_list_object_v2(page, {"encoding_type_auto_set": True})
