@@ -81,7 +81,11 @@ endpoint_options = _all_of(
     click.option("--endpoint-url", metavar="URL", help="The URL of an S3-compatible endpoint."),
     click.option("--region", help="The region of the bucket. Default: that of the environment."),
     click.option("--profile", help="A profile of the AWS config files."),
-    click.option("--path-style", is_flag=True, help="Put the bucket into the path, not into the host name."),
+    click.option(
+        "--path-style/--no-path-style",
+        default=None,
+        help="Put the bucket into the path, or into the host name. Default: the path with --endpoint-url.",
+    ),
     click.option("--anonymous", is_flag=True, help="Do not sign requests."),
     click.option("--ca-bundle", metavar="FILE", help="Certificates to trust, PEM."),
     click.option("--requester-pays", is_flag=True, help="Agree to pay for reading a Requester Pays bucket."),

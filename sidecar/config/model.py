@@ -58,7 +58,7 @@ class Model(BaseModel):
     def _no_truth(cls, value: Any, info: ValidationInfo) -> Any:
         """Refuse a boolean for any other type: YAML reads yes, no, on and off as booleans."""
         field = cls.model_fields[str(info.field_name)]
-        if isinstance(value, bool) and field.annotation is not bool:
+        if isinstance(value, bool) and field.annotation not in (bool, bool | None):
             raise ValueError(f"must not be {str(value).lower()}; for text, put it in quotes")
         return value
 

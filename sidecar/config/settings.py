@@ -47,8 +47,8 @@ class EndpointConfig(Model):
         | None
     ) = None
     region: Annotated[StrictStr, Field(pattern=REGION)] | None = None
-    path_style: bool = False
-    """Put the bucket into the path, not into the host name; most S3-compatible servers want it."""
+    path_style: bool | None = None
+    """Whether the bucket is in the path or in the host name. None: see `Endpoint`."""
     anonymous: bool = False
     ca_bundle: Text | None = None
     if_match: IfMatch = "send"

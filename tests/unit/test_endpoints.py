@@ -70,7 +70,7 @@ def facts(endpoint: BucketEndpoint) -> tuple[object, ...]:
 
 
 @settings(max_examples=4 * settings().max_examples)
-@given(bucket=buckets, url=urls, region=regions, path_style=st.booleans())
+@given(bucket=buckets, url=urls, region=regions, path_style=st.none() | st.booleans())
 @example(bucket="a.b.c", url="http://minio:9000", region=None, path_style=False)
 @example(bucket="a.b.c", url="https://minio:9000/", region=None, path_style=False)
 @example(bucket="bucket", url=None, region=None, path_style=False)
@@ -78,7 +78,7 @@ def facts(endpoint: BucketEndpoint) -> tuple[object, ...]:
 @example(bucket="bucket", url=None, region="us-east-1", path_style=True)
 @example(bucket="bucket", url="http://10.0.0.1:80/p", region="us-east-1", path_style=False)
 def test_a_computed_endpoint_is_botocore_s(
-    bucket: str, url: str | None, region: str | None, *, path_style: bool
+    bucket: str, url: str | None, region: str | None, *, path_style: bool | None
 ) -> None:
     with mock.patch.dict(os.environ, KEYS | NO_FILES):
         os.environ.pop("AWS_DEFAULT_REGION", None)
@@ -98,7 +98,7 @@ PLAIN = KEYS | {"HOME": "/no/home"}
         (
             ENDPOINT,
             PLAIN,
-            Settings(ENDPOINT.url, None, path_style=False, keys=Keys(*PAIR), ca_bundle=None),
+            Settings(ENDPOINT.url, None, path_style=None, keys=Keys(*PAIR), ca_bundle=None),
         ),
         (
             Endpoint(region="eu-west-1", path_style=True),
@@ -109,7 +109,7 @@ PLAIN = KEYS | {"HOME": "/no/home"}
             Endpoint(anonymous=True, ca_bundle="mine"),
             {"AWS_ENDPOINT_URL": "http://a", "AWS_ENDPOINT_URL_S3": "http://b", "AWS_DEFAULT_REGION": "r"}
             | {"REQUESTS_CA_BUNDLE": "requests", "AWS_REGION": "unused"},
-            Settings("http://b", "r", path_style=False, keys=None, ca_bundle="mine"),
+            Settings("http://b", "r", path_style=None, keys=None, ca_bundle="mine"),
         ),
     ],
 )  # fmt: skip

@@ -12,10 +12,11 @@ Importing this module takes 0.35 s, so `session` imports it where a client is ne
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 from datetime import datetime
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
+from urllib.parse import SplitResult, urlsplit
 
 from aiobotocore.config import AioConfig
 from aiobotocore.parsers import AioResponseParserFactory, AioRestXMLParser
@@ -33,7 +34,15 @@ from streamer.s3.client.aws_files import AwsFiles, token_files
 from streamer.s3.client.bounded import BoundedSession, limit_credential_processes
 from streamer.s3.client.credential_sources import first_credentials
 from streamer.s3.client.credentials import FixedProvider, RenewableCredentials
-from streamer.s3.client.endpoint import Endpoint, RequestOptions, check_endpoint, configuration_files
+from streamer.s3.client.endpoint import (
+    SHORT_BUCKET,
+    Endpoint,
+    RequestOptions,
+    check_endpoint,
+    configuration_files,
+    is_address,
+    is_aws,
+)
 from streamer.s3.client.faults import map_errors, mapped
 from streamer.s3.client.redirects import refuse_redirects
 from streamer.secrets import quoted
@@ -87,7 +96,7 @@ class _ParserFactory(AioResponseParserFactory):  # type: ignore[misc]
         return super().create_parser(protocol_name)
 
 
-@functools.cache
+@cache
 def _models(data_path: str | None) -> Loader:
     """Return botocore's loader of service models, cached because loading takes 0.1 s for each client."""
     return create_loader(data_path)
@@ -165,7 +174,6 @@ class BotocoreSession:
             "connect_timeout": min(CONNECT_TIMEOUT, self._stall_timeout),
             "read_timeout": self._stall_timeout,
             "user_agent_extra": f"penstock/{__version__}",
-            "s3": {"addressing_style": "path" if endpoint.path_style else "auto"},
             # Some compatible servers send a whole object's checksum with a range; botocore would compare it
             # and refuse every part. Length, ETag and Content-Range of ranges are checked instead.
             "response_checksum_validation": "when_required",
@@ -178,6 +186,8 @@ class BotocoreSession:
             # 64: the HEADs of a manifest
             "max_pool_connections": 64 if control else self._connections + 4,
         }
+        if endpoint.path_style is not None:
+            config["s3"] = {"addressing_style": "path" if endpoint.path_style else "virtual"}
         if endpoint.anonymous:
             config["signature_version"] = UNSIGNED
         options = {"endpoint_url": endpoint.url, "region_name": endpoint.region, "verify": endpoint.ca_bundle}
@@ -187,6 +197,9 @@ class BotocoreSession:
                     self._session.create_client("s3", config=AioConfig(**config), **options)
                 )
                 check_endpoint(client.meta.endpoint_url)
+            own, style = client.meta.endpoint_url, (client.meta.config.s3 or {}).get("addressing_style")
+            if style == "virtual" and not is_aws(own):
+                client.meta.events.register_first("before-sign.s3", partial(_into_host_name, urlsplit(own)))
             _add_options(client, endpoint.reading)
             if control:
 
@@ -202,6 +215,17 @@ def open_session(endpoint: Endpoint, *, connections: int, stall_timeout: float) 
     """Open a session, which reads files. Raises ConfigError for an unknown profile."""
     with _mapped_errors():
         return BotocoreSession(endpoint, connections=connections, stall_timeout=stall_timeout)
+
+
+def _into_host_name(own: SplitResult, request: Any, **_: Any) -> None:
+    """Put a bucket of one or two characters into the host name; botocore leaves it in the path.
+
+    `own`: the endpoint's URL.
+    """
+    parts, above = urlsplit(request.url), own.path.rstrip("/") + "/"
+    bucket, _, key = parts.path.removeprefix(above).partition("/")
+    if parts.netloc == own.netloc and SHORT_BUCKET(bucket) and not is_address(own.hostname or ""):
+        request.url = parts._replace(netloc=f"{bucket}.{own.netloc}", path=above + key).geturl()
 
 
 def _add_options(client: Any, options: RequestOptions) -> None:
@@ -221,7 +245,7 @@ def _add_options(client: Any, options: RequestOptions) -> None:
         client.meta.events.register(f"provide-client-params.s3.{operation}", add)
     # Their checksums protect the bodies of these; a SHA-256 costs as much CPU time as all else (1.4 GB/s).
     unsigned = client.meta.config.merge(
-        AioConfig(s3={**client.meta.config.s3, "payload_signing_enabled": False})
+        AioConfig(s3={**(client.meta.config.s3 or {}), "payload_signing_enabled": False})
     )
 
     def leave_unsigned(request: Any, **_: Any) -> None:

@@ -57,6 +57,10 @@ _URL = re.compile(
     r"(?:/[A-Za-z0-9_-]{1,99}){0,9}/?"
 )
 """URLs that botocore accepts and does not normalize."""
+SHORT_BUCKET = re.compile(r"[a-z0-9]{1,2}").fullmatch
+"""Matches bucket names that AWS does not have, and other servers may."""
+is_address = re.compile(r"[0-9.]+|.*:.*").fullmatch
+"""Matches hosts that are IP addresses, before which no bucket can stand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +94,9 @@ class Endpoint:
     url: str | None = None
     region: str | None = None
     profile: str | None = None
-    path_style: bool = False
+    path_style: bool | None = None
+    """Whether the bucket is in the path, or in the host name. None: as AWS's files say (`addressing_style`),
+    or else in the host name at AWS, and in the path at any other URL."""
     anonymous: bool = False
     ca_bundle: str | None = None
     if_match: IfMatch = "send"
@@ -139,7 +145,8 @@ class Settings:
     url: str | None
     """The endpoint; None for AWS."""
     region: str | None
-    path_style: bool
+    path_style: bool | None
+    """See `Endpoint`."""
     keys: Keys | None
     """None: requests are not signed."""
     ca_bundle: str | None

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from streamer.s3.client.endpoint import is_address, is_aws
 from streamer.s3.signing.sigv4 import GetSigner
 
 if TYPE_CHECKING:
@@ -62,10 +63,13 @@ def endpoint_of(settings: Settings, bucket: str) -> BucketEndpoint | None:
         return None
     scheme, _, rest = settings.endpoint_url.partition("://")
     authority, _, path = rest.partition("/")
-    # botocore puts the bucket of any endpoint but AWS's into the path. AWS's certificate covers one label
-    # before the endpoint, so a name with dots is in the path too.
-    if settings.url is None and not settings.path_style and len(bucket) > 2 and _HOST_LABEL(bucket):
-        url = f"{scheme}://{bucket}.{authority}/"
+    path += "" if path.endswith("/") or not path else "/"
+    in_path = settings.path_style is not False if settings.url else settings.path_style
+    if settings.url and not in_path and ("." in bucket or is_address(authority.partition(":")[0])):
+        return None  # dots without TLS, and addresses, have rules of their own
+    # A certificate covers one label before the endpoint, so a name with dots is in the path too.
+    if in_path or not _HOST_LABEL(bucket) or (len(bucket) < 3 and is_aws(settings.endpoint_url)):
+        url = f"{scheme}://{authority}/{path}{bucket}/"
     else:
-        url = f"{scheme}://{authority}/{path}{'' if path.endswith('/') or not path else '/'}{bucket}/"
+        url = f"{scheme}://{bucket}.{authority}/{path}"
     return BucketEndpoint.of_url(url, signing_region(settings.region))
