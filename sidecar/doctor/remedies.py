@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from sidecar.doctor.machine import Finding
 from sidecar.process.exits import Exit, exit_code
 from streamer.errors import SourceError
+from streamer.s3.client import faults
 from streamer.s3.client.faults import KEY_PROBLEMS
 
 if TYPE_CHECKING:
@@ -61,6 +62,9 @@ NETWORK_CAUSES: tuple[tuple[type[BaseException], str], ...] = (
 
 def remedy(error: PenstockError, action: str) -> str:
     """Return what to do. `action`: the actions that a policy must allow for the request."""
+    stated = next((each for each in faults.FIXES if each in str(error)), "")
+    if stated:
+        return f"{stated[0].upper()}{stated[1:]}."
     by_cause = CAUSES.get(error.code) if isinstance(error, SourceError) else None
     fix = by_cause or _network_fix(error) or FIXES.get(exit_code(error)) or "Report this as a bug."
     return fix.format(action=action)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from html import unescape
+from typing import TYPE_CHECKING
 
 from streamer.errors import ClockSkew, ErrorContext, ObjectMissing, SourceError, WrongEndpoint
 from streamer.plan import is_modified
@@ -22,6 +23,7 @@ from streamer.s3.client.faults import (
     deleted,
     error_from_response,
     escaped_id,
+    foreign_text,
 )
 from streamer.s3.ranges import check_header, suggest_omission
 
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from streamer.s3.signing.endpoints import BucketEndpoint
     from streamer.s3.signing.requests import RangeSigner
 
-_MESSAGE = re.compile(rb"<Message>([^<]{0,500})</Message>")
+_MESSAGE = re.compile(rb"<Message>([^<]{1,500})")
 
 
 class LeftToAiobotocore(SourceError):
@@ -135,17 +137,16 @@ async def refusal(response: Response, context: ErrorContext, signer: RangeSigner
 
 def error_of(header: ResponseHeader, body: bytes, context: ErrorContext) -> SourceError:
     """Return the error for a response that is neither a success nor a redirect. `body` may be cut off."""
-    code, message = CODE.search(body), _MESSAGE.search(body)
+    code, found = CODE.search(body), _MESSAGE.search(body)
+    message = (unescape(found[1].decode("utf-8", "replace")) if found else "") if code else foreign_text(body)
     cut = len(body) < min(header.content_length or 0, MAX_ERROR_BODY)
     if code is None and cut and header.status in MANY_REASONS:
         return cut_off(header.status, context)
-    fields: Any = header.fields
+    fields = header.fields
     return error_from_response(
         status=header.status,
         code=code[1].decode("utf-8", "replace") if code else str(header.status),
-        message=message[1].decode("utf-8", "replace") if message else "",
-        request_id=fields.get("x-amz-request-id"),
-        retry_after=fields.get("retry-after"),
-        date=fields.get("date"),
+        message=message,
+        fields=fields,
         context=context,
     )

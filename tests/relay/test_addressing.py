@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from streamer.errors import Denied
 from streamer.plan import S3Uri
 from streamer.s3.client.endpoint import Endpoint
 from streamer.s3.client.session import open_clients
@@ -93,3 +94,12 @@ async def test_the_bucket_is_in_the_host_name(
     async with clients(endpoint, by_aiobotocore=by_aiobotocore) as found:
         assert await first_byte(found, bucket) == DATA[:1]
     assert {request.headers["host"].partition(".")[0] for request in store.seen} == {bucket}
+
+
+@pytest.mark.parametrize("by_aiobotocore", [False, True])
+async def test_a_server_that_refuses_the_path_is_told_apart_from_a_policy(
+    store: RawServer, *, by_aiobotocore: bool
+) -> None:
+    async with clients(Endpoint(url=store.url), by_aiobotocore=by_aiobotocore) as found:
+        with pytest.raises(Denied, match=r"virtual hosted style .S3 responded 403.*; set .*PathStyle: false"):
+            await first_byte(found, "bucket")

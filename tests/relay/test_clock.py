@@ -82,7 +82,8 @@ async def test_what_cannot_be_corrected_is_waited_for(stub: S3Stub, tmp_path: Pa
         assert await off_loop(read_all, running.fifo(0)) == truth
         notes = {note.kind: note.text for note in running.channel.statistics().errors}
     text = notes[ClockSkew.kind].replace("3599", "3600").replace("3601", "3600")
-    assert "set the time; it is 3600 s behind the endpoint's (S3 responded 403 RequestTimeTooSkewed)" in text
+    assert "(S3 responded 403 RequestTimeTooSkewed); this machine's clock is off" in text
+    assert "set the time; it is 3600 s behind the endpoint's" in text
 
 
 def test_no_duration_is_taken_from_the_wall_clock() -> None:

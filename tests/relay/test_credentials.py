@@ -417,8 +417,7 @@ async def test_a_renewal_that_hangs_is_named_with_its_source() -> None:
     lasting.accepted = True
     context = ErrorContext("b", "k", 0)
     expired = error_from_response(
-        status=400, code="ExpiredToken", message="", request_id="R1", retry_after=None, date=None,
-        context=context,
+        status=400, code="ExpiredToken", message="", fields={"x-amz-request-id": "R1"}, context=context,
     )  # fmt: skip
     first = renewed(expired, lasting, asyncio.get_running_loop().time())
     stages = BufferStages(MemoryBudget(MIB, ConcurrencyController(1, MIB, most=1)).quota(), BufferPool())

@@ -41,9 +41,7 @@ def test_an_object_that_nobody_may_read_now_is_no_matter_of_credentials(code: st
         status=400 if code.startswith("KMS") else 403,
         code=code,
         message="",
-        request_id=None,
-        retry_after=None,
-        date=None,
+        fields={},
         context=errors.ErrorContext("b", "k"),
     )
     suggest_omission(error)

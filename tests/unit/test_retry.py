@@ -141,9 +141,7 @@ def test_numbers_of_a_response_are_ascii_digits(header: str | None, seconds: flo
         status=503,
         code="SlowDown",
         message="",
-        request_id=None,
-        retry_after=header,
-        date=None,
+        fields={} if header is None else {"retry-after": header},
         context=ErrorContext(),
     )
     assert error.retry_after == seconds

@@ -22,6 +22,7 @@ import asyncio
 import contextlib
 from functools import partial
 from typing import Any
+from xml.sax.saxutils import escape
 
 import aiohttp
 from aiobotocore.credentials import AioProcessProvider
@@ -34,7 +35,7 @@ from streamer.s3.client.documents import (
     checked_document,
     is_plain_xml,
 )
-from streamer.s3.client.faults import CODE, MANY_REASONS
+from streamer.s3.client.faults import CODE, MANY_REASONS, foreign_text
 from streamer.s3.client.redirects import PinnedSession
 
 FIRST_ERROR_STATUS = 300
@@ -82,8 +83,17 @@ class BoundedSession(PinnedSession):
             if broken:
                 response._content = _body_before_break(body, response.status_code)  # noqa: SLF001
             else:
-                response._content = bytes(body) if is_plain_xml(body) else b""  # noqa: SLF001
+                response._content = _error_document(bytes(body), response.status_code)  # noqa: SLF001
         return response
+
+
+def _error_document(body: bytes, status: int) -> bytes:
+    """Return the body of an error, or a document of the words of one that is not S3's (`foreign_text`)."""
+    if is_plain_xml(body) and (CODE.search(body) or body.startswith(b"{")):  # JSON: of a service for sign-on
+        return body
+    if not (text := foreign_text(body)):
+        return b""
+    return f"<Error><Code>{status}</Code><Message>{escape(text)}</Message></Error>".encode()
 
 
 def _body_before_break(body: bytearray, status: int) -> bytes:

@@ -38,7 +38,7 @@ from streamer.errors import (
 from streamer.secrets import quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 REGION = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 """A region's name: one label of a host name, because AWS's endpoint rules put it into one."""
@@ -89,11 +89,16 @@ KEY_PROBLEMS = (
     "KMS.NotFoundException",
 )
 """Codes for an object whose SSE-KMS key cannot be used by anybody."""
+ENCRYPTED = (
+    "set Penstock.Endpoint.SseCustomerKeyFile for objects that are encrypted with a customer's key (SSE-C), "
+    "and for no others"
+)
 EXPLANATIONS = {
     "NoSuchBucket": "no such bucket; check S3Uri; on an S3-compatible server try Endpoint.PathStyle: true",
     "NoSuchKey": "no such object",
     "AccessDenied": "access denied; the credentials need s3:ListBucket on the bucket and s3:GetObject in it",
     # HEAD has no body, so its status stands for the code.
+    "400": f"refused without a reason, as any HEAD; check the region; {ENCRYPTED}",
     "404": "no such object",
     "403": "access denied, or no such object (S3 tells them apart only with s3:ListBucket); the credentials "
     "need s3:GetObject and s3:ListBucket on the bucket",
@@ -115,9 +120,24 @@ EXPLANATIONS = {
     "InvalidRange": "the object is shorter than when it was listed",
     "416": "the object is shorter than when it was listed",
 }
+"""By code, what it means and what to do, which follow S3's own message."""
+IN_HOST_NAME = "set Penstock.Endpoint.PathStyle: false, which puts the bucket into the host name"
+"""Remedy at a server that refuses the bucket in the path."""
+NAMES_POLICY = "change the policy that the message names"
+"""Remedy for a denial whose message has the action, the resource and the kind of policy."""
+FIXES = (ENCRYPTED, IN_HOST_NAME, NAMES_POLICY)
+"""Remedies of errors that have several causes: the error's text has the right one."""
+_BY_MESSAGE = (
+    (re.compile(r"virtual.?host|path.?style", re.IGNORECASE), IN_HOST_NAME),
+    (re.compile(r"not authorized to perform"), NAMES_POLICY),
+)
+"""Remedies by a server's message, the first that fits."""
+_ABOUT_ENCRYPTION = re.compile(r"encrypt|customer.{1,9}key", re.IGNORECASE)
 NOT_BY_CREDENTIALS = frozenset({"InvalidObjectState", "AccountProblem", "AllAccessDisabled", *KEY_PROBLEMS})
 """Codes of denials that other credentials or another policy would get too."""
 _STATUSES = frozenset(http.HTTPStatus)
+_TITLE = re.compile(rb"<title[^>]{0,99}>([^<]{1,200})", re.IGNORECASE)
+_TAG = re.compile(rb"<(?:style|script).*?</|<[^>]*>?", re.DOTALL | re.IGNORECASE)
 _SECONDS = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 _REFUSED_SKEW = 900.0
 """Most seconds by which a signature's time may differ from S3's (RequestTimeTooSkewed). A 403 to HEAD has no
@@ -267,9 +287,7 @@ def _from_client_error(error: Any, context: ErrorContext) -> SourceError:
         status=int(metadata.get("HTTPStatusCode", 0)),
         code=str(details.get("Code", "")),
         message=details.get("Message") or "",
-        request_id=metadata.get("RequestId"),
-        retry_after=headers.get("retry-after"),
-        date=headers.get("date"),
+        fields={"x-amz-request-id": metadata.get("RequestId") or ""} | dict(headers),
         region=headers.get("x-amz-bucket-region") or details.get("Region"),
         context=context,
     )
@@ -280,23 +298,59 @@ def error_from_response(
     status: int,
     code: str,
     message: str,
-    request_id: str | None,
-    retry_after: str | None,
-    date: str | None,
+    fields: Mapping[str, str],
     region: str | None = None,
     context: ErrorContext,
 ) -> SourceError:
-    """Return the SourceError for an error response of S3.
+    """Return the SourceError for an error response.
 
-    `date`: the response's Date header. `region`: the bucket's region, if the response names it.
+    `code`: S3's, or the status if the response has none; then `message` is `foreign_text` of its body.
+    `fields`: of the header, by lower-case name. `region`: the bucket's region, if the response names it.
     """
-    context = replace(context, request_id=escaped_id(request_id))
-    reason = EXPLANATIONS.get(code) or quoted(message) or _phrase(status)
-    text = f"{reason} (S3 responded {_status(status, code)})"
-    seconds = _seconds(retry_after)
-    error = _error_by_code(status, code, text, context, retry_after=seconds, date=date, region=region)
+    context = replace(context, request_id=escaped_id(fields.get("x-amz-request-id")))
+    seconds, date = _seconds(fields.get("retry-after")), fields.get("date")
+    if code == str(status):
+        if message.lower() == _phrase(status):  # botocore's
+            message = ""
+        kind = fields.get("content-type", "")
+        if (message or "html" in kind or "json" in kind) and not context.request_id:
+            text = _foreign(status, message, fields)
+            if status in (429, 503):
+                return Throttled(text, context, retry_after=seconds)
+            if status >= 500 or status in _ASK_AGAIN:
+                return Transient(text, context, retry_after=seconds)
+            return InvalidResponse(text, context)
+    text, answered = EXPLANATIONS.get(code, ""), f"(S3 responded {_status(status, code)})"
+    words = quoted(message).removesuffix(".")
+    if words and not text.startswith(words.lower()):
+        text = next((each for pattern, each in _BY_MESSAGE if pattern.search(words)), text)
+        text = f"{words} {answered}" + (f"; {text}" if text else "")
+    else:
+        text = f"{text or words or _phrase(status)} {answered}"
+    if status == http.HTTPStatus.BAD_REQUEST and code.startswith("Inv") and _ABOUT_ENCRYPTION.search(message):
+        error: SourceError = Denied(f"{text}; {ENCRYPTED}", context)
+    else:
+        error = _error_by_code(status, code, text, context, retry_after=seconds, date=date, region=region)
     error.code = code
     return error
+
+
+def foreign_text(body: bytes) -> str:
+    """Return the words of an error's body that has no code of S3: its title, or its begin."""
+    title = _TITLE.search(body)
+    text = title[1] if title else _TAG.sub(b" ", body[:1000])
+    return " ".join(text.decode("utf-8", "replace").split())[:200]
+
+
+def _foreign(status: int, words: str, fields: Mapping[str, str]) -> str:
+    """Return the text of the error for an answer that is not S3's."""
+    signs = [f"it says {quoted(words)!r}"] if words else []
+    for name in ("content-type", "server", "via"):
+        signs += [f"{name.title()}: {quoted(fields[name])}"] if fields.get(name) else []
+    return (
+        f"the answer is not S3's: {status} {_phrase(status)} ({', '.join(signs)}); see to the proxy, the "
+        "firewall or the load balancer in front of the endpoint, or correct Penstock.Endpoint.Url"
+    )
 
 
 def _error_by_code(  # noqa: PLR0911 - a table; the first status or code that fits decides
@@ -321,18 +375,27 @@ def _error_by_code(  # noqa: PLR0911 - a table; the first status or code that fi
         return SourceChanged(text, context)
     if code in _EXPIRED:
         return Expired(text, context)
-    ahead = clock_ahead(date) or 0.0
-    if code == "RequestTimeTooSkewed" or (code == "403" and abs(ahead) > _REFUSED_SKEW):
-        off = f"; it is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the endpoint's"
-        reason = EXPLANATIONS["RequestTimeTooSkewed"] + (off if ahead else "")
-        return ClockSkew(f"{reason} (S3 responded {_status(status, code)})", context, ahead=ahead)
+    ahead = clock_ahead(date)
+    if code == "403" and abs(ahead or 0.0) > _REFUSED_SKEW:
+        code, text = "RequestTimeTooSkewed", f"{EXPLANATIONS['RequestTimeTooSkewed']} (S3 responded 403)"
+    if code == "RequestTimeTooSkewed":
+        return ClockSkew(text + _clocks(ahead), context, ahead=ahead or 0.0)
     if code in _GONE or (status == 404 and code != "NoSuchBucket"):
         return ObjectMissing(text, context) if context.key else Missing(text, context)
     if status == 404:
         return Missing(text, context)
-    if status in (401, 403) or code in EXPLANATIONS:
+    if status in (401, 403) or (code in EXPLANATIONS and code != "400"):
         return Denied(text, context)
     return BadAnswer(text, context)
+
+
+def _clocks(ahead: float | None) -> str:
+    """Return what the Date of a response says about this machine's clock; `ahead`: None without a Date."""
+    if ahead is None:
+        return ""
+    if abs(ahead) < _REFUSED_SKEW / 2:
+        return "; by the endpoint's Date it is right: a proxy may have held the request back"
+    return f"; it is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the endpoint's"
 
 
 def _phrase(status: int) -> str:

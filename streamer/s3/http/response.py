@@ -34,6 +34,8 @@ KEPT_FIELDS = {
     )
 }
 """The header fields that are kept, by the bytes of their names."""
+_KEPT_OF_ERRORS = KEPT_FIELDS | {name.encode(): name for name in ("content-type", "server", "via")}
+"""Those of an error response: they tell who has sent it."""
 _METADATA = re.compile(rb"(?im)^x-amz-meta-[^\r\n]*\r\n")
 """Header fields of an object's user metadata."""
 MAX_HEADER = 64 * 1024
@@ -79,11 +81,12 @@ class _Message:
         self.followed = self.complete
 
     def on_headers_complete(self) -> None:
+        self.header.status = status = self._parser.get_status_code()
+        kept = KEPT_FIELDS if status < 400 else _KEPT_OF_ERRORS
         for name, value in self._fields.items():
-            field_name = KEPT_FIELDS.get(name.lower())
+            field_name = kept.get(name.lower())
             if field_name is not None:
                 self.header.fields[field_name] = value.decode("utf-8", "replace")
-        self.header.status = self._parser.get_status_code()
         self.header.keep_alive = self._parser.should_keep_alive()
 
     def on_body(self, data: bytes) -> None:

@@ -101,9 +101,7 @@ class ObjectInspector:
             status=status,
             code=str(status),
             message="",
-            request_id=context.request_id,
-            retry_after=headers.get("retry-after"),
-            date=headers.get("date"),
+            fields=headers,
             context=context,
         )
         if isinstance(error, ClockSkew):
