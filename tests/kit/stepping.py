@@ -12,6 +12,7 @@ that name.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -163,7 +164,12 @@ def _slice(reader: Any) -> int:
 
 
 def save(path: str, state: dict[str, Any]) -> None:
-    """Replace the file of the state whole."""
+    """Replace the file of the state whole; keep the state before as `PATH.before`."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path + ".old")  # of a trainer that was killed here
+    with contextlib.suppress(FileNotFoundError):
+        os.link(path, path + ".old")
+        os.replace(path + ".old", path + ".before")
     with open(path + ".new", "w", encoding="utf-8") as file:
         json.dump(state, file)
     os.replace(path + ".new", path)

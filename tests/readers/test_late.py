@@ -39,7 +39,7 @@ def why(feeder: Feeder, epoch: int, timeout: float = 0) -> str:
 
 
 @pytest.mark.parametrize("state", ["complete", "abandoned", None])
-def test_an_epoch_that_is_over_is_told_at_once(
+def test_an_epoch_that_is_over_is_an_error_at_once(
     feeder: Feeder, offers: Callable[[], None], state: TrailerState | None
 ) -> None:
     """Not before the sidecar is ready: the trailer may be of the run before."""
@@ -49,11 +49,11 @@ def test_an_epoch_that_is_over_is_told_at_once(
     assert "did not appear" in (early := why(feeder, 0))
     assert "the sidecar has not offered its FIFOs yet" in early
     offers()
-    told = why(feeder, 0, timeout=600)
+    text = why(feeder, 0, timeout=600)
     how = f"after 300 bytes its trailer says '{state}'" if state else "its trailer is gone"
-    assert told.startswith(f"train_0 is over ({how})")
-    assert "--resume" in told
-    assert told.endswith("read the next epoch, train_1, without a state")
+    assert text.startswith(f"train_0 is over ({how})")
+    assert "--resume" in text
+    assert text.endswith("read the next epoch, train_1, without a state")
 
 
 def test_an_epoch_that_is_offered_or_open_is_not_over(feeder: Feeder, offers: Callable[[], None]) -> None:
@@ -139,3 +139,15 @@ def test_a_fork_closes_its_copy(feeder: Feeder) -> None:
     assert feed.reader_gone
     os.close(held)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_fifo_that_an_earlier_sidecar_left_is_not_that_of_a_state(
+    feeder: Feeder, offers: Callable[[], None]
+) -> None:
+    """The sidecar that starts removes it."""
+    os.mkfifo(feeder.path("train", 1))
+    with PipeStream(feeder.path("train", 1)) as stream:
+        stream.leave_earlier()
+        assert not stream.open(0)
+        offers()
+        assert stream.open(0)

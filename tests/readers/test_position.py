@@ -75,7 +75,7 @@ def test_another_plan_is_refused_unless_told(feeder: Feeder) -> None:
 
 
 def test_a_state_of_a_later_epoch_needs_that_epoch(feeder: Feeder) -> None:
-    """A sidecar without `--resume` offers epoch 0, which a state of epoch 1 cannot use."""
+    """A FIFO without a trailer is another program's, and no reader leaves it."""
     state = PipeReader("train", "TFRecord").state_dict() | {"epoch": 1}
     os.mkfifo(feeder.path("train", 0))
     again = PipeReader("train", "TFRecord", timeout=0.1)

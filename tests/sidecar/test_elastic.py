@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from streamer.readers import PipeReader
 from streamer.step_state import FILE_NAME
 from tests.kit.processes import penstock, sidecar, write_job
 from tests.kit.stub import S3Stub
+from tests.sidecar.test_record_keys import directories
 from tests.sidecar.test_record_ranks import BLOCK, GLOBAL, SEED, divided, index, shuffled, uneven
 from tests.unit import reference
 
@@ -80,10 +82,25 @@ def test_any_number_of_ranks_goes_on_after_the_steps_that_were_taken(elastic: El
     assert found == elastic.due
 
 
-def test_in_the_first_epoch_the_readers_need_no_resumed_sidecar(elastic: Elastic) -> None:
-    """They drop the records of the steps before."""
-    first = elastic.train(elastic.job(2), limit=3)
+@pytest.mark.parametrize("limit", [3, 6, 9])
+def test_the_readers_need_no_resumed_sidecar(elastic: Elastic, limit: int) -> None:
+    """They leave the epochs before that of their state, and drop the records of its steps before.
+
+    So does a trainer that was killed after its checkpoint, and before the file of `--resume`.
+    """
+    first = elastic.train(elastic.job(2), limit=limit)
     assert first + elastic.train(elastic.job(4)) == elastic.due
+
+
+def test_a_length_is_known_in_an_epoch_after_the_one_that_is_offered(elastic: Elastic) -> None:
+    elastic.train(elastic.job(2), limit=9)
+    with sidecar(elastic.job(2)) as running:
+        running.wait_for("ready")
+        base = elastic.state.parent.parent / "ml"
+        reader = PipeReader("train-0", "TFRecord", timeout=30, **directories(base))
+        reader.load_state_dict(json.loads(elastic.state.read_text()))
+        assert len(reader) == 6 * GLOBAL // 2
+        assert running.end() == 0
 
 
 @pytest.mark.parametrize("uri", ["s3://b/run/state.json", "s3://b/run/"])

@@ -71,6 +71,8 @@ class ChannelEpochs:
         self._patience = patience
         self._first = epoch
         """Epoch that this object was told to begin with. No earlier epoch is known to be of this job."""
+        self._sought: int | None = None
+        """Epoch of the state that was loaded last."""
         self._counts: EpochCounts | None = None
         """Counts in the trailer that `counts` read last. A sidecar that ends may remove its trailers."""
 
@@ -105,7 +107,7 @@ class ChannelEpochs:
 
     def seek(self, epoch: int) -> None:
         """Make `epoch` the next one."""
-        self._first = epoch
+        self._first = self._sought = epoch
         if self._epoch is None:
             self._state.put(epoch)
         else:
@@ -129,6 +131,8 @@ class ChannelEpochs:
             first = trailer is None and os.path.lexists(os.path.join(self._pipe_dir, SIDECAR_LOCK))
         if first:
             stream = self._stream(epoch, hint=self._hint(epoch))
+            if epoch == self._sought:
+                stream.leave_earlier()
             # Another reader of the state file may take this epoch, whose FIFO is then seen no more.
             trailer = stream.offered(over=lambda: self.peek() != epoch)
         if trailer is None or trailer.records is None or trailer.steps is None:

@@ -2,6 +2,7 @@
 
     wait      until the FIFO's name appears (`streamer.readers.core.arrival`), at most `timeout` seconds; a
               warning says so after a twelfth of them
+    leave     meanwhile, with a loaded state, leave the epochs before (`streamer.readers.core.earlier`)
     attach    open it for reading; its trailer is then the one that proves its end (`Proof`)
 
 The epoch counts as used as soon as the FIFO is open, since a writer may have seen the reader. Whoever has
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from streamer.errors import ChannelError, StreamError
 from streamer.readers.core.arrival import Arrival
+from streamer.readers.core.earlier import EarlierEpochs
 from streamer.readers.core.late import sidecar_state, why_job_over, why_late, why_over
 from streamer.readers.core.read_end import STDIN, ReadEnd
 
@@ -47,6 +49,9 @@ class Opening:
         self, name: str, proof: Proof, *, timeout: float, hint: str, unused: Callable[[], None] | None
     ) -> None:
         """`unused`: called once by `end` if no writer has seen the reader."""
+        self.leaves_earlier = False
+        """Whether to leave the epochs before this one, because a loaded state begins in it."""
+        self._earlier = EarlierEpochs(proof)
         self._name = name
         self._proof = proof
         self._timeout = timeout
@@ -65,7 +70,7 @@ class Opening:
     def wait(self, over: Callable[[], bool]) -> None:
         """Wait until the FIFO exists, without opening it, or `over` is true. Raises as `open`."""
         self._deadline = time.monotonic() + self._timeout
-        with contextlib.closing(Arrival(self._name)) as arrival:
+        with contextlib.closing(Arrival(self._name)) as arrival, contextlib.closing(self._earlier):
             if not self._appears(arrival, self._timeout, over):
                 raise self._absent()
 
@@ -92,10 +97,14 @@ class Opening:
         until = time.monotonic() + seconds
 
         def there() -> bool:
+            if self.leaves_earlier and sidecar_state(self._proof.directory) in {"ended", "starting"}:
+                return over()  # names may be of the sidecar before, and its successor removes them
             if os.path.exists(self._name) or over():
                 return True
             if sidecar_state(self._proof.directory) == "ready" and (why := why_over(self._proof)):
                 raise ChannelError(why)
+            if self.leaves_earlier:
+                self._earlier.leave()
             return False
 
         while not arrival.wait(max(0.0, min(until, self._due()) - time.monotonic()), there):
@@ -172,6 +181,7 @@ class Opening:
             callback()
 
     def _close(self) -> None:
+        self._earlier.close()
         if self._arrival is not None:
             self._arrival.close()
 

@@ -2,7 +2,7 @@
 
 A FIFO begins at its epoch's first byte or, under `penstock run --resume`, at a later one, which its trailer
 states (`bytes_skipped`). The reader drops the bytes from there to the position. Without `--resume` a new
-sidecar offers epoch 0, so only a position in epoch 0 can be resumed without it.
+sidecar offers epoch 0, and the reader leaves the epochs before that of the position.
 """
 
 from __future__ import annotations
@@ -36,12 +36,15 @@ def approach_start(
 ) -> Generator[list[bytes], None, ReaderPosition]:
     """Open `stream`, drop the bytes before the start, and return the start as a new position.
 
-    The start is `start` if that is of the stream's epoch, else the FIFO's first byte. Yields an empty list
-    after each wait; no wait is longer than the stream's patience.
+    Leaves the epochs before a loaded state's that are offered. The start is `start` if that is of the
+    stream's epoch, else the FIFO's first byte. Yields an empty list after each wait; no wait is longer than
+    the stream's patience.
 
     Raises ChannelError if the plan has changed and `start.anyway` is false, or if the FIFO begins after the
     start; otherwise as `PipeStream.begin` and `PipeStream.readinto`.
     """
+    if start is not None and start.epoch == stream.epoch:
+        stream.leave_earlier()
     while not stream.begin(stream.patience):
         yield []
     offset = stream.start_offset

@@ -125,6 +125,10 @@ class PipeStream(io.RawIOBase):
         """Bytes of the whole epoch; None if the number is not known before its end. See `begin`."""
         return None if self.trailer is None else self.trailer.bytes_total
 
+    def leave_earlier(self) -> None:
+        """Leave the epochs before this one that the sidecar offers, because a loaded state is in this one."""
+        self._opening.leaves_earlier = True
+
     def readable(self) -> bool:
         return True
 

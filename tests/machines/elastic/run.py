@@ -3,6 +3,8 @@
     seed ─▶ order, kills, runs    one S3 server and the record indexes for all seeds
     each run ─▶ `penstock run --resume` on each host ─ FIFOs ─▶ trainer, a process ─ global batches ─▶ here
     SIGKILL of trainer and sidecars after a drawn number of global batches, in a drawn order
+    some sidecars get no state, or the one before the readers' own, as after a kill between checkpoint and
+    state file
     the steps before the saved state are the job's; those after it are taken again
 
 At the end the job's global batches must be those of the specification, each exactly once.
@@ -93,7 +95,8 @@ def run_job(drawn: Job, data: Data) -> Counter[str]:
     ranks = [run.ranks for run in drawn.runs]
     resizes = sum(1 for before, after in pairwise(ranks) if before != after)
     records = sum(len(batch) for _, _, batch in due)
-    counts = {"kills": len(ranks) - 1, "resizes": resizes, "global batches": len(due), "records": records}
+    counts = {"kills": len(ranks) - 1, "resizes": resizes, "late states": runner.late}
+    counts |= {"global batches": len(due), "records": records}
     return drawn.names() + Counter(counts)
 
 
@@ -103,6 +106,8 @@ class _Runner:
     def __init__(self, data: Data, drawn: Job, directory: Path) -> None:
         self._data, self._drawn, self._directory = data, drawn, directory
         self._state = directory / "state.json"
+        self.late = 0
+        """Runs whose sidecars got an older state than the readers."""
 
     def saved(self, due: Batches) -> int:
         """The number of global batches that the saved state has."""
@@ -129,6 +134,15 @@ class _Runner:
             channel["ShuffleConfig"] = {"Seed": drawn.shuffle}
         return write_job(self._directory / f"job-{host}.yaml", document)
 
+    def _late(self, run: Run, training: Training) -> Path:
+        """The file that the sidecars get: the readers' own, or an older one if these load a state."""
+        late = random.Random(f"{self._drawn.seed} {run} {training.saver} {training.save_every}").choice(
+            ["", "", ".before", ".none"]
+        )
+        reads_state = training.load and not training.kind.endswith("tar")
+        self.late += bool(late and reads_state and self._state.exists())
+        return self._state.with_name(self._state.name + late) if reads_state else self._state
+
     def run(self, run: Run, limit: int | None, draw: random.Random) -> Batches:
         """Return the global batches that the trainer took: `limit` until the kill, or all to the end."""
         kind = {"lines": "TextLine"}.get(self._drawn.kind, self._drawn.kind)
@@ -143,7 +157,7 @@ class _Runner:
             bases=[str(self._directory / f"ml-{host}") for host in range(run.hosts)],
         )
         trainer = [sys.executable, "-m", "tests.kit.stepping", json.dumps(asdict(training))]
-        resumed = "--resume", str(self._state), "--host-count", str(run.hosts)
+        resumed = "--resume", str(self._late(run, training)), "--host-count", str(run.hosts)
         with contextlib.ExitStack() as stack:
             serving = [
                 stack.enter_context(sidecar(self._job(run, host), *resumed, "--host-index", str(host)))
