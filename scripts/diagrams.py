@@ -355,7 +355,8 @@ ROOMS = {
 """Rooms of the diagram: column, row, and what is in them. Columns below 0 are half as far apart."""
 FOUNDATION = {
     "streamer", "streamer.errors", "streamer.units", "streamer.trailer", "streamer.secrets", "streamer.aio",
-    "streamer.key_list", "streamer.linux", "streamer.inflate", "streamer.retry", "streamer.escaping",
+    "streamer.key_list", "streamer.launchers", "streamer.linux", "streamer.inflate", "streamer.retry",
+    "streamer.escaping",
     "streamer.shares", "streamer.step_state", "streamer.cancellation", "streamer.directory",
     "streamer.file_reads", "sidecar",
 }  # fmt: skip
@@ -476,7 +477,7 @@ def rooms(colours: dict[str, str]) -> Canvas:
     c.text(
         24,
         719,
-        "Every room may import errors, units, cancellation, escaping, shares and step_state; "
+        "Every room may import errors, units, cancellation, escaping, launchers, shares and step_state; "
         "the table below names who imports the others.",
         size=11,
         colour="muted",

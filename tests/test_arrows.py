@@ -20,7 +20,8 @@ from tests.kit.stub import S3Stub
 ROOT = Path(__file__).parent.parent
 BASE = {
     "streamer", "streamer.errors", "streamer.units",
-    "streamer.cancellation", "streamer.escaping", "streamer.shares", "streamer.step_state",
+    "streamer.cancellation", "streamer.escaping", "streamer.launchers", "streamer.shares",
+    "streamer.step_state",
 }  # fmt: skip
 """Names that every room may use."""
 
@@ -30,6 +31,7 @@ MAY_IMPORT = {
     "streamer.units": set(),
     "streamer.cancellation": set(),
     "streamer.escaping": set(),
+    "streamer.launchers": set(),
     "streamer.shares": set(),
     "streamer.step_state": set(),
     "streamer.trailer": set(),

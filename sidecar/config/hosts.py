@@ -27,6 +27,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from streamer.errors import ConfigError
+from streamer.launchers import LAUNCHERS
 from streamer.plan import Shard
 
 if TYPE_CHECKING:
@@ -174,14 +175,19 @@ def _from_environment(environment: Mapping[str, str]) -> Iterator[Claim]:
         return int(text)
 
     rank, world = number("RANK"), number("WORLD_SIZE", least=1)
-    local = number("LOCAL_WORLD_SIZE", least=1) or 1
+    local_name = next((name for name in LAUNCHERS[0].sizes if environment.get(name)), "LOCAL_WORLD_SIZE")
+    local = number(local_name, least=1) or 1
+    if rank is not None and local == 1 and number("LOCAL_RANK"):
+        raise ConfigError(
+            f"LOCAL_RANK is {environment['LOCAL_RANK']}, and LOCAL_WORLD_SIZE, the number of processes on a "
+            f"host, not set: hosts cannot be counted; set it, or {_FIX}"
+        )
     if world is not None and world % local:
         raise ConfigError(
-            f"WORLD_SIZE {world} is not a multiple of LOCAL_WORLD_SIZE {local}: hosts cannot "
-            f"be counted; {_FIX}"
+            f"WORLD_SIZE {world} is not a multiple of {local_name} {local}: hosts cannot be counted; {_FIX}"
         )
     yield Claim(
-        "RANK/WORLD_SIZE" + (f" over LOCAL_WORLD_SIZE {local}" if local > 1 else ""),
+        "RANK/WORLD_SIZE" + (f" over {local_name} {local}" if local > 1 else ""),
         None if rank is None else rank // local,
         None if world is None else world // local,
     )

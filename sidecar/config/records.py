@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, StrictSt
 from sidecar.config.index_place import index_uri
 from sidecar.config.model import Model, Size, valid_for
 from streamer.formats.record_format import RecordFormat
+from streamer.launchers import SIZES
 from streamer.plan.record_order import BLOCK, Remainder
 
 if TYPE_CHECKING:
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
 FROM_LAUNCHER = "from launcher"
 """Value of `Ranks.Count` that stands for this number."""
-VARIABLES = ("LOCAL_WORLD_SIZE", "PET_NPROC_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE")
-"""Variables of torchrun's processes, of torchrun itself (as Kubeflow's Trainer sets it), and of Open MPI."""
 MOST_RANKS = 64
 """Most rank FIFOs of a channel on one host."""
 LARGEST_BATCH = 1 << 26
@@ -71,10 +70,10 @@ class RecordsConfig(Model):
 
 def processes_here(environment: Mapping[str, str]) -> int:
     """Return the number of processes on this host. Raises ValueError unless the environment has one."""
-    found = {name: environment[name] for name in VARIABLES if environment.get(name)}
+    found = {name: environment[name] for name in SIZES if environment.get(name)}
     if not found:
         raise ValueError(
-            f"is from launcher, but none of {', '.join(VARIABLES)} is set here; set one to the number of "
+            f"is from launcher, but none of {', '.join(SIZES)} is set here; set one to the number of "
             "training processes on this host, or write the number"
         )
     for name, text in found.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -11,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from streamer.errors import ChannelError
 from streamer.formats import tfrecord
-from streamer.readers.core.rank_claim import VARIABLES
+from streamer.launchers import RANKS
+from streamer.readers import PipeReader
 from tests.kit.children import output_of
 from tests.readers.feeder import Feeder
 
@@ -32,7 +35,8 @@ for line in sys.stdin:
 """
 READERS = {
     "PipeReader": READER.format(
-        imports="from streamer.readers import PipeReader", reader='PipeReader("train", "TFRecord")'
+        imports="from streamer.readers import PipeReader",
+        reader='PipeReader(os.environ.get("CHANNEL", "train"), "TFRecord")',
     ),
     "open_channel": READER.format(
         imports="from streamer.readers import open_channel", reader='[*open_channel("train").readall()[:5]]'
@@ -44,7 +48,7 @@ DATA = b"".join(map(tfrecord.encode, [b"record"] * 5))
 @contextlib.contextmanager
 def reader(how: str = "PipeReader", **environment: str) -> Iterator[subprocess.Popen[str]]:
     """One that reads an epoch, and one more for each line that it is sent."""
-    clean = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    clean = {name: value for name, value in os.environ.items() if name not in RANKS}
     process = subprocess.Popen(
         [sys.executable, "-c", READERS[how]],
         env=clean | environment,
@@ -86,7 +90,7 @@ def test_a_second_rank_with_tensorflow_is_refused(feeder: Feeder, monkeypatch: p
 
     for epoch in range(2):
         feeder.feed(epoch, DATA)
-    for name in VARIABLES:
+    for name in RANKS:
         monkeypatch.delenv(name, raising=False)
     with reader(LOCAL_RANK="0", LOCAL_WORLD_SIZE="2") as first:
         assert output_of(first).readline() == "5\n"
@@ -97,14 +101,33 @@ def test_a_second_rank_with_tensorflow_is_refused(feeder: Feeder, monkeypatch: p
         assert feeder.next_epoch() == 1
 
 
-@pytest.mark.parametrize("variable", [name for name in VARIABLES if name != "LOCAL_RANK"])
+@pytest.mark.parametrize("variable", [name for name in RANKS if name != "LOCAL_RANK"])
 def test_every_launcher_says_which_rank(feeder: Feeder, variable: Any) -> None:
     for epoch in range(2):
         feeder.feed(epoch, DATA)
-    with reader(**{variable: "0"}) as first:
+    first_rank, second_rank = "0", "1"
+    if variable == "TF_CONFIG":
+        cluster = {"chief": ["a:1"], "worker": ["a:2"]}
+        tasks = {"type": "chief", "index": 0}, {"type": "worker", "index": 0}
+        first_rank, second_rank = (json.dumps({"cluster": cluster, "task": task}) for task in tasks)
+    with reader(**{variable: first_rank}) as first:
         assert output_of(first).readline() == "5\n"
-        with reader(**{variable: "1"}) as second:
+        with reader(**{variable: second_rank}) as second:
             assert f"{variable} 0 reads channel train" in second.communicate()[1]
+
+
+def test_the_advice_for_a_rank_fifo_is_not_to_make_one(
+    feeder: Feeder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feeder.configure({"train-0": "Pipe", "train-1": "Pipe"})
+    feeder.feed(0, DATA, channel="train-0")
+    for name in RANKS:
+        monkeypatch.delenv(name, raising=False)
+    with reader(PMIX_RANK="0", CHANNEL="train-0") as first:
+        assert output_of(first).readline() == "5\n"
+        monkeypatch.setenv("PMIX_RANK", "1")
+        with pytest.raises(ChannelError, match="train-0 is the FIFO of one rank of channel train: let each"):
+            list(PipeReader("train-0", "TFRecord"))
 
 
 @pytest.mark.parametrize("rank", [{}, {"LOCAL_RANK": "3"}])

@@ -250,6 +250,20 @@ def test_ranks_have_channels_of_their_own(four: Feeder, monkeypatch: pytest.Monk
         PipeIterableDataset("train0", "RecordIO")
 
 
+def test_a_launcher_that_starts_ranks_after_the_dataset_was_made(
+    four: Feeder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lightning's sets LOCAL_RANK in the first process when the training begins."""
+    dataset = PipeIterableDataset(FOUR, "TextLine")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(PipeModeDatasetException, match=r"unknown, because LOCAL_RANK is 0 .* give share="):
+        iter(dataset)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(ChannelError, match="was made when its process was one of 1 rank, and the launcher"):
+        iter(dataset)
+
+
 def test_ranks_that_torchrun_did_not_start_must_say_where_they_are(four: Feeder) -> None:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 

@@ -19,27 +19,17 @@ nothing is refused.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import sys
 
 from streamer.errors import ChannelError
+from streamer.launchers import MOST, RANKS
 from streamer.linux import lock_byte, locked_byte
 
 logger = logging.getLogger("penstock")
 
-VARIABLES = (
-    "LOCAL_RANK",
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "MPI_LOCALRANKID",
-    "HOROVOD_LOCAL_RANK",
-    "SLURM_LOCALID",
-    "RANK",
-)
-"""Rank variables of torchrun and DeepSpeed, Open MPI, MPICH and Intel MPI, Horovod, Slurm; the first that is
-set counts."""
-_RANKS = 1 << 20
-"""Bytes of the lock file for each variable; byte r is that of rank r."""
 
 _held: dict[tuple[str, int], int] = {}
 """By lock file and byte, the descriptor that has the lock; forks inherit it."""
@@ -48,7 +38,7 @@ _held: dict[tuple[str, int], int] = {}
 def claim(lock_file: str, channel: str) -> None:
     """Lock the byte of this process's rank. Raises ChannelError if another rank has locked its own."""
     variable, rank = _rank()
-    base = (VARIABLES.index(variable) + 1) * _RANKS if variable else 0
+    base = (RANKS.index(variable) + 1) * MOST if variable else 0
     key = lock_file, base + rank
     if key in _held:
         return
@@ -56,12 +46,11 @@ def claim(lock_file: str, channel: str) -> None:
         fd = os.open(lock_file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         undo.callback(os.close, fd)
         if variable:
-            for start, count in (base, rank), (base + rank + 1, _RANKS - rank - 1):
+            for start, count in (base, rank), (base + rank + 1, MOST - rank - 1):
                 if count and (other := locked_byte(fd, start, count)) is not None:
                     raise ChannelError(
                         f"{variable} {other - base} reads channel {channel}, and {variable} {rank} requests "
-                        "its next epoch, so neither rank would get all epochs; give each rank its own FIFO "
-                        f'(`Ranks` in the job file, and rank_channels("{channel}")), or set `epoch`'
+                        f"its next epoch, so neither rank would get all epochs; {_advice(channel)}"
                     )
         elif not _is_worker() and locked_byte(fd, 0) is not None:
             logger.warning(
@@ -73,13 +62,35 @@ def claim(lock_file: str, channel: str) -> None:
         _held[key] = fd
 
 
+def _advice(channel: str) -> str:
+    """Return what to do; another thing for the FIFO of a rank."""
+    whole, _, rank = channel.rpartition("-")
+    if whole and rank.isdigit():
+        return f"{channel} is the FIFO of one rank of channel {whole}: let each rank read its own"
+    return (
+        "give each rank its own FIFO (`Ranks` in the job file, and "
+        f'rank_channels("{channel}")), or set `epoch`'
+    )
+
+
 def _rank() -> tuple[str, int]:
     """Return the rank variable that is set, and this process's rank on its host; "" and 0 without one."""
-    for variable in VARIABLES:
+    for variable in RANKS:
         rank = os.environ.get(variable, "")
-        if rank.isascii() and rank.isdigit() and int(rank) < _RANKS:
+        if rank and variable == "TF_CONFIG":
+            rank = _task(rank)
+        if rank.isascii() and rank.isdigit() and int(rank) < MOST:
             return variable, int(rank)
     return "", 0
+
+
+def _task(text: str) -> str:
+    """Return the number of the task in TF_CONFIG, the chief before the workers; empty if it has none."""
+    with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        document = json.loads(text)
+        kind, index, tasks = document["task"]["type"], int(document["task"]["index"]), document["cluster"]
+        return str(index + (len(tasks.get("chief", ())) if kind == "worker" else 0))
+    return ""
 
 
 def _is_worker() -> bool:

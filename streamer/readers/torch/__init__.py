@@ -35,6 +35,7 @@ import torch.distributed
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from streamer.errors import ChannelError
+from streamer.launchers import local_share
 from streamer.readers.core.config import PipeModeDatasetException
 from streamer.readers.core.epochs import ChannelEpochs
 from streamer.readers.core.options import ShuffledReadOptions, paths_of, with_defaults
@@ -80,7 +81,7 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
 
     `padding`: elements are pairs of the element and how many of its records are padding, the last ones
     (`Remainder: pad`). `share`: (index, number) of this process among the processes of this host that make
-    this dataset with the same channels. Default: LOCAL_RANK and LOCAL_WORLD_SIZE, which torchrun sets. Other
+    this dataset with the same channels. Default: by the launcher's variables (`streamer.launchers`). Other
     arguments: `ShuffledReadOptions`. With `key` records are `KeyedRecord`s.
 
     `skip` and `shuffle` need one worker for each FIFO; iterating raises ValueError if workers share one.
@@ -123,6 +124,7 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
 
     def _divide(self, channel: str | Sequence[str], share: tuple[int, int] | None) -> None:
         """Choose the channels of this process. Raises as the constructor."""
+        self._finds_share = share is None
         rank, self._ranks = share or _local_rank()
         self.channels = _channels_of(channel, rank, self._ranks)
         self._of_host = [channel] if isinstance(channel, str) else list(channel)
@@ -186,6 +188,11 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
 
         Raises ChannelError as `check_wrappers`.
         """
+        if self._finds_share and (_share_in_environment() or (0, 1))[1] != self._ranks:
+            raise ChannelError(
+                f"this dataset was made when its process was one of {counted(self._ranks, 'rank')}, and the "
+                "launcher has set others since: give share=(index, number)"
+            )
         found = wrapper()
         if found is None or found.process is None or not self.channels:
             check_wrappers(self.channels, self._paths.config, shared=self._ranks > 1)
@@ -320,14 +327,8 @@ def _check_batches(spec: ElementSpec, frame: FrameType | None) -> None:
 
 def _local_rank() -> tuple[int, int]:
     """Return the index of this process among those of this job on this host, and their number."""
-    rank, ranks = os.environ.get("LOCAL_RANK"), os.environ.get("LOCAL_WORLD_SIZE")
-    if rank is not None and ranks is not None:
-        if not all(text.isascii() and text.isdigit() for text in (rank, ranks)):
-            raise PipeModeDatasetException(
-                f"LOCAL_RANK is {rank!r} and LOCAL_WORLD_SIZE {ranks!r}, which are no numbers: start the "
-                "processes with torchrun, or give share=(index, number)"
-            )
-        return int(rank), int(ranks)
+    if (found := _share_in_environment()) is not None:
+        return found
     together = torch.distributed.is_available() and torch.distributed.is_initialized()
     if together and torch.distributed.get_world_size() > 1:
         raise PipeModeDatasetException(
@@ -335,6 +336,17 @@ def _local_rank() -> tuple[int, int]:
             "them with torchrun, or give share=(index, number)"
         )
     return 0, 1
+
+
+def _share_in_environment() -> tuple[int, int] | None:
+    """Return as `local_share`. Raises PipeModeDatasetException."""
+    try:
+        return local_share(os.environ)
+    except ValueError as error:
+        raise PipeModeDatasetException(
+            f"which channels this process reads is unknown, because {error}: start the processes with "
+            "torchrun, or give share=(index, number)"
+        ) from error
 
 
 def _channels_of(channel: str | Sequence[str], rank: int, ranks: int) -> list[str]:
