@@ -131,7 +131,10 @@ class Layout:
             if error.errno == errno.EPERM:
                 why = f"{path} is not a sidecar's lock; remove it, and let no other user write there"
                 raise SinkError(why) from error
-            raise SinkError(f"{path}: {error.strerror}") from error
+            name = error.filename or path  # a trailer's, too
+            raise SinkError(
+                f"{name}: {error.strerror}; remove it, or let this user read and write it"
+            ) from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(fd, 0)

@@ -38,6 +38,8 @@ KEYS = {"format", "channel", "epoch", "offset", "skip", "records", "digest"}
 SEVERAL = {"channels", "ahead"}
 OPTIONAL = {"number", "shuffle"}
 FORMAT = 1
+FAR = 1 << 31
+"""An epoch that no job reaches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,11 @@ def parse_saved(text: str) -> dict[str, Saved | StepState]:
         several = isinstance(entry, dict) and entry.keys() >= SEVERAL and isinstance(entry["channels"], list)
         for state in entry["channels"] if several else [entry]:
             channel, position = _parse_state(state)
+            if position.epoch >= FAR:
+                raise ConfigError(
+                    f"--resume: channel {channel} has an epoch of {len(str(position.epoch))} digits, which "
+                    "no job reaches; correct the state"
+                )
             if channel in saved:
                 position = _same(channel, saved[channel], position)
             saved[channel] = position

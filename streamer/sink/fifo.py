@@ -257,7 +257,7 @@ class FifoDirectory:
 
     def publish(self, trailer: Trailer) -> None:
         """Replace the epoch's trailer. Raises SinkError."""
-        with self._opened() as here:
+        with self._opened(trailer_path(self._directory, self._channel, trailer.epoch)) as here:
             write_trailer("", replace(trailer, run=self._run), dir_fd=here.fd)
         if trailer.state == "open":
             self._unproven.add(trailer.epoch)

@@ -41,6 +41,7 @@ _REMEDIES = {
     errno.EDQUOT: _SPACE,
     errno.EMFILE: _FILES,
     errno.ENFILE: _FILES,
+    errno.ELOOP: "remove the link",
     errno.ENOMEM: "see to the machine's memory",
 }
 """What to do about a lack of space, descriptors or memory."""
@@ -48,12 +49,13 @@ _REMEDIES = {
 
 @contextlib.contextmanager
 def shortages(path: str) -> Iterator[None]:
-    """Raise Shortage, with the path, for an OSError of the block."""
+    """Raise Shortage for an OSError of the block, with its own path, or with `path` if it has none."""
     try:
         yield
     except OSError as error:
         remedy = _REMEDIES.get(error.errno or 0, "check that the directory exists and is writable")
-        raise Shortage(f"{path}: {error.strerror or error}; {remedy}") from error
+        own = error.filename if str(error.filename).startswith("/") else path
+        raise Shortage(f"{own}: {error.strerror or error}; {remedy}") from error
 
 
 def check_name(path: str) -> None:

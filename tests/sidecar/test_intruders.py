@@ -195,6 +195,19 @@ def test_a_lock_that_is_not_ours(tmp_path: Path, made: Callable[[Path, Any], Non
     assert victim.read_text() == "kept"
 
 
+def test_an_error_names_the_file_that_it_is_of(tmp_path: Path) -> None:
+    """A trailer that is a link to itself, in a tree without a lock."""
+    layout = Layout(str(tmp_path))
+    layout.create()
+    trailer = Path(layout.data, ".train_0.penstock.json")
+    trailer.symlink_to(trailer)
+    with (
+        pytest.raises(SinkError, match=rf"^{trailer}: Too many levels of symbolic links; remove it"),
+        layout.locked(),
+    ):
+        pass
+
+
 @two_users
 @pytest.mark.parametrize("says", [b"1\n", b"nonsense", b"", b"-1\n", b"4194305\n"])
 def test_restart_signals_no_process_of_another_user(place: Path, says: bytes) -> None:

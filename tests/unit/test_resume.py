@@ -111,6 +111,7 @@ def test_what_a_reader_saves_is_what_resume_takes(tmp_path: Path) -> None:
         (json.dumps(STATE | {"epoch": -1}), "from 0 on"),
         (json.dumps(STATE | {"offset": "7"}), "from 0 on"),
         (json.dumps(STATE | {"epoch": True}), "from 0 on"),
+        (json.dumps(STATE | {"epoch": 10**250}), "channel train has an epoch of 251 digits"),
         (json.dumps(STATE | {"digest": None}), "must be texts"),
         (json.dumps(STATE | {"channel": 7}), "must be texts"),
         (json.dumps([STATE, STATE]), "two states"),
