@@ -12,6 +12,7 @@ import signal
 import sys
 
 from sidecar.process.early_signals import keep
+from sidecar.process.init import fork_if_first
 
 COLLECT_AFTER = 50_000
 """Number of objects allocated and not freed before a collection starts; about 10 MB if all are garbage.
@@ -24,6 +25,8 @@ time while small objects are streamed.
 def main() -> None:
     """Run the command line, or name the package that is missing."""
     _open_standard_input()
+    if sys.argv[1:2] == ["exec"]:
+        fork_if_first()
     if sys.argv[1:2] in (["run"], ["exec"]):  # other commands end by SIGTERM as any program does
         keep()
     gc.set_threshold(COLLECT_AFTER)

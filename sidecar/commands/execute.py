@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sidecar.job.environment import trainer_environment
 from sidecar.job.layout import Flags, Layout, resolve_host
 from sidecar.job.supervisor import Supervisor
+from sidecar.process.early_signals import STOPS
 from sidecar.process.exits import Exit, exit_code
 from sidecar.process.logs import log
 from sidecar.process.signals import handled
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from sidecar.observe.state import JobState
 
 
-STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-"""Signals by which an operator, a shell or a container runtime ends the trainer."""
 FORWARDED = (*STOPS, signal.SIGUSR1, signal.SIGUSR2)
 GRACE = 10
 """Seconds from a channel's failure until `exec` sends the trainer SIGTERM, and from SIGTERM until SIGKILL."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sidecar.job.layout import DEFAULT_BASE, Flags, Layout, resolve_host
 from sidecar.job.rehearsal import ADMIN_PORT
 from sidecar.job.supervisor import Supervisor
-from sidecar.process.early_signals import kept
+from sidecar.process.early_signals import STOPS, kept
 from sidecar.process.exits import Exit
 from sidecar.process.logs import log
 from sidecar.process.signals import Shutdown, handled
@@ -72,7 +72,7 @@ async def run(
                 log.error("cannot restart, going on", error=str(error))
                 layout.note("cannot restart", str(error))
 
-    with handled((signal.SIGTERM, signal.SIGINT, signal.SIGUSR2), shutdown.note):
+    with handled((*STOPS, signal.SIGUSR2), shutdown.note):
         code = await _unless_stopped_early(supervisor.serve(until), shutdown, supervisor)
         if handed_over:
             if shutdown.requested.is_set():

@@ -20,20 +20,26 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 """`sidecar.process.exits.Exit.INTERRUPTED`, which takes longer to import."""
-STOPS = (signal.SIGTERM, signal.SIGINT)
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _KEPT = (*STOPS, signal.SIGUSR2)
 kept: list[int] = []
 """Signals that wait for a handler."""
 
 
 def keep() -> None:
-    """Keep SIGTERM and SIGUSR2 from now on; a second SIGTERM ends the process at once.
+    """Keep the signals from now on; a second one that ends the process does so at once.
 
     Ctrl-C stays a KeyboardInterrupt.
     """
-    signal.signal(signal.SIGTERM, _note)
-    signal.signal(signal.SIGUSR2, _note)
+    for number in _KEPT:
+        if number != signal.SIGINT and not ignored(number):
+            signal.signal(number, _note)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _KEPT)  # blocked by `pass_on` of the program before
+
+
+def ignored(number: int) -> bool:
+    """Return whether the program that started this one wants the signal ignored, as nohup(1) does."""
+    return number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN
 
 
 def _note(number: int, _frame: FrameType | None) -> None:

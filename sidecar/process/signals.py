@@ -1,7 +1,8 @@
 """Signals as events to await.
 
-The first SIGTERM or SIGINT requests an orderly end, the second an end at once. A third ends the process
-without any clean-up, in case the clean-up hangs. SIGUSR2 requests a restart of `penstock run`.
+The first of SIGTERM, SIGINT, SIGHUP and SIGQUIT requests an orderly end, the second an end at once. A third
+ends the process without any clean-up, in case the clean-up hangs. SIGUSR2 requests a restart of `penstock
+run`.
 
 A signal is kept from the entry point on (`early_signals`). A handled one stays handled until the process has
 ended, because the default action would replace the exit code; `sidecar.__main__` does the last part. While
@@ -17,7 +18,7 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
-from sidecar.process.early_signals import STOPS, kept
+from sidecar.process.early_signals import STOPS, ignored, kept
 from sidecar.process.exits import Exit
 from sidecar.process.logs import log
 
@@ -53,11 +54,12 @@ class Shutdown:
 def handled(numbers: tuple[signal.Signals, ...], note: Callable[[signal.Signals], None]) -> Iterator[None]:
     """Call `note` on the event loop for each of these signals, until the end of the block.
 
-    Those that came before the block are noted, too. After the block, the second SIGTERM or SIGINT of all ends
-    the process; the other signals are kept for the next program, if there is one (`early_signals`).
+    Those that came before the block are noted, too. After the block, the second of `STOPS` ends the
+    process; the other signals are kept for the next program, if there is one (`early_signals`).
     """
     loop = asyncio.get_running_loop()
     stops, over = 0, False
+    numbers = tuple(number for number in numbers if not ignored(number))
 
     def receive(number: int, _frame: object) -> None:
         nonlocal stops

@@ -208,3 +208,43 @@ def test_a_zombie_of_another_parent_is_not_waited_for(path: str, tmp_path: Path)
     )
     os.kill(int((tmp_path / "parent").read_text()), signal.SIGKILL)
     assert code == 128 + signal.SIGTERM, errors
+
+
+DESERTING = """
+import os, select, signal, sys
+
+ends, pid = os.pipe(), os.pipe()
+if not os.fork():  # a helper that ends before its own child
+    if not os.fork():
+        os.write(pid[1], b"%d" % os.getpid())
+        os.read(ends[0], 1)
+    os._exit(0)
+orphan = int(os.read(pid[0], 9))
+os.wait()
+handle = os.pidfd_open(orphan)
+os.write(ends[1], b"e")
+select.select([handle], [], [])
+while os.path.exists(f"/proc/{orphan}"):
+    pass
+print("reaped", os.getppid(), flush=True)
+os.kill(os.getpid(), signal.SIGTERM) if sys.argv[1] == "killed" else signal.pause()
+"""
+"""A trainer that leaves an orphan, and waits until nothing of it is left."""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes a namespace of processes")
+@pytest.mark.parametrize("end", ["killed", "signalled"])
+def test_process_1_of_a_container_reaps_and_forwards(path: str, end: str) -> None:
+    namespace = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    command = [*namespace, *PENSTOCK, "exec", "-c", path, sys.executable, "-c", DESERTING, end]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "reaped 2\n"
+            if end == "signalled":
+                (first,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+                os.kill(int(first), signal.SIGTERM)
+            _, errors = process.communicate()
+        finally:
+            process.kill()
+    assert process.returncode == 128 + signal.SIGTERM, errors

@@ -154,16 +154,30 @@ def test_sigterm_cuts_off_an_epoch_that_nobody_reads_on(stub: S3Stub, tmp_path: 
         assert (trailer.state, trailer.bytes_total - trailer.bytes_delivered) == ("stopped", missing)
 
 
-def test_a_second_signal_ends_at_once(stub: S3Stub, tmp_path: Path) -> None:
+@pytest.mark.parametrize("numbers", [("SIGTERM", "SIGTERM"), ("SIGHUP", "SIGTERM"), ("SIGTERM", "SIGQUIT")])
+def test_a_second_signal_ends_at_once(stub: S3Stub, tmp_path: Path, numbers: tuple[str, str]) -> None:
+    """A terminal that hangs up, and Ctrl-\\, leave no FIFO either."""
+    first, second = (signal.Signals[name] for name in numbers)
     fill(stub, [MORE_THAN_A_FIFO], prefix="b/train/")
     with serving(stub, tmp_path, "b/train/", DrainFor=3600) as running:
         running.wait_for("ready")
         with open(tmp_path / "ml" / "input" / "data" / "train_0", "rb", buffering=0) as reader:
             reader.read(1000)
-            running.process.send_signal(signal.SIGTERM)
-            running.wait_for("signal, draining")
-            assert running.end() == 130
+            running.process.send_signal(first)
+            running.wait_for("signal, draining", signal=first.name)
+            assert running.end(second) == 130
     assert leftovers(tmp_path / "ml") == [".train_0.penstock.json"]
+
+
+def test_nohup_is_respected(stub: S3Stub, tmp_path: Path) -> None:
+    truth = fill(stub, [100], prefix="b/train/")
+    path = write_job(tmp_path / "job.yaml", job(stub.url, tmp_path / "ml", "b/train/"))
+    with sidecar(path, prefix=["nohup"]) as running:
+        running.wait_for("ready")
+        running.process.send_signal(signal.SIGHUP)
+        assert read_all(tmp_path / "ml/input/data/train_0") == truth
+        assert running.get("/readyz") == (200, "ready\n")
+        assert running.end() == 0
 
 
 @pytest.mark.parametrize(("command", "code"), [("run", 0), ("exec", 128 + signal.SIGTERM)])
