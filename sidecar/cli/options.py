@@ -118,7 +118,7 @@ class LimitOption(click.ParamType[dict[str, int]]):
         else:
             self.fail(f"{value!r} is no limit; write 1000 for objects, or a size, such as 10GB", param, ctx)
         if not any(limit.values()):
-            self.fail("a limit of 0 selects nothing", param, ctx)
+            self.fail("a limit of 0 selects nothing; write 1 or more", param, ctx)
         return limit
 
 

@@ -152,11 +152,7 @@ class _Upload:
                 made = await self._send("put_object", Body=body, **_sum(self._crc), **conditions)
         stored = stored_sum(made)
         if stored is not None and stored.algorithm == "CRC64NVME" and stored.value != self._crc:
-            raise BadAnswer(
-                "the endpoint has stored other bytes than were sent; write the object again, and see to what "
-                "is between Penstock and S3",
-                self._context,
-            )
+            raise BadAnswer("the endpoint has stored other bytes than were sent; upload again", self._context)
         etag = made.get("ETag")
         if not isinstance(etag, str) or not etag.strip('"'):
             raise BadAnswer("the response to PUT has no ETag", self._context)
