@@ -81,6 +81,10 @@ class Trailer:
     """Global batches of the epoch, if ranks share the channel by record; else None."""
     padding: int = 0
     """How many of the records, at the end of the epoch, are padding (`Remainder: pad`)."""
+    workers: int = 1
+    """FIFOs of each rank: this one has the global batches `worker`, `worker` + `workers`, … of its rank."""
+    worker: int = 0
+    """Number of this FIFO among those of its rank, from 0 on."""
     records_skipped: int = 0
     """Records of the epoch before the FIFO's first byte, if ranks share the channel by record; else 0."""
     order: Mapping[str, Any] | None = None
@@ -157,6 +161,8 @@ def write_trailer(directory: str, trailer: Trailer, *, dir_fd: int | None = None
         del document["records"], document["steps"]
     if not trailer.padding:
         del document["padding"]
+    if trailer.workers == 1:
+        del document["workers"], document["worker"]
     if trailer.order is None:
         del document["order"]
     if not trailer.records_skipped:
@@ -265,6 +271,8 @@ _IS_VALID: dict[str, Callable[[object], bool]] = {
     "records": _is_count,
     "steps": _is_count,
     "padding": _is_count,
+    "workers": lambda value: _is_count(value) and value != 0,
+    "worker": _is_count,
     "records_skipped": _is_count,
     "order": is_order,
     "digest": _is_text,

@@ -120,12 +120,10 @@ class _Parts:
 
     def of(self, plan: Plan) -> int:
         """Return the parts of `plan`: the whole one, or that of a rank."""
-        whole, counted = self._whole, self._of_ranks
-        if counted is None or not isinstance(plan, RecordPlan) or not isinstance(whole, RecordPlan):
+        counted = self._of_ranks
+        if counted is None or not isinstance(plan, RecordPlan):
             return number_of_parts(plan, self._part_size)
-        if plan is whole:
-            return counted[-1]
-        return counted[plan.deal.first - whole.deal.first]
+        return counted[plan.number]
 
     def small_requests(self, channel: ChannelConfig) -> dict[str, Any]:
         """Return why the requests of ranks are small, and what to do; nothing if they are not."""

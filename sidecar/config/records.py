@@ -100,9 +100,11 @@ class RanksConfig(Model):
     count: Annotated[
         _Fifos, BeforeValidator(count_of, json_schema_input_type=_Fifos | Literal["from launcher"])
     ]
-    """Rank FIFOs on each host. `from launcher`: as many as the launcher starts processes."""
+    """Ranks on each host, one for each training process. `from launcher`: as many as the launcher starts."""
     global_batch: Annotated[StrictInt, Field(ge=1, le=LARGEST_BATCH)] | None = None
     """Records of a global batch, over all ranks of all hosts."""
+    workers: Annotated[StrictInt, Field(ge=1, le=MOST_RANKS)] = 1
+    """FIFOs of each rank, one for each worker of its DataLoader, which takes a slice of each in turn."""
     remainder: Remainder = "drop"
     """What becomes of the last records, which fill no global batch."""
     block: Annotated[Size, Field(gt=0, le=LARGEST_BLOCK)] | None = None
@@ -128,16 +130,17 @@ class RanksConfig(Model):
                 f"GlobalBatch {self.global_batch} cannot be divided over {self.count} ranks in equal slices; "
                 "make it a multiple of Count times the hosts"
             )
-        if self.count * self.copies > MOST_RANKS:
+        if self.fifos > MOST_RANKS:
             raise ValueError(
-                f"Count {self.count} times Copies {self.copies} are more than {MOST_RANKS} FIFOs; lower one"
+                f"Count {self.count} times Workers {self.workers} times Copies {self.copies} are more than "
+                f"{MOST_RANKS} FIFOs; lower one"
             )
         return self
 
     @property
     def fifos(self) -> int:
         """Number of FIFOs on each host."""
-        return self.count * self.copies
+        return self.count * self.workers * self.copies
 
     @property
     def block_bytes(self) -> int:

@@ -141,12 +141,12 @@ class ChannelConfig(Model):
 
     @property
     def may_fetch_together(self) -> bool:
-        """Whether several ranks share the channel by record, and may be one stream."""
+        """Whether several FIFOs share the channel by record, and may be one stream."""
         extras = self.penstock
         return (
             (ranks := extras.by_record) is not None
             and ranks.fetch != "separately"
-            and ranks.count > 1
+            and ranks.count * ranks.workers > 1
             and extras.join is None
         )
 

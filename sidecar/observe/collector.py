@@ -89,7 +89,7 @@ def _channel_info(state: JobState) -> Iterator[tuple[str, float]]:
     for config in state.job.channels("Pipe"):
         ranks = config.penstock.ranks
         for number, channel in enumerate(state.job.fifos(config)):
-            rank = "" if ranks is None else str(number // ranks.copies)
+            rank = "" if ranks is None else str(number // ranks.copies % ranks.count)
             yield _labels(channel=channel, whole=config.channel_name, rank=rank), 1
 
 

@@ -83,7 +83,7 @@ def expected_small_requests(channel: ChannelConfig, deal: Deal, *, record_bytes:
 def _separate(channel: ChannelConfig) -> bool:
     """Return whether several ranks share the channel by record, each with requests of its own."""
     ranks = channel.penstock.by_record
-    return ranks is not None and ranks.count > 1 and not channel.may_fetch_together
+    return ranks is not None and ranks.count * ranks.workers > 1 and not channel.may_fetch_together
 
 
 def _remedy(channel: ChannelConfig, gain: str) -> str:

@@ -123,10 +123,11 @@ async def plan_by_record(
 
 
 def deal_of(ranks: RanksConfig, shard: Shard) -> Deal:
-    """Return the deal of this host's ranks. Raises ConfigError if a global batch has no equal slices."""
+    """Return the deal of this host's FIFOs. Raises ConfigError if a global batch has no equal slices."""
     count = ranks.count * shard.count
     first = ranks.count * shard.index
-    return Deal(ranks.global_batch or 0, count, first, first + ranks.count, ranks.remainder)
+    end = first + ranks.count
+    return Deal(ranks.global_batch or 0, count, first, end, ranks.remainder, ranks.workers)
 
 
 def _table(index: RecordIndex, plan: Plan, objects: ChannelObjects, *, join: bool) -> IndexedRecords:

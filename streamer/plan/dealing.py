@@ -1,14 +1,15 @@
-"""Divides the stream of several ranks, in which each byte comes once, over the ranks. Pure.
+"""Divides the stream of several FIFOs, in which each byte comes once, over the FIFOs. Pure.
 
-    epoch's stream of these ranks   ── step 0 ──────────────┬── step 1 ─────────…
-    turns                           rank 0 │ rank 1 │ rank 2 │ rank 0 │ …
-    shares of tar samples           rank 0, mark │ rank 1, mark, more, mark │ …
+    epoch's stream of two ranks       ── step 0 ─────────┬── step 1 ─────────┬─…
+    turns, of one worker each         FIFO 0 │ FIFO 1    │ FIFO 0 │ FIFO 1   │ …
+    turns, of two workers             FIFO 0 │ FIFO 1    │ FIFO 2 │ FIFO 3   │ …
+    shares of tar samples             FIFO 0, mark │ FIFO 1, mark, more, mark │ …
 
-The turns are the rank of each run of bytes and its length, in stream order. The end mark of a run of tar
+The turns are the FIFO of each run of bytes and its length, in stream order. The end mark of a run of tar
 samples is a turn that is not in the stream: it follows the run at once, so that its last sample is whole
-before the stream goes on with another rank. Joined samples (`Join`) have no stream of several ranks: a
-sample would be whole when the rank's next one begins, after the other ranks' slices. Turns are computed
-while the stream is delivered (`streamer.plan.pieces`); for end marks the pieces of one step are held.
+before the stream goes on with another FIFO. Joined samples (`Join`) have no stream of several FIFOs: a
+sample would be whole when the FIFO's next one begins, after the other FIFOs' slices. Turns are computed
+while the stream is delivered (`streamer.plan.pieces`); for end marks the pieces of `Workers` steps are held.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def deal_stream(plan: Plan, epoch: int, offsets: Sequence[int]) -> DealtEpoch:
     if len(offsets) == 1:
         left = plan.total_bytes(epoch) - offsets[0]
         return DealtEpoch(offsets[0], [offsets[0]], iter([Turn(0, left)] if left else []))
-    if not isinstance(plan, RecordPlan) or len(offsets) != plan.deal.end - plan.deal.first:
+    if not isinstance(plan, RecordPlan) or len(offsets) != plan.deal.fifos:
         raise ValueError(f"no stream of {len(offsets)} ranks: {plan!r}")
     *before, offset = [0] * (len(offsets) + 1)
     at = START
@@ -87,7 +88,7 @@ def _after(offset: int, before: list[int], turns: Iterator[Turn], offsets: Seque
 
 
 def _unmarked(pieces: Iterable[Piece]) -> Iterator[Turn]:
-    """Yield the turns of the pieces: one for each rank and step."""
+    """Yield the turns of the pieces: one for each slice, or for those of one FIFO in a row."""
     last, size = 0, 0
     for rank, _, _, _, start, stop in pieces:
         if rank != last:

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 
 def offset_of(plan: RecordPlan, epoch: int, step: int) -> int:
-    """Return the offset of a step's first byte in the epoch's stream; of the step after the last, its end."""
+    """Return the offset, in the epoch's stream, of the first byte of a step or a later one; or the end."""
     found = plan.sums(epoch).checkpoints
     at = found[bisect_right(found, step, key=lambda each: each.step) - 1]
-    due = step * _records_of_step(plan)
+    due = plan.deal.before(step)
     for records, offset, (_, entry, first, end, start, _) in _ranges(plan, epoch, at):
         if due < records + end - first:
             return offset + plan.table.border(entry, first + due - records) - start
@@ -55,17 +55,12 @@ def records_before(plan: RecordPlan, epoch: int, offset: int) -> int:
 
 def _ranges(plan: RecordPlan, epoch: int, at: Checkpoint) -> Iterator[tuple[int, int, Piece]]:
     """Yield the ranges of the stream from a checkpoint on, each after the records and bytes before it."""
-    records, offset, mark = at.step * _records_of_step(plan), plan.own(at.sums), len(plan.end_marks.run)
+    records, offset, mark = plan.deal.before(at.step), plan.own(at.sums), len(plan.end_marks.run)
     for each in plan.ranges(epoch, at):
         yield records, offset, each
         _, _, first, end, start, stop = each
         records += end - first
         offset += stop - start + mark
-
-
-def _records_of_step(plan: RecordPlan) -> int:
-    """Return the records of the plan's ranks in one step."""
-    return plan.deal.slice * (plan.deal.end - plan.deal.first)
 
 
 def object_starts(plan: Plan, epoch: int, first: int = 0) -> Iterator[ObjectStart | None]:
@@ -146,18 +141,18 @@ def number_of_parts(plan: Plan, part_size: int) -> int:
 
 
 def count_parts(plan: RecordPlan, epoch: int, part_size: int) -> list[int]:
-    """Return the parts of each of the plan's ranks in an epoch; the last number is of their one stream.
+    """Return the parts of each of the plan's FIFOs in an epoch; the last number is of their one stream.
 
     Takes some microseconds per block and slice.
     """
-    ranks = plan.deal.end - plan.deal.first
+    fifos = plan.deal.fifos
     if plan.entries.wrap:
-        streams = (each.segments(epoch) for each in (*plan.ranks(ranks), plan))
+        streams = (each.segments(epoch) for each in (*plan.ranks(fifos), plan))
         return [sum(1 for _ in cut(each, part_size=lambda: part_size, epoch=epoch)) for each in streams]
-    parts, held = [0] * (ranks + 1), [(-1, 0, 0)] * (ranks + 1)
+    parts, held = [0] * (fifos + 1), [(-1, 0, 0)] * (fifos + 1)
     """By stream the parts of its bytes so far, and the range that goes on: object, first byte, byte after."""
-    for rank, entry, _, _, start, stop in plan.pieces(epoch):
-        for stream in (rank, -1):
+    for fifo, entry, _, _, start, stop in plan.pieces(epoch):
+        for stream in (fifo, -1):
             of, begin, end = held[stream]
             if (of, end) != (entry, start):
                 parts[stream] += -(-(end - begin) // part_size)

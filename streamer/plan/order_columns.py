@@ -83,7 +83,7 @@ def sum_columns(
     `many`: blocks and slices of the epoch from which on it is done. `most_slices`, `most_runs`: of a chunk.
     Raises the errors of the index's source, and Cancelled.
     """
-    if not isinstance(order, RecordOrder) or not isinstance(table, IndexedRecords):
+    if not isinstance(order, RecordOrder) or not isinstance(table, IndexedRecords) or deal.stride > 1:
         return None
     steps = deal.steps(order.records)
     if order.firsts is None or not steps or table.end_marks.run:
@@ -100,10 +100,10 @@ def sum_columns(
             raise Cancelled
         if not sums.add(chunk, offsets):
             return None
-        if sums.step == steps:
+        if sums.step >= steps:
             break
     end = len(table.end_marks.epoch)
-    totals = array("Q", [*(int(each) + end for each in sums.totals), int(sums.totals.sum())])
+    totals = array("Q", [*(int(each) and int(each) + end for each in sums.totals), int(sums.totals.sum())])
     return OrderSums(totals, sums.checkpoints)
 
 
@@ -193,22 +193,23 @@ class _ColumnSums:
         self._records = records
         self._every = self._due = every
         self.step = 0
-        """Number of the first step that is not added yet."""
-        self.totals: Numbers = np.zeros(deal.end - deal.first, np.int64)
-        """Bytes of each rank before this step."""
+        """Number of the first step that is not added yet: the first one of a round."""
+        self.totals: Numbers = np.zeros(deal.fifos, np.int64)
+        """Bytes of each FIFO before this step."""
         self.checkpoints = [Checkpoint(sums=array("Q", bytes(8 * len(self.totals) + 8)))]
         self._runs = self._position = self._bytes = 0
         """Runs of the chunks so far, their records and their bytes."""
         self._begins: Numbers = np.zeros(0, np.int64)
-        """Bytes of the order before each slice that has begun, of this step."""
+        """Bytes of the order before each slice that has begun, of this round."""
         self._starts: Numbers = np.zeros((2, 0), np.int64)
-        """Number of the run in which the step begins, and position of that run's first record."""
+        """Number of the run in which the round begins, and position of that run's first record."""
 
     def add(self, chunk: Numbers, offsets: _Offsets) -> bool:
         """Add the next chunk; return False if a piece of it has no bytes."""
-        np, size = self._np, self._deal.slice
-        ranks = self._deal.ranks
-        last = self._deal.steps(self._records) * ranks
+        np, size, deal = self._np, self._deal.slice, self._deal
+        round_ = deal.ranks * deal.workers
+        """Slices of a round: as many steps as there are workers, so one slice of each FIFO."""
+        last = deal.steps(self._records) * deal.ranks
         """Number of the slice after the last one."""
         positions = self._position + np.concatenate([[0], np.cumsum(chunk[2] - chunk[1])])
         """Position in the order of each run, and of the end of the last one."""
@@ -242,35 +243,37 @@ class _ColumnSums:
         begins = np.concatenate([self._begins, begins])
         if positions[-1] == last * size:
             begins = np.append(begins, before[-1])
-        firsts_of_steps = runs[np.arange(-slices[0] % ranks, len(runs), ranks)]
-        found = np.stack([self._runs + firsts_of_steps, positions[firsts_of_steps]])
-        starts_of_steps = np.concatenate([self._starts, found], axis=1)
-        del runs
-        steps = max(0, len(begins) - 1) // ranks
-        lengths = np.diff(begins[: steps * ranks + 1])
-        if not (lengths > 0).all():
+        if not (np.diff(begins) > 0).all():
             return False
-        lengths = lengths.reshape(steps, ranks)[:, self._deal.first : self._deal.end]
-        self._add_steps(np.cumsum(lengths, axis=0), starts_of_steps)
-        self._begins, self._starts = begins[steps * ranks :].copy(), starts_of_steps[:, steps:].copy()
+        if positions[-1] >= last * size:  # the last round may have fewer steps
+            begins = np.append(begins, np.repeat(begins[-1:], -last % round_))
+        firsts_of_rounds = runs[np.arange(-slices[0] % round_, len(runs), round_)]
+        found = np.stack([self._runs + firsts_of_rounds, positions[firsts_of_rounds]])
+        starts_of_rounds = np.concatenate([self._starts, found], axis=1)
+        del runs
+        rounds = max(0, len(begins) - 1) // round_
+        lengths = np.diff(begins[: rounds * round_ + 1]).reshape(rounds, deal.workers, deal.ranks)
+        lengths = lengths[:, :, deal.first : deal.end].reshape(rounds, len(self.totals))
+        self._add_rounds(np.cumsum(lengths, axis=0), starts_of_rounds)
+        self._begins, self._starts = begins[rounds * round_ :].copy(), starts_of_rounds[:, rounds:].copy()
         self._runs, self._position, self._bytes = self._runs + count, int(positions[-1]), int(before[-1])
         return True
 
-    def _add_steps(self, sums: Numbers, starts: Numbers) -> None:
-        """Add the next steps. `sums`: of ranks, up to each step's end. `starts`: of each, as `_starts`."""
-        np, steps = self._np, len(sums)
-        passed = starts[0, :steps] + (self.step + np.arange(steps)) * len(self.totals)
-        """Runs and slices before each step."""
+    def _add_rounds(self, sums: Numbers, starts: Numbers) -> None:
+        """Add the next rounds. `sums`: of FIFOs, up to each round's end. `starts`: of each, as `_starts`."""
+        np, rounds, workers = self._np, len(sums), self._deal.workers
+        passed = starts[0, :rounds] + (self.step // workers + np.arange(rounds)) * len(self.totals)
+        """Runs and slices before each round."""
         at = 0
-        while (at := max(at, int(np.searchsorted(passed, self._due)))) < steps:
+        while (at := max(at, int(np.searchsorted(passed, self._due)))) < rounds:
             self._due = int(passed[at]) + self._every
-            step = self.step + at
+            step = self.step + at * workers
             if step and step * self._deal.global_batch < self._records:
                 before = self.totals + (sums[at - 1] if at else 0)
                 found = array("Q", [*map(int, before), int(before.sum())])
                 run, record = map(int, starts[:, at])
                 self.checkpoints.append(Checkpoint(step, run, record, found))
             at += 1
-        if steps:
+        if rounds:
             self.totals = self.totals + sums[-1]
-            self.step += steps
+            self.step += rounds * workers

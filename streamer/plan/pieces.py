@@ -4,9 +4,9 @@
     deal  ─ slices of ranks ─┼─▶ pieces ─▶ folds: sums, segments, offsets, the deal of a stream, parts
     table ─ offsets ─────────┘
 
-A piece is what one rank gets of one run in one step: a row `(rank, entry, first, end, start, stop)`, with the
-rank from this host's first on, the object's number in the plan, its records and its bytes. The walk can begin
-at any `Checkpoint`, of which the sums of an epoch keep one every few thousand runs and slices.
+A piece is what one FIFO gets of one run in one step: a row `(fifo, entry, first, end, start, stop)`, with the
+number of the FIFO among those of the deal, the object's number in the plan, its records and its bytes. The
+walk can begin at any `Checkpoint`, of which the sums of an epoch keep one every few thousand runs and slices.
 
 `Walk` is the one place that cuts runs into slices and asks for offsets. The first fold is here: the sums of
 an epoch, for which the offsets of a run are read at once, as each is needed once. Those of a large epoch are
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from streamer.plan.record_table import RecordTable
 
 Piece = tuple[int, int, int, int, int, int]
-"""Rank, object, first record and the one after the last, first byte and the one after the last."""
+"""FIFO, object, first record and the one after the last, first byte and the one after the last."""
 
 AT_ONCE = 1 << 16
 """Records whose offsets are in memory at once: a run may be an object of many millions."""
 
 
 class Checkpoint(NamedTuple):
-    """Start of a step, at which a walk can begin."""
+    """Start of a step of worker 0, at which a walk can begin: every FIFO has a piece between two of them."""
 
     step: int = 0
     run: int = 0
@@ -45,8 +45,8 @@ class Checkpoint(NamedTuple):
     record: int = 0
     """Number, in the order, of that run's first record."""
     sums: Sequence[int] = ()
-    """Bytes of each rank of this host before the step, without the end mark of a run that goes on in it.
-    The last number is the bytes of all their records, which are the stream of several ranks."""
+    """Bytes of each FIFO of this host before the step, without the end mark of a run that goes on after it.
+    The last number is the bytes of all their records, which are the stream of several FIFOs."""
 
 
 START = Checkpoint()
@@ -68,23 +68,27 @@ class Walk:
         together: bool = False,
         at_once: bool = False,
     ) -> None:
-        """`deal`: of the ranks. `together`: pieces are of rank 0, and are not cut between these ranks.
+        """`deal`: of the FIFOs. `together`: pieces are of FIFO 0, and are not cut between these FIFOs.
 
         `at_once`: the offsets of a run are read at once, and no page of an index is kept for a later look.
         """
-        self.step, self.run, self.record = at.step, at.run, at.record
+        self._stride = deal.stride
+        self.run, self.record = at.run, at.record
+        self.step = at.step + ((deal.worker or 0) - at.step) % self._stride
         """Step of the last piece, and its run, as a checkpoint has them."""
         self._order, self._epoch = order, epoch
         self._entries, self._table, self._at_once = entries, table, at_once
         size, ranks, batch = deal.slice, deal.end - deal.first, deal.global_batch
         self._steps = deal.steps(order.records)
-        self._others = batch - size * ranks
-        """Records of other hosts between two steps; without any, the steps follow each other in the order."""
-        self._own = at.step * batch + deal.first * size
+        self._others = self._stride * batch - size * ranks
+        """Records of others between two steps; without any, the steps follow each other in the order."""
+        self._own = self.step * batch + deal.first * size
         """Position in the order of the next record of these ranks."""
         self._stretch = size * ranks if self._others else (self._steps - at.step) * batch
         """Records of these ranks that follow each other in the order."""
-        self._size, self._ranks = (self._stretch, 1) if together else (size, ranks)
+        self._size, self._ranks, self._fifos = (
+            (self._stretch, 1, 1) if together else (size, ranks, deal.fifos)
+        )
 
     def __iter__(self) -> Iterator[Piece]:
         """Yield the pieces. Raises CorruptObject for a piece without bytes, and Cancelled."""
@@ -92,7 +96,8 @@ class Walk:
             return
         size, ranks, own, begin, stopped = self._size, self._ranks, self._own, self.record, cancelled()
         border, behind = self._table.border, own + self._stretch
-        rank, left = 0, size
+        fifo, left = self.step * ranks % self._fifos, size
+        end_of_step = fifo + ranks
         for number, (entry, first, end) in enumerate(self._runs(), self.run):
             after = begin + end - first
             self.run, self.record = number, begin
@@ -110,16 +115,17 @@ class Walk:
                 for cut, stop in zip(cuts, stops, strict=True):
                     if stop <= start:
                         raise misplaced(self._entries, entry)
-                    yield rank, entry, record, cut, start, stop
+                    yield fifo, entry, record, cut, start, stop
                     left -= cut - record
                     record, start = cut, stop
                     if not left:
-                        rank, left = rank + 1, size
-                        if rank == ranks:
-                            rank = 0
-                            self.step += 1
+                        fifo, left = fifo + 1, size
+                        if fifo == end_of_step:
+                            self.step += self._stride
+                            fifo = self.step * ranks % self._fifos
+                            end_of_step = fifo + ranks
                 if own == behind:
-                    if not self._others or self.step == self._steps:
+                    if not self._others or self.step >= self._steps:
                         return
                     own += self._others
                     behind = own + self._stretch
@@ -159,7 +165,7 @@ class OrderSums(NamedTuple):
     """The sums of one epoch."""
 
     totals: array[int]
-    """Bytes of each rank of this host, and of all their records."""
+    """Bytes of each FIFO of this host, and of all their records."""
     checkpoints: list[Checkpoint]
     """Steps at which the walk of a resume can begin; the first one is the start of the epoch."""
 
@@ -167,35 +173,35 @@ class OrderSums(NamedTuple):
 def sum_order(
     order: Order, epoch: int, *, entries: Entries, table: RecordTable, deal: Deal, every: int
 ) -> OrderSums:
-    """Return the sums of the ranks of `deal`. `every`: runs and slices between two checkpoints.
+    """Return the sums of the FIFOs of `deal`. `every`: runs and slices between two checkpoints.
 
     Takes some microseconds for each run, and half of one for each piece. Raises as `Walk`.
     """
     ranks, mark = deal.end - deal.first, len(table.end_marks.run)
     walk = Walk(order, epoch, entries=entries, table=table, deal=deal, at_once=True)
-    totals, together, step, due = [0] * ranks, 0, 0, every
+    totals, together, step, due = [0] * deal.fifos, 0, 0, every
     checkpoints = [Checkpoint(sums=array("Q", [*totals, 0]))]
     last: dict[int, tuple[int, int]] = {}
-    """Object of the last piece of each rank, and the byte after it, if runs have end marks."""
+    """Object of the last piece of each FIFO, and the byte after it, if runs have end marks."""
     unseen: set[int] = set()
-    """Ranks without a piece since the last checkpoint, whose last runs may go on."""
-    for rank, entry, _, _, start, stop in walk:
+    """FIFOs without a piece since the last checkpoint, whose last runs may go on."""
+    for fifo, entry, _, _, start, stop in walk:
         if walk.step != step:
             step = walk.step
-            if walk.run + step * ranks >= due and walk.record < order.records:
+            if not step % deal.workers and walk.run + step * ranks >= due and walk.record < order.records:
                 due = walk.run + step * ranks + every
                 sums = array("Q", [*totals, together])
                 checkpoints.append(Checkpoint(step, walk.run, walk.record, sums))
                 unseen.update(last)
-        totals[rank] += stop - start
+        totals[fifo] += stop - start
         together += stop - start
         if mark:
             # The mark of a run is added with its first piece: the piece that ends it is not known yet.
-            if last.get(rank) != (entry, start):
-                totals[rank] += mark
-            elif rank in unseen:
-                sums[rank] -= mark
-            unseen.discard(rank)
-            last[rank] = entry, stop
-    end = len(table.end_marks.epoch) if together else 0
-    return OrderSums(array("Q", [*(total + end for total in totals), together]), checkpoints)
+            if last.get(fifo) != (entry, start):
+                totals[fifo] += mark
+            elif fifo in unseen:
+                sums[fifo] -= mark
+            unseen.discard(fifo)
+            last[fifo] = entry, stop
+    end = len(table.end_marks.epoch)
+    return OrderSums(array("Q", [*(total and total + end for total in totals), together]), checkpoints)

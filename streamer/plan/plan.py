@@ -77,6 +77,8 @@ class Plan:
     """Global batches of an epoch; None if ranks do not share the plan by record."""
     padding = 0
     """Records at the end of an epoch that are padding."""
+    workers, worker = 1, 0
+    """Number of FIFOs of a rank, and the number of this one among them (`Ranks.Workers`)."""
 
     def __init__(
         self,

@@ -5,7 +5,8 @@
 A block is a run of records of one object with about `block` bytes. Without a seed the records keep plan
 order. The order depends on neither ranks nor hosts: global batch k is the records k·G … (k+1)·G-1 of the
 order, and rank r of N has the records r·G/N … (r+1)·G/N-1 of every global batch. So any N that divides G
-gives the same global batches, and all ranks have equal numbers of steps.
+gives the same global batches, and all ranks have equal numbers of steps. A rank whose loader has w workers
+has w FIFOs: that of worker i has the rank's records of the batches i, i + w, …, as the loader takes them.
 
 An order of B blocks takes O(√B) memory while it is walked, and 16 bytes for each object. To walk it takes one
 or two microseconds for each block and each slice of a batch.
@@ -185,7 +186,10 @@ class RecordOrder:
 
 @dataclass(frozen=True, slots=True)
 class Deal:
-    """Division of every global batch over ranks, and the ranks that this deal is for: `first` up to `end`."""
+    """Division of the global batches over ranks and their workers, and whose records this deal is for.
+
+    These are the ranks `first` up to `end`, with all of their workers or with one.
+    """
 
     global_batch: int
     """Records of a global batch; a multiple of `ranks`."""
@@ -194,6 +198,10 @@ class Deal:
     first: int
     end: int
     remainder: Remainder = "drop"
+    workers: int = 1
+    """FIFOs of each rank, which take turns: FIFO i has the global batches i, i + `workers`, …"""
+    worker: int | None = None
+    """Number of the FIFO of each rank that this deal is for; None: all."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError if ranks would get unequal slices, ValueError for ranks that do not exist."""
@@ -202,8 +210,8 @@ class Deal:
                 f"a global batch of {self.global_batch} records cannot be divided over {self.ranks} ranks in "
                 "equal slices; make GlobalBatch a multiple of Count times the hosts of the channel"
             )
-        if not 0 <= self.first < self.end <= self.ranks:
-            raise ValueError(f"no such ranks: {self.first} to {self.end} of {self.ranks}")
+        if not 0 <= self.first < self.end <= self.ranks or not 0 <= (self.worker or 0) < self.workers:
+            raise ValueError(f"no such ranks: {self}")
 
     @property
     def slice(self) -> int:
@@ -214,13 +222,29 @@ class Deal:
         """Return the number of global batches of an epoch with so many records."""
         return records // self.global_batch if self.remainder == "drop" else -(-records // self.global_batch)
 
+    @property
+    def fifos(self) -> int:
+        """Number of FIFOs of this deal, of which those of every rank's worker 0 come first."""
+        return (self.end - self.first) * (self.workers if self.worker is None else 1)
+
+    @property
+    def stride(self) -> int:
+        """Global batches from one of which this deal has records to the next one."""
+        return 1 if self.worker is None else self.workers
+
+    def before(self, step: int) -> int:
+        """Return how many records this deal has in the global batches before a step."""
+        steps = len(range(self.worker or 0, step, self.stride))
+        return steps * self.slice * (self.end - self.first)
+
     def records(self, records: int) -> int:
-        """Return how many of an epoch's records the ranks of this deal get, repeated ones included."""
-        return self.steps(records) * self.slice * (self.end - self.first)
+        """Return how many of an epoch's records this deal has, repeated ones included."""
+        return self.before(self.steps(records))
 
     def padding(self, records: int) -> int:
-        """Return how many of the records of these ranks are padding: the last ones of each rank's epoch."""
-        if self.remainder != "pad":
+        """Return how many of the records of this deal are padding: the last ones of each FIFO's epoch."""
+        last = self.steps(records) - 1
+        if self.remainder != "pad" or (last - (self.worker or 0)) % self.stride:
             return 0
-        end = (self.steps(records) - 1) * self.global_batch + self.end * self.slice
+        end = last * self.global_batch + self.end * self.slice
         return max(0, min(end - records, self.slice * (self.end - self.first))) if records else 0

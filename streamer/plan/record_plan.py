@@ -76,6 +76,10 @@ class RecordPlan(Plan):
         self.global_order = order
         self.deal = deal
         self._host = host
+        dealt, worker = self.host.deal, (deal.worker or 0) - (self.host.deal.worker or 0)
+        rank = deal.first - dealt.first
+        self.number = -1 if deal.fifos > 1 else worker * (dealt.end - dealt.first) + rank
+        """Number of this FIFO among those of this host; -1 for the stream of several."""
         self._every = every
         self._sums = EpochCache[OrderSums]()
         self._bytes = EpochCache[int]()
@@ -92,6 +96,7 @@ class RecordPlan(Plan):
         """Records in the stream for each one of the order: the attributes of a manifest's line, else 1."""
         self.steps: int = deal.steps(order.records)
         self.padding = deal.padding(order.records) * self.records_each
+        self.workers, self.worker = deal.stride, deal.worker or 0
         filled = self.steps * deal.global_batch - order.records
         if filled > (most := max(order.records, MOST_FILLED)):
             raise ConfigError(
@@ -109,19 +114,23 @@ class RecordPlan(Plan):
         return f"<RecordPlan {self.entries}, {self.deal}>"
 
     def ranks(self, count: int) -> tuple[RecordPlan, ...]:
-        """Return the plans of this host's ranks. Raises ValueError unless there are `count`."""
+        """Return the plans of this host's FIFOs. Raises ValueError unless there are `count`."""
         deal = self.deal
-        if deal.end - deal.first != count:
-            raise ValueError(f"the plan has {deal.end - deal.first} ranks, not {count}")
-        deals = [replace(deal, first=rank, end=rank + 1) for rank in range(deal.first, deal.end)]
+        if deal.fifos != count:
+            raise ValueError(f"the plan has {deal.fifos} FIFOs, not {count}")
+        deals = [
+            replace(deal, first=rank, end=rank + 1, worker=worker)
+            for worker in range(deal.workers)
+            for rank in range(deal.first, deal.end)
+        ]
         return tuple(
             RecordPlan(self.entries, self.table, self.global_order, each, host=self.host) for each in deals
         )
 
     @property
     def end_marks(self) -> EndMarks:
-        """End marks in this stream; it has none if it is of several ranks."""
-        return EndMarks() if self.deal.end - self.deal.first > 1 else self.table.end_marks
+        """End marks in this stream; it has none if it is of several FIFOs."""
+        return EndMarks() if self.deal.fifos > 1 else self.table.end_marks
 
     @property
     def one_archive(self) -> bool:
@@ -134,8 +143,8 @@ class RecordPlan(Plan):
 
     @property
     def streams(self) -> bool:
-        """Whether there is a record to stream."""
-        return self.steps > 0
+        """Whether there is a record to stream: a worker may have no step."""
+        return self.records(0) > 0
 
     def sums(self, epoch: int) -> OrderSums:
         """Return the bytes that the ranks of this host have in the epoch, and before some steps of it."""
@@ -150,9 +159,8 @@ class RecordPlan(Plan):
         )
 
     def own(self, sums: Sequence[int]) -> int:
-        """Return the bytes of this stream. `sums`: of each rank of this host, and of all of them."""
-        one = self.deal.end - self.deal.first == 1
-        return sums[self.deal.first - self.host.deal.first if one else -1]
+        """Return the bytes of this stream. `sums`: of each FIFO of this host, and of all of them."""
+        return sums[self.number]
 
     def checkpoint(self, epoch: int, offset: int) -> Checkpoint:
         """Return the last checkpoint of the epoch that is not after this offset of the stream."""
@@ -209,7 +217,7 @@ class RecordPlan(Plan):
             yield Segment(current[1], start, stop)
             if run_mark:
                 yield run_mark
-        if epoch_mark and current is not None:
+        if epoch_mark and (current is not None or (at.sums and self.own(at.sums))):
             yield epoch_mark
 
     @property
@@ -246,7 +254,8 @@ class RecordPlan(Plan):
         """SHA-256, in hex, of all inputs that determine the streams of these ranks."""
         deal = self.deal
         join = " tar" if self.one_archive else ""
-        ranks = f"{self.order_digest} {deal.first} {deal.end} {deal.ranks}{join}"
+        worker = "" if deal.stride == 1 else f" {deal.workers} {deal.worker}"
+        ranks = f"{self.order_digest} {deal.first} {deal.end} {deal.ranks}{worker}{join}"
         return hashlib.sha256(f"penstock ranks 1\n{ranks}\n".encode()).hexdigest()
 
     def covers(self, digest: str, position: Position) -> bool:  # noqa: ARG002 - an index is of whole plans

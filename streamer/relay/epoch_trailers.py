@@ -32,6 +32,8 @@ def opening_trailer(spec: ChannelSpec, epoch: int) -> Trailer:
         records=None if plan.steps is None else plan.records(epoch),
         steps=plan.steps,
         padding=plan.padding,
+        workers=plan.workers,
+        worker=plan.worker,
         records_skipped=start.records_skipped if begun else 0,
         order=plan.record_order,
         digest=plan.digest,

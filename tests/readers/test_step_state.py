@@ -32,6 +32,7 @@ from tests.sidecar.test_record_ranks import GLOBAL
 
 if LATE:
     import torch.distributed.checkpoint as dcp
+    from torch.utils.data import DataLoader
 
     from streamer.readers.checkpoint import CheckpointedLoader
     from streamer.readers.loader import ResumableLoader
@@ -57,40 +58,80 @@ def serving(path: str, state: Any = None) -> Iterator[None]:
         running.process.kill()
 
 
-def loader(ranks: int, workers: int) -> ResumableLoader:
-    """A loader of one process; a worker for each rank gives the global batches in their order."""
-    dataset = PipeIterableDataset(rank_channels("train"), "TFRecord", batch_size=GLOBAL // ranks)
+def loader(workers: int, **options: Any) -> ResumableLoader:
+    """A loader of the only process, which returns the global batches."""
+    chosen: dict[str, Any] = {"channel": rank_channels("train"), "batch_size": GLOBAL} | options
+    dataset = PipeIterableDataset(record_format="TFRecord", **chosen)
     context = "forkserver" if workers else None
     return ResumableLoader(dataset, num_workers=workers, multiprocessing_context=context)
 
 
-def named(elements: Any, ranks: int, epoch: int = 0, first: int = 0) -> list[tuple[int, int, list[str]]]:
+def named(elements: Any, epoch: int = 0, first: int = 0) -> list[tuple[int, int, list[str]]]:
     names = [[record.rstrip(b"\0").decode() for record in element] for element in elements]
-    steps = [[*itertools.chain(*names[at : at + ranks])] for at in range(0, len(names), ranks)]
-    return [(epoch, first + number, step) for number, step in enumerate(steps)]
+    return [(epoch, first + number, step) for number, step in enumerate(names)]
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # this machine has two cores
 def test_pytorch_goes_on_with_another_number_of_workers(elastic: Elastic) -> None:
-    """Two ranks, then one, then two in the second epoch; a step that is not whole is taken again."""
-    with serving(elastic.job(2)):
-        first = loader(2, 2)
-        found = named(itertools.islice(first, 9), 2)[:4]
-        state = first.state_dict()
-    assert (state["channel"], state["epoch"], state["step"]) == ("train", 0, 4)
-    with serving(elastic.job(1), state):
-        again = loader(1, 0)
-        assert again.state_dict() == state, "the position of the reader is that of the sidecar"
-        again.load_state_dict(json.loads(json.dumps(state)))
-        assert again.state_dict() == state
-        found += named(again, 1, 0, 4)
-        assert again.state_dict() == state | {"epoch": 1, "step": 0}
-        found += named(itertools.islice(again, 2), 1, 1)
-        state = again.state_dict()
-    with serving(elastic.job(2), state):
-        again = loader(2, 2)
-        again.load_state_dict(state)
-        found += named(again, 2, 1, state["step"])
+    """In every worker's turn; of the four workers three have no step left in the epoch."""
+    found: list[Any] = []
+    state: Any = None
+    for workers, limit in ((2, 3), (2, 2), (4, None), (0, 1), (3, 3), (2, None)):
+        epoch, step = (0, 0) if state is None else (state["epoch"], state["step"])
+        with serving(elastic.job(1, Workers=max(1, workers)), state):
+            again = loader(workers)
+            if state is not None:
+                again.load_state_dict(json.loads(json.dumps(state)))
+                assert again.state_dict() == state
+            found += named(itertools.islice(again, limit), epoch, step)
+            state = again.state_dict()
     assert found == elastic.due
+    assert (state["channel"], state["epoch"], state["step"]) == ("train", 2, 0)
+
+
+def test_a_loader_begins_with_worker_0_in_the_pass_after_a_resumed_one(elastic: Elastic) -> None:
+    """The state is loaded into the data set, from which a loader of torch takes it again in each pass."""
+    with serving(elastic.job(1, Workers=2)):
+        first = loader(2)
+        found = named(itertools.islice(first, 3))
+        state = first.state_dict()
+    with serving(elastic.job(1, Workers=2), state):
+        dataset = PipeIterableDataset(rank_channels("train"), "TFRecord", batch_size=GLOBAL)
+        dataset.load_state_dict(state)
+        again = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context="forkserver")
+        assert found + named(again, 0, 3) + named(again, 1) == elastic.due
+
+
+@pytest.mark.parametrize(
+    ("ranks", "workers", "options", "error"),
+    [
+        ((1, 2), 2, {"batch_size": 6}, "has 6 records of train, where a rank has 12 in a global batch"),
+        ((1, 2), 2, {"shuffle": GLOBAL}, "shuffle would mix the global batches of train"),
+        ((1, 2), 2, {"channel": ["train-1", "train-0"]}, "not the turn of FIFO 1 of the 2 of a rank of"),
+        ((1, 2), 0, {}, "1 process of a DataLoader would read 2 FIFOs of train, of which each rank has 2"),
+        ((1, 2), 3, {}, "3 processes of a DataLoader would read 2 FIFOs of train, of which each rank has 2"),
+        ((2, 1), 2, {}, "2 processes of a DataLoader would read 2 FIFOs of train, of which each rank has 1"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+def test_a_loader_that_would_mix_global_batches_is_refused(
+    elastic: Elastic, ranks: tuple[int, int], workers: int, options: dict[str, Any], error: str
+) -> None:
+    """Also where it would wait for ever: the FIFOs of a stream are read at the same time."""
+    path = elastic.job(ranks[0], Workers=ranks[1], Fetch="auto")
+    with serving(path), pytest.raises(ChannelError, match=error):
+        list(loader(workers, **options))
+
+
+def test_workers_go_on_in_turn_where_a_resumed_sidecar_does(elastic: Elastic) -> None:
+    """They load no state."""
+    with serving(elastic.job(1)):
+        first = loader(0)
+        found = named(itertools.islice(first, 3))
+        state = first.state_dict()
+    with serving(elastic.job(1, Workers=2), state):
+        again = loader(2)
+        assert found + named(again, 0, 3) + named(again, 1) == elastic.due
 
 
 def test_workers_that_share_a_fifo_load_a_state_of_steps(elastic: Elastic) -> None:
@@ -103,13 +144,13 @@ def test_workers_that_share_a_fifo_load_a_state_of_steps(elastic: Elastic) -> No
     assert states[0] == states[1]
     rest = [name for epoch, step, names in elastic.due if epoch == 0 and step >= 2 for name in names]
     with serving(elastic.job(1), states[0]):
-        again = loader(1, 2)
+        again = loader(2)
         again.load_state_dict(states[0])
         elements = iter(again)
-        found = named(itertools.islice(elements, 1), 1)
+        found = named(itertools.islice(elements, 1))
         state = again.state_dict()
         assert state["channels"][0].keys() >= {"offset", "digest"}
-        found += named(elements, 1)
+        found += named(elements)
     assert sorted(name for _, _, names in found for name in names) == sorted(rest)
 
 
@@ -136,13 +177,15 @@ def test_tensorflow_goes_on_at_another_number_of_ranks(elastic: Elastic) -> None
 RANK = RankSteps("train", 5, 4, 0, {"digest": "d"})
 
 
-def received(*records: int) -> Progress:
-    """Two rank FIFOs in one process, with the number of records that the trainer has had."""
+def received(*records: int, workers: int = 1, start: StepState | None = None) -> Progress:
+    """Some rank FIFOs in one process, with the number of records that the trainer has had."""
     names = [f"train-{number}" for number in range(len(records))]
-    progress = Progress([ChannelProgress(ReaderPosition(name, 0)) for name in names], 2)
-    for name, count in zip(names, records, strict=True):
+    progress = Progress([ChannelProgress(ReaderPosition(name, 0, start=start)) for name in names], 2)
+    for number, (name, count) in enumerate(zip(names, records, strict=True)):
         if count:
-            progress.add(ElementOrigin(name, 0, "r", RecordRange(0, count, 0, count), RANK))
+            rank = replace(RANK, workers=workers, worker=number % workers)
+            first = rank.before(start.step) if start else 0
+            progress.add(ElementOrigin(name, 0, "r", RecordRange(first, count, 0, count), rank))
     return progress
 
 
@@ -161,6 +204,39 @@ def test_the_step_of_a_process_is_that_of_its_last_rank(
     records: tuple[int, ...], place: tuple[int, int]
 ) -> None:
     assert received(*records).state() == StepState("train", *place, RANK.order).document()
+
+
+@pytest.mark.parametrize(
+    ("records", "place"),
+    [
+        ((4, 0), (0, 1)),
+        ((4, 2), (0, 1)),
+        ((6, 4), (0, 2)),
+        ((8, 4), (0, 3)),
+        ((10, 8), (0, 4)),
+        ((12, 8), (1, 0)),
+        ((4, 4, 0), (0, 2)),
+        ((8, 4, 4), (0, 4)),
+        ((8, 8, 4), (1, 0)),
+    ],
+)
+def test_the_workers_of_a_rank_take_turns(records: tuple[int, ...], place: tuple[int, int]) -> None:
+    """Five steps; also when a FIFO was not read yet."""
+    workers = len(records)
+    assert received(*records, workers=workers).state() == StepState("train", *place, RANK.order).document()
+
+
+def test_the_workers_of_a_rank_go_on_in_turn() -> None:
+    """From step 3 on, which FIFO 1 has."""
+    start = StepState("train", 0, 3, RANK.order)
+    for records, step in (((0, 0), 3), ((0, 8), 4)):
+        assert received(*records, workers=2, start=start).state() == replace(start, step=step).document()
+
+
+@pytest.mark.parametrize("records", [(0, 2), (6, 2), (12, 4)])
+def test_workers_out_of_turn_have_no_state(records: tuple[int, ...]) -> None:
+    with pytest.raises(ChannelError, match="at different steps, .*so there is no state"):
+        received(*records, workers=2).state()
 
 
 @pytest.mark.parametrize("records", [(6, 0), (10, 4), (20, 12)])
@@ -272,14 +348,11 @@ def test_the_file_of_a_state(tmp_path: Path) -> None:
 
 
 def test_shuffled_batches_go_on_after_a_kill(elastic: Elastic) -> None:
-    """Two workers, each with the FIFO of a rank: the same batches, from the window's first step on."""
+    """Its batches are the same, from the window's first step on."""
 
     def taken(state: Any, count: int | None) -> tuple[list[Any], Any]:
-        with serving(elastic.job(2), state):
-            dataset = PipeIterableDataset(
-                rank_channels("train"), "TFRecord", batch_size=GLOBAL // 2, shuffle=GLOBAL * 2
-            )
-            loading = ResumableLoader(dataset, num_workers=2, multiprocessing_context="forkserver")
+        with serving(elastic.job(1), state):
+            loading = loader(1, batch_size=GLOBAL // 2, shuffle=GLOBAL * 2)
             if state is not None:
                 loading.load_state_dict(json.loads(json.dumps(state)))
             return list(itertools.islice(loading, count)), loading.state_dict()

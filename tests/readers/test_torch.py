@@ -6,6 +6,7 @@ import glob
 import os
 import random
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -68,21 +69,36 @@ def test_the_length_is_known_if_ranks_share_records(feeder: Feeder, workers: int
         assert len(list(loader)) == due == len(dataset)
 
 
-@pytest.mark.parametrize(("workers", "channels"), [(0, 2), (2, 2), (2, 1)])
-@pytest.mark.parametrize("batch_size", [None, 4, 3])
+@pytest.mark.parametrize(
+    ("workers", "channels", "batch_size"),
+    [*product((0,), (2,), (None, 4, 3)), (2, 2, None), (2, 2, 4), *product((2,), (1,), (None, 4, 3))],
+)
 def test_each_element_has_the_number_of_its_records_that_are_padding(
-    feeder: Feeder, batch_size: int | None, workers: int, channels: int
+    feeder: Feeder, workers: int, channels: int, batch_size: int | None
 ) -> None:
-    """The last 6 of 20 records, which may be those of several elements, in every order of the FIFOs."""
+    """The last 6 of 20 records, which may be those of several elements, in every order of the FIFOs.
+
+    Two workers of two FIFOs take turns, each with a step of the rank.
+    """
     names = ["train-0", "train-1"][:channels]
     feeder.configure(dict.fromkeys(names, "Pipe"))
     due, found = list[bytes](), list[bytes]()
-    for name in names:
+    turns = min(workers, channels)
+    for worker, name in enumerate(names):
         records = [f"{name} {number}".encode() for number in range(14)]
         due += records
         stream = encoded("TFRecord", records + [b"padding"] * 6)
-        order = {"digest": "d"}
-        feeder.feed(0, stream, channel=name, order=order, records=20, steps=5, padding=6)
+        turn: dict[str, Any] = {"workers": turns, "worker": worker} if turns > 1 else {}
+        feeder.feed(
+            0,
+            stream,
+            channel=name,
+            order={"digest": "d"},
+            records=20,
+            steps=5 * max(1, turns),
+            padding=6,
+            **turn,
+        )
     dataset = PipeIterableDataset(names, "TFRecord", batch_size=batch_size, padding=True)
     for element, padding in load(dataset, workers):
         batch = [element] if batch_size is None else element

@@ -58,23 +58,31 @@ def shares(
     objects,
     seeds,
     st.integers(0, 2),
-    st.tuples(st.sampled_from([2, 3, 4]), st.sampled_from([UNMARKED, EndMarks(run=b"end")])),
+    st.tuples(
+        st.sampled_from([(1, 2), (2, 1), (2, 3), (3, 2), (4, 1)]),
+        st.sampled_from([UNMARKED, EndMarks(run=b"end")]),
+    ),
     st.data(),
 )
 def test_every_rank_gets_its_own_stream_from_any_point_on(
-    sizes: list[list[int]], seed: int | None, epoch: int, form: tuple[int, EndMarks], data: st.DataObject
+    sizes: list[list[int]],
+    seed: int | None,
+    epoch: int,
+    form: tuple[tuple[int, int], EndMarks],
+    data: st.DataObject,
 ) -> None:
-    """This host's ranks of two hosts'; the point is before the first byte that a rank lacks.
+    """This host's ranks of two hosts'; the point is before the first byte that a FIFO lacks.
 
-    `form`: ranks of a host, and what ends each run of adjacent records.
+    `form`: ranks of a host and workers of each, and what ends each run of adjacent records.
     """
-    ranks, end_marks = form
+    (ranks, workers), end_marks = form
     size = 2 * ranks * data.draw(st.integers(1, 3))
     remainder = data.draw(remainders)
     if sum(map(len, sizes)) < size:
         remainder = "repeat"
-    whole = host_of(sizes, Deal(size, 2 * ranks, ranks, 2 * ranks, remainder), seed, end_marks=end_marks)
-    streams = [contents(plan.segments(epoch)) for plan in whole.ranks(ranks)]
+    deal = Deal(size, 2 * ranks, ranks, 2 * ranks, remainder, workers)
+    whole = host_of(sizes, deal, seed, end_marks=end_marks)
+    streams = [contents(plan.segments(epoch)) for plan in whole.ranks(ranks * workers)]
     common = contents(whole.segments(epoch))
     assert whole.total_bytes(epoch) == len(common) == sum(1 for stream in streams for key, _ in stream if key)
     offsets = [data.draw(st.integers(0, len(stream))) for stream in streams]
@@ -120,6 +128,8 @@ def test_turns_are_as_long_as_slices() -> None:
     turns = list(dealt.turns)
     assert turns == [Turn(0, 3), Turn(1, 12), Turn(0, 48), Turn(1, 192)]
     assert all(one.rank != other.rank for one, other in pairwise(turns))
+    two = plan_of([[1, 2, 4], [8, 16, 32, 64, 128, 256]], Deal(3, 1, 0, 1, workers=2))
+    assert list(deal_stream(two, 0, [0, 0]).turns) == [Turn(0, 7), Turn(1, 56), Turn(0, 448)]
 
 
 def test_an_end_mark_follows_each_run_at_once() -> None:

@@ -64,7 +64,8 @@ def deals(draw: st.DrawFn) -> Deal:
     ranks = draw(st.integers(1, 4))
     first = draw(st.integers(0, ranks - 1))
     end = draw(st.integers(first + 1, ranks))
-    return Deal(ranks * draw(st.integers(1, 5)), ranks, first, end, draw(remainders))
+    workers = draw(st.integers(1, 4))
+    return Deal(ranks * draw(st.integers(1, 5)), ranks, first, end, draw(remainders), workers)
 
 
 @given(

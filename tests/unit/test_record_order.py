@@ -77,7 +77,7 @@ class Counts:
 
 
 def dealt(order: Order, deal: Deal, epoch: int, at: Checkpoint = START) -> Iterator[tuple[int, Run]]:
-    """The runs of the deal's ranks, each with its rank."""
+    """The runs of the deal's FIFOs, each with its FIFO: with one worker the rank."""
     for rank, entry, first, end, _, _ in Walk(
         order, epoch, entries=Entries(), table=Counts(), deal=deal, at=at
     ):
@@ -114,59 +114,69 @@ def test_the_order_is_that_of_the_specification(
 
 
 @given(objects, seeds, st.integers(0, 2), st.integers(1, 3), remainders)
-def test_any_number_of_ranks_gives_the_same_global_batches(
+def test_any_number_of_ranks_and_workers_gives_the_same_global_batches(
     sizes: list[list[int]], seed: int | None, epoch: int, hosts: int, remainder: Remainder
 ) -> None:
-    """Batches of 12 records, over 1, 2, 3, 4, 6 and 12 ranks; each host walks its own ranks alone."""
+    """Batches of 12 records, over 1, 2, 3, 4, 6 and 12 ranks; each host walks its own ranks alone.
+
+    A loader takes a slice of each of its workers in turn, so a rank's slices are then in order.
+    """
     table = Table(sizes)
     order = RecordOrder(table.counts, table.sizes, seed=seed, block=700)
     batches = reference.global_batches(
         reference.record_order(table.counts, table.sizes, seed=seed, epoch=epoch, block=700), 12, remainder
     )
-    for ranks in (1, 2, 3, 4, 6, 12):
-        each = -(-ranks // hosts)
-        shares = [
-            Deal(12, ranks, first, min(first + each, ranks), remainder) for first in range(0, ranks, each)
-        ]
-        found: dict[int, list[Record]] = {rank: [] for rank in range(ranks)}
-        for share in shares:
+    for ranks, workers in ((1, 1), (1, 3), (2, 1), (2, 2), (3, 2), (4, 1), (6, 5), (12, 1), (12, 2)):
+        each, size = -(-ranks // hosts), 12 // ranks
+        slices: list[list[list[Record]]] = [[] for _ in range(ranks)]
+        for first in range(0, ranks, each):
+            share = Deal(12, ranks, first, min(first + each, ranks), remainder, workers)
             assert share.steps(order.records) == len(batches)
-            for rank, run in dealt(order, share, epoch):
-                found[rank] += records([run])
-            got = sum(len(found[rank]) for rank in range(share.first, share.end))
-            assert share.records(order.records) == got
-        size = 12 // ranks
-        assert [
-            [record for rank in range(ranks) for record in found[rank][step * size : step * size + size]]
-            for step in range(len(batches))
-        ] == batches
-        assert {len(each) for each in found.values()} == {len(batches) * size}
+            found: list[list[Record]] = [[] for _ in range(share.fifos)]
+            for fifo, run in dealt(order, share, epoch):
+                found[fifo - first] += records([run])
+            assert share.records(order.records) == sum(map(len, found))
+            here = share.end - first
+            for step in range(len(batches)):
+                for rank in range(here):
+                    own = found[step % workers * here + rank]
+                    slices[first + rank].append(own[:size])
+                    del own[:size]
+            assert not any(found)
+        assert [[record for each in step for record in each] for step in zip(*slices, strict=True)] == batches
 
 
 @given(
     objects,
     seeds,
     st.integers(0, 2),
-    st.sampled_from([1, 2, 4]),
+    st.tuples(st.sampled_from([1, 2, 4]), st.integers(1, 3)),
     st.tuples(remainders, marked),
 )
 def test_the_plans_of_ranks_stream_the_bytes_of_their_records(
-    sizes: list[list[int]], seed: int | None, epoch: int, ranks: int, form: tuple[Remainder, EndMarks]
+    sizes: list[list[int]],
+    seed: int | None,
+    epoch: int,
+    shape: tuple[int, int],
+    form: tuple[Remainder, EndMarks],
 ) -> None:
     """`form`: remainder, and what ends each run of adjacent records, or the epoch."""
-    remainder, end_marks = form
+    (ranks, workers), (remainder, end_marks) = shape, form
     number = sum(map(len, sizes))
     size = ranks * max(1, number // (3 * ranks))
     if number < size:
         remainder = "repeat"
-    whole = plan_of(sizes, Deal(size, ranks, 0, ranks, remainder), seed=seed, end_marks=end_marks)
+    whole = plan_of(sizes, Deal(size, ranks, 0, ranks, remainder, workers), seed=seed, end_marks=end_marks)
+    fifos = ranks * workers
     table = Table(sizes)
     order = reference.record_order(table.counts, table.sizes, seed=seed, epoch=epoch, block=500)
     batches = reference.global_batches(order, size, remainder)
     width, counted = size // ranks, count_parts(whole, epoch, 64)
     after_run, after_epoch = ([mark] if mark else [] for mark in end_marks)
-    for rank, plan in enumerate(whole.ranks(ranks)):
-        due = [record for batch in batches for record in batch[rank * width : (rank + 1) * width]]
+    for fifo, plan in enumerate(whole.ranks(fifos)):
+        worker, rank = divmod(fifo, ranks)
+        own = batches[worker::workers]
+        due = [record for batch in own for record in batch[rank * width : (rank + 1) * width]]
         segments = list(plan.segments(epoch))
         bodies = [each for each in segments if isinstance(each, Segment)]
         found = ranges(bodies)
@@ -181,13 +191,13 @@ def test_the_plans_of_ranks_stream_the_bytes_of_their_records(
         assert plan.streams == bool(due)
         parts = list(cut(plan.segments(epoch), part_size=lambda: 64, epoch=epoch))
         assert sum(part.size for part in parts) == total
-        assert counted[rank] == len(parts), "counted by one walk for all ranks"
+        assert counted[plan.number] == len(parts), "counted by one walk for all FIFOs"
     in_one = cut(whole.segments(epoch), part_size=lambda: 64, epoch=epoch)
     assert counted[-1] == sum(1 for _ in in_one)
     together = list(whole.segments(epoch))
     assert whole.total_bytes(epoch) == sum(map(len, together))
-    assert ranks == 1 or all(isinstance(each, Segment) for each in together), "end marks are of one rank"
-    assert whole.records(epoch) == sum(plan.records(epoch) or 0 for plan in whole.ranks(ranks))
+    assert fifos == 1 or all(isinstance(each, Segment) for each in together), "end marks are of one FIFO"
+    assert whole.records(epoch) == sum(plan.records(epoch) or 0 for plan in whole.ranks(fifos))
 
 
 def test_offsets_that_do_not_rise_are_an_error_by_name() -> None:
@@ -218,16 +228,19 @@ def test_a_run_of_very_many_records_is_summed_up_in_portions(deal: Deal) -> None
         assert next(dealt(order, deal, 0, at)) == next(dealt(order, deal, 0, Checkpoint(at.step)))
 
 
-@given(objects, seeds, st.sampled_from([1, 2, 3, 4, 6, 12]), st.integers(1, 40), remainders)
+@given(
+    objects, seeds, st.sampled_from([(1, 1), (1, 3), (2, 2), (4, 1), (12, 2)]), st.integers(1, 40), remainders
+)
 def test_without_the_padding_the_ranks_have_every_record_once(
-    sizes: list[list[int]], seed: int | None, ranks: int, width: int, remainder: Remainder
+    sizes: list[list[int]], seed: int | None, shape: tuple[int, int], width: int, remainder: Remainder
 ) -> None:
     """The padding ends a rank's epoch. A global batch may have more records than there are."""
+    ranks, workers = shape
     if sum(map(len, sizes)) < ranks * width:
         remainder = "pad"
-    whole = plan_of(sizes, Deal(ranks * width, ranks, 0, ranks, remainder), seed=seed)
+    whole = plan_of(sizes, Deal(ranks * width, ranks, 0, ranks, remainder, workers), seed=seed)
     found, padding = list[Record](), 0
-    for plan in whole.ranks(ranks):
+    for plan in whole.ranks(ranks * workers):
         own = records([run for _, run in dealt(plan.global_order, plan.deal, 0)])
         assert plan.steps == whole.steps
         assert 0 <= plan.padding <= min(width, len(own))
@@ -326,6 +339,7 @@ def test_the_digest_covers_the_order_and_the_rank() -> None:
         plan_of(sizes, Deal(4, 1, 0, 1), seed=1),
         plan_of(sizes, Deal(4, 4, 2, 4), seed=1),
         plan_of(sizes, Deal(4, 2, 0, 2), seed=1, end_marks=EndMarks(epoch=b"end")),
+        *plan_of(sizes, Deal(4, 2, 0, 2, workers=2), seed=1).ranks(4),
     ]
     assert {plan.order_digest for plan in same} == {orders[0]}
     plans = [shuffled, *others, *same, *shuffled.ranks(2)]
@@ -334,16 +348,22 @@ def test_the_digest_covers_the_order_and_the_rank() -> None:
     assert not shuffled.covers(others[0].digest, Position())
 
 
-@given(objects.filter(any), seeds, st.integers(1, 3), st.integers(0, 20_000), remainders)
+@given(
+    objects.filter(any),
+    seeds,
+    st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    st.integers(0, 20_000),
+    remainders,
+)
 def test_a_resume_begins_near_its_offset(
-    sizes: list[list[int]], seed: int | None, every: int, offset: int, remainder: Remainder
+    sizes: list[list[int]], seed: int | None, form: tuple[int, int], offset: int, remainder: Remainder
 ) -> None:
     """The bytes from the offset on are those of the whole walk, and few are walked over."""
-    table = Table(sizes)
+    table, (every, workers) = Table(sizes), form
     order = RecordOrder(table.counts, table.sizes, seed=seed, block=200)
-    deal = Deal(2, 2, 0, 2, "repeat" if order.records < 2 else remainder)
+    deal = Deal(2, 2, 0, 2, "repeat" if order.records < 2 else remainder, workers)
     host = RecordPlan(table.entries(), table, order, deal, every=every)
-    for plan in (host, *host.ranks(2)):
+    for plan in (host, *host.ranks(2 * workers)):
         near, segments = plan.segments_near(1, offset)
         assert near <= offset
         rest = [
@@ -353,21 +373,27 @@ def test_a_resume_begins_near_its_offset(
         assert places(rest[0]) == places(rest[1])
 
 
-@given(small_objects, seeds, st.integers(1, 3), st.integers(1, 3), st.tuples(remainders, marked))
+@given(
+    small_objects,
+    seeds,
+    st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    st.integers(1, 3),
+    st.tuples(remainders, marked),
+)
 def test_a_resume_of_archives_begins_near_its_offset(
     sizes: list[list[int]],
     seed: int | None,
-    ranks: int,
+    shape: tuple[int, int],
     every: int,
     form: tuple[Remainder, EndMarks],
 ) -> None:
     """With end marks, also where a run goes on in the step at which a resume begins."""
-    remainder, end_marks = form
+    (ranks, workers), (remainder, end_marks) = shape, form
     table = Table(sizes, end_marks)
     order = RecordOrder(table.counts, table.sizes, seed=seed, block=20)
-    deal = Deal(2 * ranks, ranks, 0, ranks, "repeat" if order.records < 2 * ranks else remainder)
+    deal = Deal(2 * ranks, ranks, 0, ranks, "repeat" if order.records < 2 * ranks else remainder, workers)
     host = RecordPlan(table.entries(), table, order, deal, every=every)
-    for plan in host.ranks(ranks):
+    for plan in host.ranks(ranks * workers):
         whole = contents(plan.segments(1))
         for offset in range(0, len(whole), 7):
             near, segments = plan.segments_near(1, offset)
@@ -442,20 +468,17 @@ def test_the_example_of_the_documentation() -> None:
         lines.append(f"epoch {epoch}, blocks  {numbers}")
         lines.append(f"epoch {epoch}, order   {' '.join(map(shown, order.runs(epoch)))}")
     for rank, ranks in ((0, 1), (0, 2), (1, 2)):
-        found = [
-            shown(Run(entry, number, number + 1))
-            for _, (entry, first, end) in dealt(order, Deal(4, ranks, rank, rank + 1), 0)
-            for number in range(first, end)
-        ]
-        size = 4 // ranks
-        batches = [" ".join(found[first : first + size]) for first in range(0, len(found), size)]
-        lines.append(f"epoch 0, rank {rank} of {ranks}  {' | '.join(batches)}")
+        deal = Deal(4, ranks, rank, rank + 1)
+        lines.append(f"epoch 0, rank {rank} of {ranks}  {slices(order, deal)}")
+    of_workers = [Deal(4, 2, 1, 2, workers=2, worker=worker) for worker in range(2)]
+    lines += [f"its worker {deal.worker} of 2     {slices(order, deal)}" for deal in of_workers]
 
     entries = Entries()
     for name, size in zip("abc", sizes, strict=True):
         entries.add(ObjectRef("bucket", name, size, f"e{name}"))
     plan = RecordPlan(entries, Counts(counts), order, Deal(4, 2, 1, 2))
     digests = [f"order        {plan.order_digest}", f"rank 1 of 2  {plan.digest}"]
+    digests.append(f"its worker 1 of 2  {RecordPlan(entries, Counts(counts), order, of_workers[1]).digest}")
 
     split = Split(3, (range(2),))
     taken = [
@@ -505,6 +528,17 @@ def test_the_example_of_the_documentation() -> None:
         assert "```text\n" + "\n".join(block) + "\n```\n" in page
 
 
+def slices(order: RecordOrder, deal: Deal) -> str:
+    """The records of one FIFO, by global batch."""
+    found = [
+        shown(Run(entry, number, number + 1))
+        for entry, number in records([r for _, r in dealt(order, deal, 0)])
+    ]
+    return " | ".join(
+        " ".join(found[first : first + deal.slice]) for first in range(0, len(found), deal.slice)
+    )
+
+
 def shown(run: Run) -> str:
     return " ".join(f"{'abc'[run.entry]}{number}" for number in range(run.first, run.end))
 
@@ -512,26 +546,3 @@ def shown(run: Run) -> str:
 def numbered(order: RecordOrder, run: Run) -> int:
     """The number of a block in the example: its position among all, sorted."""
     return sorted(order.runs(0)).index(run)
-
-
-@given(objects, seeds, st.integers(0, 2), st.tuples(*[st.integers(1, 3)] * 3))
-def test_the_workers_of_a_loader_are_ranks_whose_batches_come_in_turn(
-    sizes: list[list[int]], seed: int | None, epoch: int, shape: tuple[int, ...]
-) -> None:
-    """Process r of n has ranks r, r + n, ... of n * w; its loader takes a batch of each in turn."""
-    table, (processes, workers, size) = Table(sizes), shape
-    order = RecordOrder(table.counts, table.sizes, seed=seed, block=500)
-
-    def slices(ranks: int, rank: int) -> list[list[Run]]:
-        runs = [run for _, run in dealt(order, Deal(size * ranks, ranks, rank, rank + 1), epoch)]
-        found: list[list[Run]] = []
-        for run in runs:
-            if not found or sum(each.end - each.first for each in found[-1]) == size:
-                found.append([])
-            found[-1].append(run)
-        return found
-
-    for process in range(processes):
-        of_workers = [slices(processes * workers, process + worker * processes) for worker in range(workers)]
-        in_turn = [each for step in zip(*of_workers, strict=True) for each in step]
-        assert in_turn == slices(processes, process)[: len(in_turn)]

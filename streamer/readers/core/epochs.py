@@ -83,11 +83,15 @@ class ChannelEpochs:
     def position(self) -> ReaderPosition:
         """Return the position of the next epoch's first record, by its trailer, or by the one before it."""
         epoch = self.peek()
-        rank = RankSteps.of(self._trailer(epoch))
-        if rank is None and epoch and (before := RankSteps.of(self._trailer(epoch - 1))) is not None:
+        rank = self.rank(epoch)
+        if rank is None and epoch and (before := self.rank(epoch - 1)) is not None:
             rank = replace(before, first=0)
         first = 0 if rank is None else rank.first
         return ReaderPosition(self.channel, epoch, records=first, rank=rank)
+
+    def rank(self, epoch: int) -> RankSteps | None:
+        """Return the steps of an epoch by its present trailer; None if that has none."""
+        return RankSteps.of(self._trailer(epoch))
 
     def state_after(self, state: StepState, steps: int, shuffle: Shuffle | None = None) -> StepState:
         """Return a job's state `steps` global batches after `state`, where `shuffle` begins windows.

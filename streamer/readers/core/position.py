@@ -115,14 +115,21 @@ class ReaderPosition:
                 }
         return state
 
-    def next_step(self, *, begun: bool = False) -> tuple[int, int]:
-        """Return epoch and number of the next step. `begun`: count a step of which records were returned."""
-        if self.start is not None:
-            return self.start.epoch, self.start.step
+    def next_step(self) -> tuple[int, int]:
+        """Return epoch and number of the FIFO's next step, of which records may have been returned."""
         if self.rank is None:
-            return self.epoch, 0
-        state = self.rank.state(self.epoch, self.records + (self.rank.records - 1 if begun else 0))
-        return state.epoch, state.step
+            return self.epoch, 0 if self.start is None else self.start.step
+        return self.rank.next_step(self.epoch, self._returned(self.rank))
+
+    def is_after(self, epoch: int, step: int) -> bool:
+        """Return whether records of the FIFO after a step were returned."""
+        if self.rank is None:
+            return False
+        before = (self.epoch - epoch) * self.rank.before(self.rank.steps)
+        return before + self._returned(self.rank) > self.rank.before(step + 1)
+
+    def _returned(self, rank: RankSteps) -> int:
+        return self.records if self.start is None else rank.before(self.start.step)
 
     @classmethod
     def of(

@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING
 
 from streamer.errors import ChannelError
 from streamer.readers.core.config import channels_in, check_channel, directories
-from streamer.trailer import channel_of_rank, rank_channel_name
+from streamer.trailer import rank_channel_name
+from streamer.units import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from streamer.readers.core.rank_steps import RankSteps
 
 
@@ -46,18 +45,31 @@ def rank_channels(channel: str, *, config_dir: str | None = None) -> list[str]:
     return ranks or [channel]
 
 
-def check_one_host(rank: RankSteps | None, channels: Sequence[str], config_dir: str) -> None:
-    """Raise ChannelError if workers of several hosts would change the batches of the optimizer.
+def check_turn(rank: RankSteps, fifos: int, *, worker: int | None, workers: int, records: int | None) -> None:
+    """Raise ChannelError if a DataLoader would not return the global batches in their order.
 
-    The ranks of a global batch are numbered host by host, and a loader takes a batch of each of its workers
-    in turn. Copies of ranks, of which a host has more FIFOs than ranks, may pass. `rank`: steps of the FIFO
-    that a worker has opened. `channels`: those of its process.
+    `fifos`: FIFOs of the channel that this process reads. `worker`: number of the FIFO whose turn it
+    is; None if that is unknown. `workers`: those of the DataLoader, 1 for none. `records`: of an element;
+    None if the DataLoader decides.
     """
-    if rank is None or sum(channel_of_rank(name) == rank.channel for name in channels) < 2:
-        return
-    if rank.ranks > (here := len(rank_channels(rank.channel, config_dir=config_dir))):
+    channel = rank.channel
+    if (rank.workers, fifos) != (workers, workers) and (rank.workers > 1 or min(fifos, workers) > 1):
         raise ChannelError(
-            "DataLoader workers of several hosts would change the batches of the optimizer: "
-            f"{rank.ranks} ranks share {rank.channel} by record, {here} of them on this host; set "
-            "Ranks.Count to the number of processes of a host, and num_workers=1"
+            f"{counted(workers, 'process', 'processes')} of a DataLoader would read "
+            f"{counted(fifos, 'FIFO')} of {channel}, of which each rank has {rank.workers}, so the global "
+            "batches would be others: set Ranks.Workers to num_workers (1 for 0), Ranks.Count to the number "
+            f"of training processes of a host, and give the dataset rank_channels({channel!r})"
+        )
+    if rank.workers == 1:
+        return
+    if records not in (None, rank.records):
+        raise ChannelError(
+            f"a DataLoader takes an element of each worker in turn, and an element has "
+            f"{counted(records or 0, 'record')} of {channel}, where a rank has {rank.records} in a global "
+            "batch: with Ranks.Workers make both the same, by batch_size or by GlobalBatch"
+        )
+    if rank.worker != worker:
+        raise ChannelError(
+            f"this is not the turn of FIFO {rank.worker} of the {rank.workers} of a rank of {channel}: load "
+            f"the state of --resume, and name the channels in the order of rank_channels({channel!r})"
         )

@@ -67,6 +67,11 @@ class ReadLoop:
         """Corrupt records that `reader` has left out, which have no number."""
         self.rank: RankSteps | None = RankSteps.of(stream.trailer)
         """Steps of the epoch, by the trailer as last read."""
+        if self.rank is not None and self.rank.workers > 1 and spec.shuffle is not None:
+            raise ChannelError(
+                f"shuffle would mix the global batches of {self.rank.channel}, which workers return in turn: "
+                "leave shuffle out, and give the channel a ShuffleConfig, or remove Ranks.Workers"
+            )
         self._trailer = stream.trailer
         self._reader = reader
         self._base = position.offset

@@ -98,7 +98,7 @@ def _at_step(stream: PipeStream, channel: str, start: StepState, *, anyway: bool
     order, steps = (None, 0) if rank is None else (rank.order, rank.steps)
     if (why := why_not_begin(start, order, steps, anyway=anyway)) is not None or rank is None:
         raise ChannelError(f"{stream.name}: {why}")
-    records, begin = (step * rank.records for step in (start.step, start.begin))
+    records, begin = rank.before(start.step), rank.before(start.begin)
     if start.shuffle is not None and start.shuffle["batch"] != rank.records:
         raise ChannelError(
             f"the state of {channel} is inside a window of shuffled records, and only the same number of "

@@ -142,6 +142,8 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
         """What `skip` has left out in this process so far."""
         self.starts: dict[str, ChannelProgress] = {}
         """By channel, what was received of the next pass, if that is not a whole epoch."""
+        self._of_worker = False
+        """Whether `starts` are those of one worker, and not of the whole process."""
         self._counted: dict[str, ChannelEpochs] = {}
         """By channel, where the length of its epochs is known from."""
         self._progress: Progress | None = None
@@ -269,7 +271,8 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
             raise ValueError(f"the state is of channels {saved}, not {', '.join(self.channels)}")
         if not self._spec.placed and any(start.rows for start in starts.values()):
             raise ValueError("the state is inside a table; load it into a TableIterableDataset")
-        if get_worker_info() is None:
+        self._of_worker = get_worker_info() is not None
+        if not self._of_worker:
             self.channels = list(starts)  # the next worker's channel first
         for name, start in starts.items():
             self._counting(name).seek(start.position.epoch)
@@ -286,7 +289,10 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
             return [(name, None) for name in names]
         count = len(names)
         if count >= info.num_workers:
-            return [(name, None) for name in names[info.id :: info.num_workers]]
+            in_turn = count == info.num_workers and not self._of_worker
+            self._source.turn = self._turn(names, info.id) if in_turn else 0
+            first = (info.id + (self._source.turn or 0)) % info.num_workers
+            return [(name, None) for name in names[first :: info.num_workers]]
         name = names[info.id % count]
         size = len(range(info.id % count, info.num_workers, count))
         if size == 1:
@@ -302,6 +308,23 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
         _passes[key] += 1
         base_seed = info.seed - info.id
         return [(name, WorkerGroup(f"{base_seed:x}-{_passes[key]}", info.id // count, size))]
+
+    def _turn(self, names: list[str], worker: int) -> int | None:
+        """Return the number of the FIFO that worker 0 reads: it has the step at which the pass begins.
+
+        A DataLoader takes the first batch of every pass from worker 0. `worker`: this one. None: there are no
+        trailers yet.
+        """
+        channels, workers = [self._source.epochs(name) for name in names], len(names)
+        start = next((each.position.start for each in self.starts.values() if each.position.start), None)
+        if start is not None:
+            turn = start.step % workers
+            # In a later pass the state is an old one.
+            if channels[(worker + turn) % workers].peek() == start.epoch:
+                return turn
+        epoch = min(each.peek() for each in channels)  # some workers may have taken it, but this one not
+        steps = [rank.next_step(epoch, rank.first) for each in channels if (rank := each.rank(epoch))]
+        return min(steps)[1] % workers if len(steps) == workers else None
 
     @staticmethod
     def _count(progress: Progress, elements: Iterator[tuple[Any, ElementOrigin]]) -> Iterator[Any]:

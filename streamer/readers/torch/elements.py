@@ -16,7 +16,7 @@ from torch.utils.data import get_worker_info
 from streamer.formats.tar import TarReader, sample
 from streamer.readers.core.epochs import ChannelEpochs
 from streamer.readers.core.memory import keep_memory
-from streamer.readers.core.rank_channels import check_one_host
+from streamer.readers.core.rank_channels import check_turn
 from streamer.readers.core.rank_steps import RankSteps
 from streamer.readers.core.read_loop import ReadLoop
 from streamer.readers.core.record_spec import WEBDATASET, RecordSpec, check_format
@@ -32,6 +32,7 @@ from streamer.readers.torch.workers import (
     WorkerGroupReader,
     parent_check,
 )
+from streamer.trailer import channel_of_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from streamer.formats.window import RecordReader, Source
     from streamer.readers.core.config import Directories
     from streamer.readers.core.shuffle import NumberedRecords
+    from streamer.readers.core.stream import PipeStream
 
     Blocks = Iterator[tuple[ReadLoop, list[NumberedRecords]]]
 
@@ -114,6 +116,8 @@ class ElementSource:
         self.paths = paths
         self.channels: Sequence[str] = ()
         """Channels of this process."""
+        self.turn: int | None = 0
+        """Number of the FIFO of a rank that the first worker reads in this pass; None if it is unknown."""
         self._timeout = timeout
 
     def epochs(self, channel: str) -> ChannelEpochs:
@@ -138,6 +142,7 @@ class ElementSource:
                 loop, whole = block
                 epoch, digest, rank = loop.stream.epoch, loop.stream.digest, loop.rank
                 saved = progress_in(starts.get(name), name, epoch)
+                self._check_turn(loop.stream)
                 for element, received, rows in self._elements(loop, whole, saved.rows):
                     if decode is not None:
                         element = decode(element)  # noqa: PLW2901 - the same element
@@ -145,6 +150,19 @@ class ElementSource:
                         padding = rank.padding_of(received.first, received.end) if rank else 0
                         element = element, padding  # noqa: PLW2901
                     yield element, ElementOrigin(name, epoch, digest, received, rank, rows)
+
+    def _check_turn(self, stream: PipeStream) -> None:
+        """Raise ChannelError unless this is the FIFO that this worker reads for the order of batches."""
+        rank = RankSteps.of(stream.trailer)
+        if rank is None:
+            return
+        info, spec = get_worker_info(), self.spec
+        number, workers = (0, 1) if info is None else (info.id, info.num_workers)
+        fifos = sum(channel_of_rank(name) == rank.channel for name in self.channels)
+        records = None if spec.batch_size is None and not spec.placed else spec.unit
+        unknown = self.turn is None and rank.first > 0
+        worker = None if unknown else (number + (self.turn or 0)) % rank.workers
+        check_turn(rank, fifos, worker=worker, workers=workers, records=records)
 
     def _elements(
         self,
@@ -177,19 +195,22 @@ class ElementSource:
 
     def _own_records(self, channel: str, saved: ChannelProgress | None) -> Blocks:
         """Yield the records of a FIFO that this worker reads alone."""
-        info = get_worker_info()
-        check = parent_check() if info else lambda: None
+        parent = parent_check() if get_worker_info() else lambda: None
         with contextlib.suppress(ParentExited), self.epochs(channel).next_stream() as stream:
+
+            def check() -> None:
+                parent()
+                # The first byte may wait for a FIFO that this process would open after this one.
+                self._check_turn(stream)
+
             position = reach_start(stream, channel, saved.position if saved else None, check=check)
-            if info is not None and info.num_workers > 1:
-                check_one_host(RankSteps.of(stream.trailer), self.channels, self.paths.config)
             ahead = progress_in(saved, channel, stream.epoch).ahead
             loop = ReadLoop(stream, self.spec.reader(stream), self.spec, position, gaps=ahead)
             for block in loop:
                 if block.records:
                     yield loop, [block]
                 else:
-                    check()
+                    parent()
 
     def _units(self, source: Blocks) -> Iterator[tuple[ReadLoop, list[Unit]]]:
         """Yield, for each block that arrives, the records of each element that the block completes."""

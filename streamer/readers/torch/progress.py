@@ -74,7 +74,7 @@ class ChannelProgress:
         position.digest = origin.digest
         if (rank := origin.rank) is not None:
             if position.start is not None:
-                position.records, position.start = position.start.step * rank.records, None
+                position.records, position.start = rank.before(position.start.step), None
             position.records, position.rank = max(position.records, rank.first), rank
         if self.rows:
             self.rows.pop(origin.records.end - 1, None)

@@ -538,6 +538,27 @@ PLANTS = (
         (RECORDS,),
     ),
     Plant(
+        "a worker's FIFO has the steps of the next worker too",
+        "streamer/plan/pieces.py",
+        "self._stride * batch - size * ranks",
+        "batch - size * ranks",
+        (RECORDS,),
+    ),
+    Plant(
+        "turns of a shared stream are those of worker 0",
+        "streamer/plan/pieces.py",
+        "fifo = self.step * ranks % self._fifos",
+        "fifo = 0",
+        (DEALING, RECORDS),
+    ),
+    Plant(
+        "resumed loader begins with the FIFO of worker 0",
+        "streamer/readers/torch/__init__.py",
+        "turn = start.step % workers",
+        "turn = 0",
+        ("tests/readers/test_step_state.py",),
+    ),
+    Plant(
         "padding counted from the first rank",
         "streamer/plan/record_order.py",
         "self.global_batch + self.end * self.slice",

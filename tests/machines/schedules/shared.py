@@ -32,10 +32,11 @@ def shared_stream(
     entries = Plan.of(refs).entries
     table = FixedRecords(entries, RECORD)
     order = RecordOrder(table.counts, entries.sizes, seed=shared.shuffle, block=8 * RECORD)
-    deal = Deal(shared.batch * shared.ranks, shared.ranks, 0, shared.ranks, "drop")
+    batch, fifos = shared.batch * shared.ranks, shared.ranks * shared.workers
+    deal = Deal(batch, shared.ranks, 0, shared.ranks, "drop", shared.workers)
     whole = RecordPlan(entries, table, order, deal)
     names = iter(channels)
-    ranks = [{next(names).name: plan for _ in range(shared.copies)} for plan in whole.ranks(shared.ranks)]
+    ranks = [{next(names).name: plan for _ in range(shared.copies)} for plan in whole.ranks(fifos)]
     starts = {each.name: StartPosition() for each in channels}
     return SharedStream(whole, ranks, starts, source=source, stages=stages, retry=retry)
 

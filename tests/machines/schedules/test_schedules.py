@@ -55,6 +55,7 @@ def test_seeds_draw_every_fault_and_action() -> None:
     assert {(each.ranks > 1, each.copies > 1, each.shuffle is None) for each in shared} == {
         *itertools.product((False, True), repeat=3)
     }
+    assert {each.workers for each in shared} == {1, 2, 3}
 
 
 async def wake_order() -> tuple[Any, ...]:

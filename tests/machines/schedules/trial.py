@@ -69,6 +69,8 @@ class SharedTrial:
     batch: int
     """Records of a rank in a step."""
     shuffle: int | None
+    workers: int
+    """FIFOs of each rank and copy, which take turns."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,7 @@ class SeedTrial:
             shared = SharedTrial(
                 own.choice([1, 2, 3]), own.choice([1, 1, 2]), own.choice([1, 3, 40]),
                 own.choice([None, own.randrange(1000)]),
+                random.Random(f"{seed} workers").choice([1, 1, 2, 3]),
             )  # fmt: skip
             channels = _shared_channels(own, channels[0], shared)
         keys = [key for channel in channels for key in channel.objects]
@@ -169,7 +172,8 @@ def _shared_channels(
     )
     if most == 600:  # a run has at most some 100,000 turns of the loop
         each = replace(each, epochs=1)
-    return tuple(replace(each, name=f"s-{number}") for number in range(shared.ranks * shared.copies))
+    fifos = shared.ranks * shared.workers * shared.copies
+    return tuple(replace(each, name=f"s-{number}") for number in range(fifos))
 
 
 def _content(dice: random.Random, inflate: bool) -> bytes:
