@@ -33,6 +33,7 @@ from tests.sidecar.test_record_ranks import GLOBAL
 if LATE:
     import torch.distributed.checkpoint as dcp
     from torch.utils.data import DataLoader
+    from torchdata.stateful_dataloader import StatefulDataLoader
 
     from streamer.readers.checkpoint import CheckpointedLoader
     from streamer.readers.loader import ResumableLoader
@@ -41,7 +42,12 @@ if LATE:
     from streamer.readers.torch.progress import ChannelProgress, ElementOrigin, Progress
     from streamer.readers.torch.record_ranges import RecordRange
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("workers_of_torch")]
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.usefixtures("workers_of_torch"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),  # torchdata calls it
+]
 
 
 @pytest.fixture
@@ -71,7 +77,6 @@ def named(elements: Any, epoch: int = 0, first: int = 0) -> list[tuple[int, int,
     return [(epoch, first + number, step) for number, step in enumerate(names)]
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # this machine has two cores
 def test_pytorch_goes_on_with_another_number_of_workers(elastic: Elastic) -> None:
     """In every worker's turn; of the four workers three have no step left in the epoch."""
     found: list[Any] = []
@@ -113,7 +118,6 @@ def test_a_loader_begins_with_worker_0_in_the_pass_after_a_resumed_one(elastic: 
         ((2, 1), 2, {}, "2 processes of a DataLoader would read 2 FIFOs of train, of which each rank has 1"),
     ],
 )
-@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 def test_a_loader_that_would_mix_global_batches_is_refused(
     elastic: Elastic, ranks: tuple[int, int], workers: int, options: dict[str, Any], error: str
 ) -> None:
@@ -121,6 +125,44 @@ def test_a_loader_that_would_mix_global_batches_is_refused(
     path = elastic.job(ranks[0], Workers=ranks[1], Fetch="auto")
     with serving(path), pytest.raises(ChannelError, match=error):
         list(loader(workers, **options))
+
+
+@pytest.mark.parametrize("fetch", ["auto", "separately"])
+def test_a_worker_without_a_step_has_an_empty_fifo(elastic: Elastic, fetch: str) -> None:
+    """Two steps and three workers, in two epochs; the state goes on in the middle of the second one."""
+    keys = {"GlobalBatch": 3 * GLOBAL, "Workers": 3, "Fetch": fetch}
+    with serving(elastic.job(1, **keys)):
+        again = loader(3, batch_size=3 * GLOBAL)
+        found = [*named(again), *named(itertools.islice(again, 1), 1)]
+        state = again.state_dict()
+    assert (state["epoch"], state["step"]) == (1, 1)
+    with serving(elastic.job(1, **keys), state):
+        again = loader(3, batch_size=3 * GLOBAL)
+        again.load_state_dict(state)
+        found += named(again, 1, 1)
+    assert [name for *_, step in found for name in step] == [
+        name for *_, step in elastic.due for name in step
+    ]
+
+
+@pytest.mark.parametrize("taken", [3, 5])
+def test_the_workers_of_torchdata_s_loader_go_on_after_their_last_steps(elastic: Elastic, taken: int) -> None:
+    """Each worker has a state of its own, and the loader the worker whose turn it is."""
+
+    def stateful() -> StatefulDataLoader:
+        dataset = PipeIterableDataset(rank_channels("train"), "TFRecord", batch_size=GLOBAL)
+        context = "forkserver"
+        return StatefulDataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context=context)
+
+    with serving(elastic.job(1, Workers=2)):
+        first = stateful()
+        found = named(itertools.islice(first, taken))
+        state = first.state_dict()
+    with serving(elastic.job(1, Workers=2)):
+        again = stateful()
+        again.load_state_dict(state)
+        found += named(again, 0, taken)
+    assert found == [each for each in elastic.due if each[0] == 0]
 
 
 def test_workers_go_on_in_turn_where_a_resumed_sidecar_does(elastic: Elastic) -> None:
