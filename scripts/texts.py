@@ -130,8 +130,8 @@ def raised() -> Iterator[Text]:
                     yield Text(f"{place}:{node.lineno}", found, kinds[name])
     for code, found in EXPLANATIONS.items():
         error = error_from_response(
-            status=int(code) if code.isdigit() else 403, code=code, message="", request_id=None,
-            retry_after=None, date=None, context=errors.ErrorContext("b", "k"),
+            status=int(code) if code.isdigit() else 403, code=code, message="", fields={},
+            context=errors.ErrorContext("b", "k"),
         )  # fmt: skip
         yield Text(f"S3's {code}", found, type(error))
     yield Text("sidecar/config/request.py", NO_FASTFILE, errors.ConfigError)

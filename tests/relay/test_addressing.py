@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +62,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[RawServer]:
 async def clients(endpoint: Endpoint, *, by_aiobotocore: bool) -> Any:
     async with open_clients(endpoint, connections=1, by_aiobotocore=by_aiobotocore) as found:
         loop: Any = asyncio.get_running_loop()  # uvloop resolves names by itself
-        loop.getaddrinfo = partial(asyncio.to_thread, socket.getaddrinfo)
+        loop.getaddrinfo = lambda *names, **options: asyncio.to_thread(socket.getaddrinfo, *names, **options)
         yield found
 
 

@@ -26,7 +26,7 @@ BARE = "Access Denied"
 SSE_C = "The object was stored using a form of Server Side Encryption."
 
 
-def told(code: str, message: str) -> bytes:
+def reply(code: str, message: str) -> bytes:
     return f"<Error><Code>{code}</Code><Message>{message}</Message></Error>".encode()
 
 
@@ -95,17 +95,17 @@ async def test_a_server_in_front_that_is_busy_is_waited_for(
 
 async def test_a_denial_is_told_in_s3_s_words(*, by_aiobotocore: bool) -> None:
     """They name the policy; what else a policy needs would lead away from it."""
-    error = await error_of(got, by_aiobotocore=by_aiobotocore, status=403, body=told("AccessDenied", POLICY))
+    error = await error_of(got, by_aiobotocore=by_aiobotocore, status=403, body=reply("AccessDenied", POLICY))
     assert str(error).startswith(f"{POLICY} (S3 responded 403 AccessDenied); change the policy")
     assert "s3:ListBucket" not in str(error) + remedy(error, "s3:GetObject")
     bare = await error_of(
-        got, by_aiobotocore=by_aiobotocore, status=403, body=told("AccessDenied", "Access Denied")
+        got, by_aiobotocore=by_aiobotocore, status=403, body=reply("AccessDenied", "Access Denied")
     )
     assert str(bare).startswith("access denied; the credentials need s3:ListBucket")
 
 
 async def test_an_object_encrypted_with_a_customer_s_key_names_the_setting(*, by_aiobotocore: bool) -> None:
-    error = await error_of(got, by_aiobotocore=by_aiobotocore, status=400, body=told("InvalidRequest", SSE_C))
+    error = await error_of(got, by_aiobotocore=by_aiobotocore, status=400, body=reply("InvalidRequest", SSE_C))
     assert type(error) is Denied
     assert str(error).startswith(f"{SSE_C.removesuffix('.')} (S3 responded 400 InvalidRequest); set ")
     assert "SseCustomerKeyFile" in remedy(error, "s3:GetObject")
