@@ -164,6 +164,18 @@ class Transient(SourceError):
         """Seconds without a byte of the body before the error."""
 
 
+class Barred(SourceError):
+    """TLS or a proxy lets no request through, and has let none through in this run."""
+
+    kind = "barred"
+
+
+class BarredNow(Transient):
+    """TLS or a proxy lets no request through, though it has before; retried."""
+
+    kind = "barred"
+
+
 class Throttled(Transient):
     """The endpoint wants fewer requests (503 SlowDown and similar)."""
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import socket
-import ssl
 from typing import TYPE_CHECKING
 
 from sidecar.doctor.machine import Finding
 from sidecar.process.exits import Exit, exit_code
-from streamer.errors import SourceError
+from streamer.errors import Barred, BarredNow, SourceError
 from streamer.s3.client import faults
 from streamer.s3.client.faults import KEY_PROBLEMS
 
@@ -45,11 +44,6 @@ CAUSES = {
 """Remedies by S3's error code. `FIXES` has those by exit code, for other error codes."""
 CAUSES |= {"403": CAUSES["AccessDenied"], "ExpiredTokenException": CAUSES["ExpiredToken"]}
 NETWORK_CAUSES: tuple[tuple[type[BaseException], str], ...] = (
-    (
-        ssl.SSLCertVerificationError,
-        "Set Endpoint.CaBundle to the authority's certificates; check the certificate's name and dates.",
-    ),
-    (ssl.SSLError, "Check that Endpoint.Url has the scheme of the port: https:// for TLS only."),
     (socket.gaierror, "Correct the host in Endpoint.Url, or the resolver of this machine."),
     (ConnectionRefusedError, "Start the endpoint, or correct the port in Endpoint.Url."),
     (
@@ -66,6 +60,9 @@ def remedy(error: PenstockError, action: str) -> str:
     if stated:
         return f"{stated[0].upper()}{stated[1:]}."
     by_cause = CAUSES.get(error.code) if isinstance(error, SourceError) else None
+    if isinstance(error, (Barred, BarredNow)):
+        fix = error.message.rpartition("; ")[2]
+        return f"{fix[:1].upper()}{fix[1:]}."
     fix = by_cause or _network_fix(error) or FIXES.get(exit_code(error)) or "Report this as a bug."
     return fix.format(action=action)
 

@@ -33,6 +33,7 @@ from streamer.relay.once import stream_once
 from streamer.relay.statistics import ChannelCounters
 from streamer.relay.transport import open_transport, why_read
 from streamer.retry import RetryPolicy
+from streamer.s3.client.barriers import proxy_of, proxy_text
 from streamer.s3.client.faults import map_errors
 from streamer.s3.manifests.manifest import Manifest
 from streamer.s3.manifests.object_finder import ObjectClients
@@ -120,8 +121,11 @@ async def storage(job: Job, clients: Clients, begin: Callable[[str], None]) -> A
 
 
 async def addresses(clients: Clients) -> Finding:
-    """Count the addresses of the endpoint's name."""
+    """Count the addresses of the endpoint's name, or name the proxy that does without them."""
     url = urlsplit(clients.endpoint_url)
+    if (proxy := proxy_of(clients.endpoint_url)) is not None:
+        text = f"requests go through the proxy {proxy_text(proxy, clients.endpoint_url)}"
+        return Finding("proxy", "ok", text)
     host = url.hostname or ""
     try:
         resolved = await asyncio.get_running_loop().getaddrinfo(host, url.port, type=socket.SOCK_STREAM)

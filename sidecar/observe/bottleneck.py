@@ -42,7 +42,7 @@ STUCK_AFTER = 10.0
 STUCK_REMEDY = "Look at the trainer: it saves, evaluates, or waits for another process."
 FAULTY = 0.05
 """Share of failed requests above which storage is called faulty."""
-FAILURES = ("transient", "throttled", "truncated", "bad_answer")
+FAILURES = ("transient", "throttled", "truncated", "barred", "bad_answer")
 
 WAITED_FOR = {
     "queued": "for a free connection or memory",

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 OUTCOMES = (
     "ok", "transient", "throttled", "truncated", "expired", "skewed", "denied", "missing", "changed",
-    "bad_answer", "cancelled",
+    "barred", "bad_answer", "cancelled",
 )  # fmt: skip
-RETRIED = ("transient", "throttled", "truncated", "expired", "skewed", "bad_answer")
+RETRIED = ("transient", "throttled", "truncated", "expired", "skewed", "barred", "bad_answer")
 HEDGES = ("issued", "won", "lost")
 TRAILER_STATES = ("complete", "abandoned", "failed", "stopped")
-ERRORS = ("denied", "missing", "changed", "bad_answer", "refused", "corrupt", "mismatch", "gave_up")
+ERRORS = ("denied", "missing", "changed", "barred", "bad_answer", "refused", "corrupt", "mismatch", "gave_up")
 """Kinds of the errors that are not retried and make a channel fail."""
 LEARNT = ("learnt", "refused")
 OPERATIONS = ("ListObjectsV2", "HeadObject", "GetObject")

@@ -194,7 +194,7 @@ def _http_source(clients: Clients, others: RangeSource, spec: TransportSpec) -> 
         RangeSigner.of(clients.data, clients),
         others,
         on_left=spec.on_fallback,
-        tls=tls_context(clients.ca_bundle) if clients.over_tls else None,
+        tls=tls_context(clients.ca_bundle, clients.passed) if clients.over_tls else None,
         stall_timeout=clients.stall_timeout,
     )
 

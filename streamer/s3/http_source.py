@@ -7,10 +7,10 @@ rules.
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 from streamer.errors import ConfigError, ErrorContext, SourceError
+from streamer.s3.client.barriers import proxy_of
 from streamer.s3.client.endpoint import STALL_TIMEOUT
 from streamer.s3.client.session import certificate_file
 from streamer.s3.http.client import HttpClient
@@ -34,7 +34,7 @@ TOGETHER = 1 * MIB
 
 def why_not(clients: Clients, buckets: set[str]) -> str | None:
     """Return why our own client cannot send the requests for these buckets; None if it can."""
-    if _proxied(clients.endpoint_url):
+    if proxy_of(clients.endpoint_url) is not None:
         return "a proxy is set for the endpoint"
     for bucket in buckets:
         if (why := _why_not_bucket(bucket)) is not None:
@@ -59,16 +59,6 @@ def _why_not_bucket(bucket: str) -> str | None:
     return None
 
 
-def _proxied(endpoint_url: str) -> bool:
-    """Return whether the environment names a proxy for the endpoint."""
-    if not any(name.lower().endswith("_proxy") for name in os.environ):
-        return False
-    from urllib.request import getproxies, proxy_bypass  # takes 10 ms
-
-    scheme, _, rest = endpoint_url.partition("://")
-    return scheme in getproxies() and not proxy_bypass(rest.split("/")[0])
-
-
 def why_not_splice(endpoint_url: str) -> str | None:
     """Return why bodies cannot be spliced; None if they can."""
     if not endpoint_url.startswith("http://"):
@@ -76,13 +66,16 @@ def why_not_splice(endpoint_url: str) -> str | None:
     return None
 
 
-def tls_context(ca_bundle: str | None) -> TlsContext:
-    """Return TLS that trusts the given bundle, or botocore's certificates. Raises ConfigError."""
+def tls_context(ca_bundle: str | None, passed: set[str] | None = None) -> TlsContext:
+    """Return TLS that trusts the given bundle, or botocore's certificates. Raises ConfigError.
+
+    `passed`: see `barriers`.
+    """
     from streamer.s3.http.tls import TlsContext  # takes about 30 ms
 
     path = certificate_file(ca_bundle)
     try:
-        return TlsContext(path)
+        return TlsContext(path, passed)
     except OSError as error:
         raise ConfigError(
             f"cannot read certificates from {path} ({error}); correct Penstock.Endpoint.CaBundle"

@@ -20,7 +20,7 @@ import pytest
 import trustme
 from aiohttp import web
 
-from streamer.errors import BadAnswer, ErrorContext
+from streamer.errors import Barred, ErrorContext
 from streamer.s3.client.doubt import DOUBTED
 from streamer.s3.client.endpoint import RequestOptions
 from streamer.s3.http.poller import FairPoller
@@ -89,7 +89,7 @@ async def test_an_unknown_authority_is_refused_with_the_fix(tls_stub: S3Stub) ->
         assert url.hostname is not None
         assert url.port is not None
         pool = ConnectionPool(url.hostname, url.port, poller, tls=tls_context(None))
-        with pytest.raises(BadAnswer, match="TLS failed.*CaBundle"):
+        with pytest.raises(Barred, match="TLS failed.*CaBundle"):
             await pool.take(ErrorContext("b"))
 
 
@@ -109,7 +109,7 @@ async def test_a_certificate_that_does_not_hold_is_refused_with_the_fix(
             assert url.hostname is not None
             assert url.port is not None
             pool = ConnectionPool(url.hostname, url.port, poller, tls=tls_context(str(tmp_path / "ca.pem")))
-            with pytest.raises(BadAnswer, match=f"TLS failed.*{remedy}"):
+            with pytest.raises(Barred, match=f"TLS failed.*{remedy}"):
                 await pool.take(ErrorContext("b"))
 
 

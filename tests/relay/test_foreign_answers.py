@@ -105,7 +105,9 @@ async def test_a_denial_is_told_in_s3_s_words(*, by_aiobotocore: bool) -> None:
 
 
 async def test_an_object_encrypted_with_a_customer_s_key_names_the_setting(*, by_aiobotocore: bool) -> None:
-    error = await error_of(got, by_aiobotocore=by_aiobotocore, status=400, body=reply("InvalidRequest", SSE_C))
+    error = await error_of(
+        got, by_aiobotocore=by_aiobotocore, status=400, body=reply("InvalidRequest", SSE_C)
+    )
     assert type(error) is Denied
     assert str(error).startswith(f"{SSE_C.removesuffix('.')} (S3 responded 400 InvalidRequest); set ")
     assert "SseCustomerKeyFile" in remedy(error, "s3:GetObject")

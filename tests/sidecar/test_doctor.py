@@ -390,9 +390,9 @@ def test_a_job_of_files_has_no_fifos(stub: S3Stub, tmp_path: Path) -> None:
     ("endpoint", "words"),
     [
         ("http://127.0.0.1:1", "Start the endpoint, or correct the port"),
-        ("https://127.0.0.1:@PORT@", "Check that Endpoint.Url has the scheme of the port"),
+        ("https://127.0.0.1:@PORT@", "If the server has no TLS at this port, write http://"),
         ("http://no-such-host.invalid", "Correct the host in Endpoint.Url"),
-        ("TLS", "Set Endpoint.CaBundle"),
+        ("TLS", "Penstock.Endpoint.CaBundle must have"),
     ],
 )
 def test_advice_about_the_network_is_by_the_cause(

@@ -105,14 +105,17 @@ def _models(data_path: str | None) -> Loader:
 class BotocoreSession:
     """The process's session, its credentials and clients."""
 
-    def __init__(self, endpoint: Endpoint, *, connections: int, stall_timeout: float) -> None:
-        """`connections`: see `session.open_clients`."""
+    def __init__(
+        self, endpoint: Endpoint, *, connections: int, stall_timeout: float, passed: set[str]
+    ) -> None:
+        """`connections`: see `session.open_clients`. `passed`: see `barriers`."""
         self.credentials: RenewableCredentials | None = None
         """None for anonymous access, and if there are none."""
         self._endpoint = endpoint
         self._connections = connections
         self._stall_timeout = stall_timeout
-        session = self._session = _session(endpoint.profile)
+        self._http_session = partial(BoundedSession, passed=passed)
+        session = self._session = _session(endpoint.profile, self._http_session)
         session.register_component("data_loader", _models(session.get_config_variable("data_path")))
         parsers = _ParserFactory()
         parsers.set_parser_defaults(timestamp_parser=timestamp)
@@ -158,7 +161,7 @@ class BotocoreSession:
             return
 
         async def load() -> Any:
-            return await _session(self._endpoint.profile).get_credentials()
+            return await _session(self._endpoint.profile, self._http_session).get_credentials()
 
         self.credentials = RenewableCredentials(credentials, load, limit=limit, check=files.check)
         session.register_component("credential_provider", FixedProvider(self.credentials))
@@ -181,7 +184,7 @@ class BotocoreSession:
             "request_checksum_calculation": "when_required",
             # S3 has many addresses; a short DNS cache makes requests use all of them.
             "connector_args": {"ttl_dns_cache": 10},
-            "http_session_cls": BoundedSession,
+            "http_session_cls": self._http_session,
             "retries": {"mode": "standard", "total_max_attempts": CONTROL_ATTEMPTS if control else 1},
             # 64: the HEADs of a manifest
             "max_pool_connections": 64 if control else self._connections + 4,
@@ -211,10 +214,12 @@ class BotocoreSession:
             yield client
 
 
-def open_session(endpoint: Endpoint, *, connections: int, stall_timeout: float) -> BotocoreSession:
+def open_session(
+    endpoint: Endpoint, *, connections: int, stall_timeout: float, passed: set[str]
+) -> BotocoreSession:
     """Open a session, which reads files. Raises ConfigError for an unknown profile."""
     with _mapped_errors():
-        return BotocoreSession(endpoint, connections=connections, stall_timeout=stall_timeout)
+        return BotocoreSession(endpoint, connections=connections, stall_timeout=stall_timeout, passed=passed)
 
 
 def _into_host_name(own: SplitResult, request: Any, **_: Any) -> None:
@@ -263,7 +268,9 @@ def _note_failure(
         exception = ClientError(parsed_response, event_name.rpartition(".")[2])
     if exception is not None:
         params = context.get("s3_redirect", {}).get("params", {})
-        error = mapped(exception, ErrorContext(params.get("Bucket"), params.get("Key")))
+        error: BaseException = exception
+        if not isinstance(error, SourceError):
+            error = mapped(error, ErrorContext(params.get("Bucket"), params.get("Key")))
         if isinstance(error, SourceError) and not isinstance(error, Expired):
             note_failure(error)
 
@@ -281,7 +288,7 @@ def _mapped_errors() -> Iterator[None]:
             ) from error
 
 
-def _session(profile: str | None) -> Any:
+def _session(profile: str | None, http_session: Callable[..., BoundedSession]) -> Any:
     """Return a session whose clients, including those for STS, follow no redirect and limit responses.
 
     Its requests to metadata services follow no redirect either.
@@ -289,5 +296,5 @@ def _session(profile: str | None) -> Any:
     refuse_redirects()
     limit_credential_processes()
     session = AioSession(profile=profile)
-    session.set_default_client_config(AioConfig(http_session_cls=BoundedSession))
+    session.set_default_client_config(AioConfig(http_session_cls=http_session))
     return session

@@ -22,12 +22,24 @@ import asyncio
 import contextlib
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 from xml.sax.saxutils import escape
 
 import aiohttp
 from aiobotocore.credentials import AioProcessProvider
-from botocore.exceptions import ConnectionClosedError, HTTPClientError, ReadTimeoutError
+from botocore.exceptions import (
+    ConnectionClosedError,
+    ConnectionError,  # noqa: A004 - botocore's
+    ConnectTimeoutError,
+    HTTPClientError,
+    ProxyConnectionError,
+    ReadTimeoutError,
+)
+from botocore.httpsession import ProxyConfiguration
 
+from streamer.errors import ErrorContext, Transient
+from streamer.retry import SILENCE, noting_silence
+from streamer.s3.client.barriers import proxy_answer, proxy_failed, proxy_of, proxy_text, tls_failed
 from streamer.s3.client.documents import (
     MAX_DOCUMENT,
     MAX_ERROR_BODY,
@@ -37,6 +49,7 @@ from streamer.s3.client.documents import (
 )
 from streamer.s3.client.faults import CODE, MANY_REASONS, foreign_text
 from streamer.s3.client.redirects import PinnedSession
+from streamer.secrets import quoted
 
 FIRST_ERROR_STATUS = 300
 MOST_OUTPUT = 1024 * 1024
@@ -52,11 +65,48 @@ class RefusalCutOff(HTTPClientError):  # type: ignore[misc]
     fmt = "the response with status {status} broke off before its error code"
 
 
+class _Proxies(ProxyConfiguration):  # type: ignore[misc]
+    """The proxies of the environment, by the URL of each request."""
+
+    def proxy_url_for(self, url: str) -> str | None:
+        return proxy_of(url)
+
+
 class BoundedSession(PinnedSession):
     """The HTTP session of one client."""
 
+    def __init__(self, *args: Any, passed: set[str], **options: Any) -> None:
+        """`passed`: see `barriers`."""
+        super().__init__(*args, **options)
+        self._proxy_config = _Proxies()
+        self._passed = passed
+
     async def send(self, request: Any) -> Any:
-        """Return the response, with its body unless it is streamed. Raises botocore's errors, BadAnswer."""
+        """Return the response, with its body unless it is streamed. Raises botocore's errors, SourceError."""
+        proxy, host, url = proxy_of(request.url), urlsplit(request.url).netloc, request.url
+        whom = f"the proxy {proxy_text(proxy, url)}" if proxy else host
+        context, passed = ErrorContext(), self._passed
+        try:
+            with noting_silence(lambda: Transient(f"no answer from {whom} for {SILENCE:g} s", context)):
+                response = await self._send(request)
+        except ProxyConnectionError as error:
+            raise proxy_failed(error, proxy or "", url, before=proxy in passed) from error
+        except (HTTPClientError, ConnectionError) as error:
+            if (refused := tls_failed(error, context, before=host in passed)) is not None:
+                raise refused from error
+            if proxy and isinstance(error, ReadTimeoutError | ConnectTimeoutError | ConnectionClosedError):
+                raise Transient(f"no answer from {whom} ({quoted(str(error))})", context) from error
+            raise
+        if proxy and url.startswith("http:") and response.status_code >= FIRST_ERROR_STATUS:
+            answer = proxy_answer(response, proxy, url, before=proxy in passed)
+            if answer is not None:
+                raise answer
+        if response.status_code >= FIRST_ERROR_STATUS:
+            response._content = _error_document(response._content, response.status_code)  # noqa: SLF001
+        passed.update((host, proxy) if proxy else (host,))
+        return response
+
+    async def _send(self, request: Any) -> Any:
         streamed, request.stream_output = request.stream_output, True
         response: Any = None
         body, broken = bytearray(), False
@@ -81,9 +131,8 @@ class BoundedSession(PinnedSession):
             request.stream_output = streamed
         if response.status_code >= FIRST_ERROR_STATUS:
             if broken:
-                response._content = _body_before_break(body, response.status_code)  # noqa: SLF001
-            else:
-                response._content = _error_document(bytes(body), response.status_code)  # noqa: SLF001
+                body[:] = _body_before_break(body, response.status_code)
+            response._content = bytes(body)  # noqa: SLF001
         return response
 
 

@@ -14,6 +14,7 @@ import http
 import re
 import time
 from dataclasses import replace
+from ssl import SSLError
 from typing import TYPE_CHECKING, Any
 
 from streamer.errors import (
@@ -35,6 +36,7 @@ from streamer.errors import (
     Truncated,
     WrongEndpoint,
 )
+from streamer.s3.client.barriers import tls_failed
 from streamer.secrets import quoted
 
 if TYPE_CHECKING:
@@ -197,9 +199,6 @@ def mapped(error: BaseException, context: ErrorContext) -> PenstockError:  # noq
         error, (boto.NoCredentialsError, boto.PartialCredentialsError, boto.CredentialRetrievalError)
     ):
         return without_credentials(text, context)
-    if isinstance(error, boto.SSLError):
-        untrusted_ = "CERTIFICATE_VERIFY_FAILED" in text
-        return BadAnswer(untrusted(text) if untrusted_ else without_tls(text), context)
     if isinstance(error, boto.HTTPClientError) and "status" in error.kwargs:  # `bounded.RefusalCutOff`
         return cut_off(error.kwargs["status"], context)
     if isinstance(error, (aiohttp.ClientPayloadError, boto.IncompleteReadError)):
@@ -238,32 +237,16 @@ def not_understood(error: BaseException, context: ErrorContext) -> InvalidRespon
     )
 
 
-def broken(error: OSError, context: ErrorContext) -> Transient:
-    """Return the error for a connection that failed in the kernel or in OpenSSL."""
+def broken(error: OSError, context: ErrorContext, *, before: bool = True) -> SourceError:
+    """Return the error for a connection that failed in the kernel or in OpenSSL. `before`: see `barriers`."""
+    if isinstance(error, SSLError) and (refused := tls_failed(error, context, before=before)) is not None:
+        return refused
     return Transient(f"the connection broke ({error.strerror or error})", context)
 
 
 def cut_off(status: int, context: ErrorContext) -> Truncated:
     """Return the error for a status of `MANY_REASONS` whose body broke off before its code."""
     return Truncated(f"the response with status {status} broke off before its error code", context)
-
-
-def without_tls(reason: str) -> str:
-    """Return the text of the error for a handshake that fails, most likely with a server without TLS."""
-    return (
-        f"TLS failed ({reason}); if the server has no TLS at this port, write http:// in "
-        "Penstock.Endpoint.Url"
-    )
-
-
-def untrusted(reason: str) -> str:
-    """Return the text of the error for a certificate that is not trusted."""
-    if "expired" in reason or "not yet valid" in reason:
-        return f"TLS failed ({reason}); renew the server's certificate, or set this machine's clock"
-    return (
-        f"TLS failed ({reason}); Penstock.Endpoint.CaBundle must have the certificate of the server's "
-        "authority if that is a private one, and Penstock.Endpoint.Url a name in the server's certificate"
-    )
 
 
 def error_text(error: BaseException) -> str:

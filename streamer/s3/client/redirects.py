@@ -84,7 +84,10 @@ class _ContainerSession(AioContainerMetadataFetcher._ref_counted_session_cls, Un
 
 
 class _InstanceSession(AioIMDSFetcher._ref_counted_session_cls, UnfollowingSession):  # type: ignore[misc] # noqa: SLF001
-    """The instance fetchers' session, which follows no redirect."""
+    """The instance fetchers' session, which follows no redirect and asks no proxy, for none reaches it."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **{**options, "proxies": None})
 
 
 def refuse_redirects() -> None:

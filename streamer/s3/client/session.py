@@ -128,6 +128,8 @@ class Clients:
     """Seconds without a byte before a connection counts as dead."""
     by_aiobotocore: bool = False
     """Whether aiobotocore sends all requests, because it is asked for."""
+    passed: set[str] = field(default_factory=set)
+    """See `barriers`."""
     request_counts: Counter[str] = field(default_factory=Counter)
     """Number of requests other than GETs of parts, including retries, by S3's name of the operation."""
 
@@ -174,6 +176,7 @@ async def open_clients(
             "reading": endpoint.reading,
             "stall_timeout": stall_timeout,
             "by_aiobotocore": by_aiobotocore,
+            "passed": opener.passed,
             "request_counts": opener.request_counts,
         }
         if settings is not None:
@@ -243,6 +246,7 @@ class _Opener:
     ) -> None:
         """`stack`: owns the clients."""
         self.request_counts: Counter[str] = Counter()
+        self.passed: set[str] = set()
         self._endpoint = endpoint
         self._settings = settings
         self._stack = stack
@@ -266,7 +270,12 @@ class _Opener:
     def _load(self) -> BotocoreSession:
         from streamer.s3.client.botocore_session import open_session
 
-        return open_session(self._endpoint, connections=self._connections, stall_timeout=self._stall_timeout)
+        return open_session(
+            self._endpoint,
+            connections=self._connections,
+            stall_timeout=self._stall_timeout,
+            passed=self.passed,
+        )
 
     async def client(self, *, control: bool) -> Any:
         """Open the client for control requests, or the one for GETs of parts."""

@@ -74,7 +74,7 @@ class Response:
         try:
             sent = self._connection.send(request)
         except OSError as error:
-            raise broken(error, self._context) from error
+            raise broken(error, self._context, before=self._pool.passed) from error
         if not sent:
             raise Transient("the socket did not take the whole request", self._context)
 
@@ -85,6 +85,8 @@ class Response:
             count = self._connection.peek(_SCRATCH)
             if not count:
                 raise Transient("the connection was closed before a response", self._context)
+            if not (self.begun or self.reused):
+                self._pool.note_passed()
             self.begun = True
             used, whole = self._parser.feed(bytes(_SCRATCH[:count]))
             self._connection.recv_into(_SCRATCH[:used])
@@ -205,7 +207,7 @@ class Response:
         except BlockingIOError:
             return
         except OSError as error:
-            done.set_exception(broken(error, self._context))
+            done.set_exception(broken(error, self._context, before=self._pool.passed))
         except Exception as error:  # noqa: BLE001 - raised by the task that waits
             done.set_exception(error)
 

@@ -9,6 +9,7 @@ request that was sent before that fails without a byte, and the client sends it 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -214,7 +215,13 @@ class TlsConnection(Connection):
             return False  # a session ticket, or the end
 
     def send(self, request: bytes) -> bool:
-        return self._tls.send(request)
+        try:
+            return self._tls.send(request)
+        except ConnectionError:
+            # A server that refuses a client without a certificate says so before it closes.
+            with contextlib.suppress(BlockingIOError):
+                self._tls.peek(memoryview(bytearray(1)))
+            raise
 
     @property
     def pending(self) -> int:

@@ -18,8 +18,8 @@ import socket
 import ssl
 from typing import TYPE_CHECKING, Any
 
-from streamer.errors import BadAnswer, ErrorContext, Transient
-from streamer.s3.client.faults import untrusted, without_tls
+from streamer.errors import ErrorContext, Transient
+from streamer.s3.client.barriers import tls_failed
 from streamer.s3.http.connection import Connection, TlsConnection
 
 if TYPE_CHECKING:
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from streamer.s3.http.tls import TlsContext
 
 CONNECT_TIMEOUT = 10.0
-NO_TLS = ("wrong version number", "record layer failure", "packet length too long")
-"""OpenSSL's reasons for a first message that is not of TLS."""
 DNS_TTL = 10.0
 """Seconds for which a DNS response is used; the time to live in S3's responses is shorter."""
 DEAD_FOR = 60.0
@@ -67,6 +65,16 @@ class ConnectionPool:
         self._loop = asyncio.get_running_loop()
         self._resolved_at = -math.inf
         self._lookup: asyncio.Task[Exception | None] | None = None
+
+    @property
+    def passed(self) -> bool:
+        """Whether a response has come from the host over TLS in this run."""
+        return self._tls is not None and f"{self._host}:{self._port}" in self._tls.passed
+
+    def note_passed(self) -> None:
+        """Note that a response has begun on a new connection."""
+        if self._tls is not None:
+            self._tls.passed.add(f"{self._host}:{self._port}")
 
     async def take(
         self,
@@ -142,14 +150,14 @@ class ConnectionPool:
             raise Transient(
                 f"no connection to {self._host}:{self._port} in {within:g} s", context, silent=within
             ) from error
-        except ssl.SSLCertVerificationError as error:
-            raise BadAnswer(untrusted(str(error)), context) from error
         except OSError as error:
+            if isinstance(error, ssl.SSLError):
+                refused = tls_failed(error, context, before=self.passed)
+                if refused is not None:
+                    raise refused from error
             reason = error.strerror or str(error)
             if error.errno is not None and reason.startswith("Connect call failed"):  # asyncio's text
                 reason = os.strerror(error.errno)
-            if isinstance(error, ssl.SSLError) and any(each in reason for each in NO_TLS):
-                raise BadAnswer(without_tls(reason), context) from error
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise Transient(
                     f"no descriptor is left for a connection ({reason}); raise `ulimit -n`", context

@@ -65,8 +65,12 @@ class _Ciphertext:
 class TlsContext:
     """The certificates to trust, from a PEM file."""
 
-    def __init__(self, path: str) -> None:
-        """Load the PEM file `path`. Raises ssl.SSLError, and OSError if there is no such file."""
+    def __init__(self, path: str, passed: set[str] | None = None) -> None:
+        """Load the PEM file `path`. Raises ssl.SSLError, and OSError if there is no such file.
+
+        `passed`: the hosts with which TLS has worked (`streamer.s3.client.barriers`).
+        """
+        self.passed = set() if passed is None else passed
         with open(path, "rb"):
             pass
         self._ciphertext = _Ciphertext()

@@ -10,7 +10,8 @@ import http
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from streamer.errors import ErrorContext
+from streamer.errors import ErrorContext, Transient
+from streamer.retry import SILENCE, noting_silence
 from streamer.s3.client.final_answers import FINAL_STATUSES
 from streamer.s3.http.client import HttpClient, Response
 from streamer.s3.http_source import tls_context, why_not
@@ -61,10 +62,13 @@ class ControlClient:
         """
         clients = self.clients
         if self._http is None:
-            tls = tls_context(clients.ca_bundle) if clients.over_tls else None
+            tls = tls_context(clients.ca_bundle, clients.passed) if clients.over_tls else None
             self._http = HttpClient(tls, stall_timeout=clients.stall_timeout)
         clients.request_counts[operation] += 1
-        response = await self._http.send(endpoint, context, request)
+        with noting_silence(
+            lambda: Transient(f"no answer from {endpoint.authority} for {SILENCE:g} s", context)
+        ):
+            response = await self._http.send(endpoint, context, request)
         if response.reused and response.header.status in FINAL_STATUSES:
             response.end(reuse=False)
             clients.request_counts[operation] += 1
