@@ -84,7 +84,8 @@ def _exists(name: str, environment: dict[str, str]) -> bool:
 
 
 def _not_found(command: tuple[str, ...]) -> int:
-    log.error("no such command", command=command[0])
+    do = "correct the command, install it, or put its directory into the PATH of Environment"
+    log.error("no such command", command=command[0], do=do)
     return Exit.NOT_FOUND
 
 
@@ -130,7 +131,8 @@ async def _run_trainer(state: JobState, command: tuple[str, ...], environment: d
         except FileNotFoundError:
             return _not_found(command)
         except OSError as error:
-            raise SinkError(f"cannot run {command[0]}: {error.strerror}") from error
+            remedy = "make it executable (chmod +x), or write its interpreter before it, as python"
+            raise SinkError(f"cannot run {command[0]}: {error.strerror}; {remedy}") from error
         send = partial(_send, child)
         for number in early:
             send(number)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,8 @@ Penstock:
   Endpoint: {Url: @URL@, PathStyle: true}
 """
 CHECK = "check -c job.yaml"
+TABLE = os.environ.get("PENSTOCK_MISTAKES")
+"""File that gets a line for each mistake: its name, the last line of the message, seconds, exit code."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +176,56 @@ MISTAKES = [
     Mistake("set with no token in the file", "`openssl rand -hex 16`",
             command="set --token-file job.yaml bandwidth=1MB"),
     Mistake("probe with https", "is not an http:// URL", command="probe --url https://127.0.0.1:9781"),
+    Mistake("exec without a trainer", "Missing argument 'COMMAND...'", command="exec -c job.yaml"),
+    Mistake("exec of a file that cannot run", "make it executable (chmod +x), or write its interpreter",
+            command="exec -c job.yaml ./job.yaml", code=7),
+    Mistake("no job file", "write -c FILE, set PENSTOCK_CONFIG", command="run"),
+    Mistake("plan: -c misspelt", "Did you mean one of: '--config'", command="plan --confg job.yaml"),
+    Mistake("a host index in words", "'one' is not a valid integer range", command="run --host-index one"),
+    Mistake("cat without a URI", "Missing argument 'S3URI...'", command="cat"),
+    Mistake("cat of a path", "write s3://BUCKET/PREFIX", command="cat train/x --endpoint-url @URL@"),
+    Mistake("manifest without a URI", "write an S3URI, or --keys FILE", command="manifest"),
+    Mistake("a state that is none", "must be what a reader's state_dict() returns",
+            command="run -c job.yaml --resume {}"),
+    Mistake("a state in another store", "write s3://BUCKET/KEY, a file or a directory",
+            command="run -c job.yaml --resume gs://b/x"),
+    # What is written by guess
+    Mistake("a tab", "indent with spaces", "- ChannelName", "\t- ChannelName"),
+    Mistake("a colon left out", "correct the indentation", "InputDataConfig:", "InputDataConfig"),
+    Mistake("channels under another name", "InputDataConfig: is required", "InputDataConfig:", "Channels:"),
+    Mistake("a type in small letters", "did you mean 'S3Prefix'?", "S3Prefix", "S3prefix"),
+    Mistake("a mode that is none", "is not one of 'Pipe' or 'File'",
+            "ChannelName: train", "ChannelName: train\n  InputMode: Fifo"),
+    Mistake("a bucket that cannot be", "does not name a bucket: a name has letters", "s3://b/", "s3://My_B!/"),
+    Mistake("a URI without s3://", "write s3://BUCKET/PREFIX", "s3://b/train/", "b/train/"),
+    Mistake("a size in words", "write 512MiB or a number of bytes", "16MiB", "16 gigs"),
+    Mistake("a part larger than the budget", "raise it to 128 MiB or lower PartSize",
+            "MemoryBudget: 16MiB", "MemoryBudget: 16MiB\n  PartSize: 64MiB"),
+    Mistake("a transport that is none", "is not one of 'auto', 'aiobotocore', 'buffered' or 'splice'",
+            "MemoryBudget: 16MiB", "Transport: fast"),
+    Mistake("a wrapper that is none", "is not one of 'None' or 'RecordIO'",
+            "ChannelName: train", "ChannelName: train\n  RecordWrapperType: TFRecord"),
+    Mistake("a compression in small letters", "did you mean 'Gzip'?",
+            "ChannelName: train", "ChannelName: train\n  CompressionType: gzip"),
+    Mistake("a record format that is none", "write TFRecord, RecordIO, lines, tar, or fixed:BYTES",
+            *extras("Records: {Format: tfrecords}")),
+    Mistake("a channel's name with a space", "use letters, digits",
+            "ChannelName: train", "ChannelName: my data"),
     # What is not there
+    Mistake("a server without TLS", "write http:// in Penstock.Endpoint.Url", "Url: @URL@", "Url: @TLS@",
+            command="plan -c job.yaml", code=5),
+    Mistake("cat of an object that is not there", "check S3URI (a prefix is case-sensitive)",
+            command="cat s3://b/absent --endpoint-url @URL@ --path-style", code=4),
+    Mistake("cat from a server that is down", "and --endpoint-url right",
+            command="cat s3://b/k --endpoint-url http://127.0.0.1:1 --give-up-after 0.1", code=5),
+    Mistake("no keeper", "start `penstock keeper none` first",
+            command="run -c job.yaml --keeper none", code=7),
+    Mistake("no sidecar to probe", "is it running, and --url right?",
+            command="probe --url http://127.0.0.1:1", code=1),
+    Mistake("a trainer that is not there", "correct the command, install it",
+            command="exec -c job.yaml trian", code=127),
+    Mistake("a bundle that is not there", "Endpoint.CaBundle must name a PEM file", "{Url: @URL@,",
+            "{CaBundle: none.pem, Url: https://x,", command="plan -c job.yaml"),
     Mistake("no such bucket", "S3-compatible server try Endpoint.PathStyle: true",
             "s3://b/", "s3://none/", command="plan -c job.yaml", code=4),
     Mistake("no such prefix", "no object matches this prefix; check S3Uri", "train/", "trian/",
@@ -196,7 +248,10 @@ def written(stub: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ca
     (tmp_path / "ml/input/data").mkdir(parents=True)
     (tmp_path / "token").write_text("0123456789abcdef\n")
     monkeypatch.chdir(tmp_path)
-    return lambda text: text.replace("@BASE@", str(tmp_path / "ml")).replace("@URL@", stub.url)
+    tls = stub.url.replace("http:", "https:")
+    return lambda text: (
+        text.replace("@BASE@", str(tmp_path / "ml")).replace("@URL@", stub.url).replace("@TLS@", tls)
+    )
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
@@ -208,13 +263,18 @@ def test_the_message_names_the_remedy(
     text = JOB.replace(mistake.old, mistake.new) if mistake.old else JOB
     assert (text != JOB) == bool(mistake.old)
     Path("job.yaml").write_text(written(text))
+    began = time.monotonic()
     if mistake.command == CHECK:  # whose own output `test_commands` has
         with pytest.raises(ConfigError) as caught:
             load_job(Path("job.yaml"))
-        assert mistake.words in str(caught.value)
-        return
-    done = penstock(*written(mistake.command).split(), env=dict(os.environ))
-    message = done.stderr.replace('\\"', '"') + done.stdout
+        message, code = str(caught.value), 2
+    else:
+        done = penstock(*written(mistake.command).split(), env=dict(os.environ))
+        message, code = done.stderr.replace('\\"', '"') + done.stdout, done.returncode
+    if TABLE:
+        *_, last = message.strip().splitlines()
+        with open(TABLE, "a", encoding="utf-8") as file:
+            file.write(f"| {mistake.name} | {last} | {time.monotonic() - began:.1f} | {code} |\n")
     assert mistake.words in message, message
-    assert done.returncode == mistake.code, message
+    assert code == mistake.code, message
     assert "Traceback" not in message
