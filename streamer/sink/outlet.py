@@ -123,8 +123,9 @@ class PipeOutlet:
         """Move at most `most` bytes; see `Outlet.push`."""
         try:
             count = source.drain_into(self._fd, most)
-        except BlockingIOError:
-            self._accepted()  # the pipe is full; the kernel did not refuse
+        except BlockingIOError:  # the pipe is full; the kernel did not refuse
+            if self._short_since is not None:
+                self._accepted()
             raise
         except BrokenPipeError as error:
             raise ReaderGone("the reader closed the pipe") from error
@@ -137,9 +138,9 @@ class PipeOutlet:
 
     def _accepted(self) -> None:
         """Note that the kernel refuses no write any more."""
-        if self._short_since is not None and self.on_short is not None:
-            self.on_short(None)
         self._short_since = None
+        if self.on_short is not None:
+            self.on_short(None)
 
     def _refused(self, error: OSError) -> None:
         """Note that the kernel refused a write. Raises Shortage after `give_up_after` seconds."""

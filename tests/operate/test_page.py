@@ -213,6 +213,7 @@ CONDITIONS: dict[str, tuple[dict[str, Any], Callable[[], Fault] | None, str, str
         "the trainer is the bottleneck: the sidecar waited for it",
         "trainer is slower",
     ),
+    "stuck": ({"pause": 3600.0}, None, "the trainer has taken no byte for", "trainer takes nothing"),
     "storage": (
         {},
         lambda: slowly(asyncio.Semaphore(1)),
