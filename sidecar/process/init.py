@@ -23,8 +23,10 @@ def fork_if_first() -> None:
     while True:
         received = signal.sigwaitinfo(numbers)
         if received.si_signo != signal.SIGCHLD:
-            if received.si_code <= 0:  # of kill(2): the kernel sends those of a terminal to the child, too
-                os.kill(child, received.si_signo)
+            # The kernel sends a terminal's signals to the child too, but a hang-up to process 1 alone.
+            hung_up = received.si_signo == signal.SIGHUP and received.si_code > 0
+            if hung_up or received.si_code <= 0:
+                os.kill(-1 if hung_up else child, received.si_signo)
             continue
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             if ended[0] == child:

@@ -123,7 +123,12 @@ while True:
 """
 
 
-@pytest.mark.parametrize("leader", ["shell", "penstock"])
+only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes a namespace of processes")
+NAMESPACE = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+"""Prefix of a command that is process 1, as in a container."""
+
+
+@pytest.mark.parametrize("leader", ["shell", "penstock", pytest.param("process 1", marks=only_root)])
 def test_a_terminal_that_hangs_up_is_one_signal(path: str, tmp_path: Path, leader: str) -> None:
     """The kernel sends SIGHUP to the session's leader alone, and a shell sends it to all of its jobs."""
     ours, theirs = os.openpty()
@@ -132,10 +137,11 @@ def test_a_terminal_that_hangs_up_is_one_signal(path: str, tmp_path: Path, leade
     if leader == "shell":
         script = f"set -m; {shlex.join(command)}; exit $?"
         command = [sys.executable, "-c", LEADER, "bash", "--norc", "-i", "-c", script]
+    before = NAMESPACE if leader == "process 1" else []
     with errors.open("wb") as file:
         # Standard output is a pipe, because a terminal that has hung up takes no text.
         process = subprocess.Popen(
-            ["setsid", "--ctty", *command], stdin=theirs, stdout=ended, stderr=file, pass_fds=[ended]
+            [*before, "setsid", "--ctty", *command], stdin=theirs, stdout=ended, stderr=file, pass_fds=[ended]
         )
     os.close(theirs)
     os.close(ended)
@@ -232,11 +238,10 @@ os.kill(os.getpid(), signal.SIGTERM) if sys.argv[1] == "killed" else signal.paus
 """A trainer that leaves an orphan, and waits until nothing of it is left."""
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes a namespace of processes")
+@only_root
 @pytest.mark.parametrize("end", ["killed", "signalled"])
 def test_process_1_of_a_container_reaps_and_forwards(path: str, end: str) -> None:
-    namespace = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
-    command = [*namespace, *PENSTOCK, "exec", "-c", path, sys.executable, "-c", DESERTING, end]
+    command = [*NAMESPACE, *PENSTOCK, "exec", "-c", path, sys.executable, "-c", DESERTING, end]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
