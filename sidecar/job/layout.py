@@ -26,10 +26,10 @@ from streamer.directory import Directory
 from streamer.errors import ConfigError, SinkError
 from streamer.file_reads import read_file
 from streamer.linux import lock_byte
-from streamer.trailer import OFFERS, RUNS, SIDECAR_LOCK, parse_trailer_name, read_trailer, replace_file
+from streamer.trailer import OFFERS, RUNS, SIDECAR_LOCK, parse_trailer_name, read_trailer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from sidecar.config.hosts import Hosts
     from sidecar.config.job import Job
@@ -274,30 +274,6 @@ def platform_resource_config(layout: Layout) -> dict[str, Any] | None:
     if not isinstance(document, dict):
         raise ConfigError(f"{path} is not a JSON object; correct or remove it")
     return document
-
-
-def set_reader_state(layout: Layout, epochs: Mapping[str, int]) -> None:
-    """Set the epoch that the readers of each channel open next (contract §6.2). Raises SinkError.
-
-    A counter of an earlier job would make readers wait for a FIFO that never exists. Epoch 0 needs none.
-    """
-    directory = "pipe_state"
-    for channel, epoch in epochs.items():
-        name = f".{channel}-pipe_mode-state"
-        try:
-            with Directory.at(layout.root) as root:
-                if epoch:
-                    root.mkdir(directory)
-                with root.enter(directory) as states:
-                    if epoch:
-                        replace_file(name, b"%d" % epoch, dir_fd=states.fd)
-                    else:
-                        states.remove(name)
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            path = os.path.join(layout.base, directory, name)
-            raise SinkError(f"cannot reset {path}: {error.strerror}") from error
 
 
 Flags = tuple[int | None, int | None]

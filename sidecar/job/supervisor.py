@@ -37,9 +37,10 @@ from sidecar.job.channels import (
 )
 from sidecar.job.environment import write_config_files
 from sidecar.job.keeper_link import KeeperLink
-from sidecar.job.layout import Layout, set_reader_state
+from sidecar.job.layout import Layout
 from sidecar.job.listings import open_listings
 from sidecar.job.planning import JobPlanner
+from sidecar.job.reader_state import set_reader_state
 from sidecar.job.rehearsal import local, memory
 from sidecar.job.resume import (
     over_before,
@@ -235,7 +236,7 @@ class Supervisor:
             if start.position != START:
                 log.info("resuming", channel=name, epoch=start.position.epoch, offset=start.position.offset)
         fresh = {name: start.position.epoch for name, start in starts.items() if name not in held}
-        set_reader_state(self._layout, fresh)
+        set_reader_state(self._layout, fresh, fifo_mode=self.state.job.penstock.fifo_mode)
         return starts
 
     async def _run(self, until: Callable[[Supervisor], Awaitable[None]]) -> None:

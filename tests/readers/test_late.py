@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,7 @@ from streamer.errors import ChannelError
 from streamer.readers import PipeReader
 from streamer.readers.core.stream import PipeStream
 from streamer.trailer import TrailerState, withdrawn_path
+from tests.kit.users import NOBODY, root
 from tests.readers.feeder import Feeder
 
 DATA = bytes(1 << 20)
@@ -151,3 +153,39 @@ def test_a_fifo_that_an_earlier_sidecar_left_is_not_that_of_a_state(
         assert not stream.open(0)
         offers()
         assert stream.open(0)
+
+
+def test_a_reader_without_a_sidecar_leaves_no_directory(tmp_path: Path) -> None:
+    reader = PipeReader("train", "TFRecord", pipe_dir=str(tmp_path / "data"), state_dir=str(tmp_path / "s"))
+    with pytest.raises(ChannelError, match="data does not exist, so no sidecar has started; start it first"):
+        next(iter(reader))
+    assert list(tmp_path.iterdir()) == []
+
+
+@root
+def test_a_fifo_of_another_group(feeder: Feeder) -> None:
+    path = feeder.path("train", 0)
+    os.mkfifo(path, 0o640)
+    os.chown(path, 0, 7)
+    child = os.fork()
+    if not child:
+        code = 1
+        for each in Path(path).parents[:-2]:
+            os.chmod(each, 0o755)
+        os.setgroups([])
+        os.setuid(NOBODY)
+        with contextlib.suppress(BaseException):
+            wanted = "Permission denied; it is of user 0 and group 7, and its mode 0640: run the trainer in"
+            code = 0 if wanted in why(feeder, 0) else 2
+        os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@root
+def test_root_gives_its_counters_to_the_owner_of_the_tree(feeder: Feeder) -> None:
+    os.chown(feeder.base, NOBODY, 7)
+    reader = PipeReader("train", "TFRecord", timeout=0, **feeder.directories)
+    with pytest.raises(ChannelError):
+        next(iter(reader))
+    status = os.stat(feeder.state_dir)
+    assert (status.st_uid, status.st_gid) == (NOBODY, 7)

@@ -17,7 +17,8 @@ from typing import Any, Self
 
 import pytest
 
-from sidecar.job.layout import Layout, set_reader_state
+from sidecar.job.layout import Layout
+from sidecar.job.reader_state import set_reader_state
 from streamer.directory import Directory
 from streamer.errors import Denied, SinkError
 from streamer.key_list import key_list_path

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,10 +18,11 @@ from sidecar.job.environment import resource_config, trainer_environment, write_
 from sidecar.job.layout import (
     Layout,
     platform_resource_config,
-    set_reader_state,
 )
+from sidecar.job.reader_state import set_reader_state
 from streamer.errors import ConfigError, SinkError
 from streamer.trailer import Trailer, write_trailer
+from tests.kit.users import NOBODY, root
 
 SOURCE = {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": "s3://b/p"}}
 JOB = Job.model_validate(
@@ -264,3 +267,28 @@ def test_readers_of_rank_fifos_start_again_at_epoch_0_too(tmp_path: Path) -> Non
         state.write_text("7")
     set_reader_state(Layout(str(tmp_path)), dict.fromkeys(("eval-0", "eval-1"), 0))
     assert [state.exists() for state in states] == [False, False, True]
+
+
+@root
+def test_counters_that_another_user_has_made_are_set_aside() -> None:
+    """A trainer that was root has made the directory; the sidecar's user may write the base directory."""
+    with tempfile.TemporaryDirectory() as base:
+        os.chmod(base, 0o777)
+        made = Path(base, "pipe_state")
+        made.mkdir()
+        (made / ".train-pipe_mode-state").write_text("7")
+        child = os.fork()
+        if not child:
+            with contextlib.suppress(BaseException):
+                os.setgroups([])
+                os.setgid(NOBODY)
+                os.setuid(NOBODY)
+                for _ in range(2):
+                    set_reader_state(Layout(base), {"train": 0, "eval": 2}, fifo_mode=0o644)
+                os._exit(0)
+            os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert [path.name for path in made.iterdir()] == [".eval-pipe_mode-state"]
+        assert (made.stat().st_uid, made.stat().st_mode & 0o777) == (NOBODY, 0o777)
+        (aside,) = Path(base).glob(".pipe_state.*")
+        assert (aside / ".train-pipe_mode-state").read_text() == "7"

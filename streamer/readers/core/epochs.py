@@ -150,7 +150,8 @@ class ChannelEpochs:
     def next_stream(self) -> PipeStream:
         """Take the next epoch and return its stream, not yet open.
 
-        If the stream is closed before its FIFO was opened, the epoch goes back to the state file.
+        If the stream is closed before its FIFO was opened, the epoch goes back to the state file. Raises
+        ChannelError also if there is no directory of FIFOs.
         """
         with _counting:
             epoch = self._epoch
@@ -158,6 +159,11 @@ class ChannelEpochs:
                 self._epoch = epoch + 1
         if epoch is not None:
             return self._stream(epoch)
+        if not os.path.isdir(self._pipe_dir):
+            raise ChannelError(
+                f"{self._pipe_dir} does not exist, so no sidecar has started; start it first, or set "
+                "SAGEMAKER_BASE_DIR to its base directory"
+            )
         taken = self._state.take()
         return self._stream(taken, hint=self._hint(taken), unused=lambda: self._state.give_back(taken))
 

@@ -15,6 +15,7 @@ import contextlib
 import logging
 import math
 import os
+import stat
 import time
 from typing import TYPE_CHECKING
 
@@ -149,6 +150,12 @@ class Opening:
             raise ChannelError(
                 f"{self._name} is a directory: that is a File channel, not a Pipe channel"
             ) from None
+        except PermissionError as error:
+            of = os.stat(path)
+            raise ChannelError(
+                f"cannot read {path}: {error.strerror}; it is of user {of.st_uid} and group {of.st_gid}, and "
+                f"its mode {stat.S_IMODE(of.st_mode):04o}: run the trainer in that group, or set FifoMode"
+            ) from error
         except OSError as error:
             raise ChannelError(f"cannot read {path}: {error.strerror}") from error
         try:

@@ -35,9 +35,15 @@ class EpochState:
         self._lock = os.path.join(state_dir, f".{channel}-pipe_mode-lock")
 
     def prepare(self) -> None:
-        """Make the directory if it is missing."""
+        """Make the directory if it is missing; root gives it to the owner of the directory above it."""
+        directory = os.path.dirname(self.path)
         try:
-            os.makedirs(os.path.dirname(self.path), exist_ok=True)
+            os.makedirs(os.path.dirname(directory) or ".", exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(directory)
+                above = os.stat(os.path.dirname(directory) or ".")
+                if os.geteuid() == 0:
+                    os.chown(directory, above.st_uid, above.st_gid)
         except OSError as error:
             raise ChannelError(f"cannot make the state directory: {error}") from error
 

@@ -362,11 +362,11 @@ def _local_rank() -> tuple[int, int]:
 
 
 def _share_in_environment() -> tuple[int, int] | None:
-    """Return as `local_share`. Raises PipeModeDatasetException."""
+    """Return as `local_share`. Raises ChannelError."""
     try:
         return local_share(os.environ)
     except ValueError as error:
-        raise PipeModeDatasetException(
+        raise ChannelError(
             f"which channels this process reads is unknown, because {error}: start the processes with "
             "torchrun, or give share=(index, number)"
         ) from error
