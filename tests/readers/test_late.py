@@ -52,6 +52,8 @@ def test_an_epoch_that_is_over_is_an_error_at_once(
     assert "the sidecar has not offered its FIFOs yet" in early
     offers()
     text = why(feeder, 0, timeout=600)
+    with PipeStream(feeder.path("train", 0)) as stream:
+        assert not stream.open(0)  # as a worker does that joins others
     how = f"after 300 bytes its trailer says '{state}'" if state else "its trailer is gone"
     assert text.startswith(f"train_0 is over ({how})")
     assert "--resume" in text

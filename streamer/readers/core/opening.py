@@ -102,7 +102,9 @@ class Opening:
                 return over()  # names may be of the sidecar before, and its successor removes them
             if os.path.exists(self._name) or over():
                 return True
-            if sidecar_state(self._proof.directory) == "ready" and (why := why_over(self._proof)):
+            # Without a wait the caller only looks, such as a worker that joins others whose epoch has ended.
+            ready = seconds and sidecar_state(self._proof.directory) == "ready"
+            if ready and (why := why_over(self._proof)):
                 raise ChannelError(why)
             if self.leaves_earlier:
                 self._earlier.leave()
