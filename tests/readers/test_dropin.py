@@ -80,5 +80,5 @@ def test_a_program_of_the_incumbents_runs_unchanged(stub: S3Stub, tmp_path: Path
         rf"{name} records: 60\n{name} records read_time_ns: \d+\n{name} records read_bytes: {first}\n"
         rf"{name} total read_time_ms: \d+\n{name} total read_bytes: {size}\n{name} total read_GB/s: \S+\n"
     )
-    reported = "Channel valid not found in Training Job InputDataConfig\n"
+    reported = "Channel valid not found in Training Job InputDataConfig; the Pipe channels are train\n"
     assert re.fullmatch(reported + epoch * 2, done.stdout), done.stdout

@@ -207,10 +207,13 @@ def test_an_epoch_that_never_appeared_is_given_back(feeder: Feeder) -> None:
 def test_config_errors_in_the_incumbents_words(feeder: Feeder) -> None:
     for make in (PipeReader, open_channel):
         with pytest.raises(
-            PipeModeDatasetException, match=r"^Channel eval not found in Training Job InputDataConfig$"
+            PipeModeDatasetException,
+            match=r"^Channel eval not found in Training Job InputDataConfig; the Pipe chan.* train.*$",
         ):
             make("eval")
-        with pytest.raises(PipeModeDatasetException, match=r"^Channel plain is not a PipeMode channel$"):
+        with pytest.raises(
+            PipeModeDatasetException, match=r"^Channel plain is not a PipeMode channel; the P"
+        ):
             make("plain")
     feeder.configure({"train": "pIPE"})
     PipeReader("train", "RecordIO")

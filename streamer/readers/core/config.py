@@ -13,6 +13,9 @@ from typing import Any
 
 from streamer.errors import ChannelError
 
+_SHOWN = 20
+"""Most channels that an error names."""
+
 
 class PipeModeDatasetException(ChannelError):
     """No reader can be made for this channel with these arguments. The name is the incumbent's."""
@@ -61,7 +64,8 @@ def channels_in(config_dir: str) -> dict[str, Any]:
 def check_channel(channel: str, config_dir: str) -> dict[str, Any]:
     """Return the entry of a Pipe channel in inputdataconfig.json.
 
-    Raises PipeModeDatasetException with the incumbent's texts (contract §6.1), or as `channels_in`.
+    Raises PipeModeDatasetException with the incumbent's texts (contract §6.1), before the list of the Pipe
+    channels, or as `channels_in`.
     """
     channels = channels_in(config_dir)
     if channel not in channels:
@@ -70,12 +74,26 @@ def check_channel(channel: str, config_dir: str) -> dict[str, Any]:
             f"; its rank FIFOs are the channels {channel}-0 to {channel}-{ranks - 1}" if ranks > 1 else ""
         )
         raise PipeModeDatasetException(
-            f"Channel {channel} not found in Training Job InputDataConfig{instead}"
+            f"Channel {channel} not found in Training Job InputDataConfig{instead or _others(channels)}"
         )
     entry = channels[channel]
-    if not isinstance(entry, dict) or str(entry.get("TrainingInputMode", "")).lower() != "pipe":
-        raise PipeModeDatasetException(f"Channel {channel} is not a PipeMode channel")
-    return entry
+    if not _is_pipe(entry):
+        raise PipeModeDatasetException(f"Channel {channel} is not a PipeMode channel{_others(channels)}")
+    found: dict[str, Any] = entry
+    return found
+
+
+def _is_pipe(entry: Any) -> bool:
+    return isinstance(entry, dict) and str(entry.get("TrainingInputMode", "")).lower() == "pipe"
+
+
+def _others(channels: dict[str, Any]) -> str:
+    """Return the Pipe channels, as the end of an error text."""
+    names = sorted(name for name, entry in channels.items() if _is_pipe(entry))
+    if not names:
+        return "; there is no Pipe channel"
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"; the Pipe channels are {', '.join(names[:_SHOWN])}{more}"
 
 
 def check_if_configured(channel: str, config_dir: str) -> dict[str, Any] | None:
