@@ -1,7 +1,8 @@
 """A trainer that reads all ranks of a channel in step, and saves the state of one rank's reader.
 
-Each rank is a thread with a reader of its own, as each would be a process of a job. A global batch is one
-line of JSON on standard output, written when every rank has taken its share:
+Each FIFO is read by a thread of its own, as by a process of a job, which reads a slice ahead. A global batch
+is one line of JSON on standard output, written when every rank has taken its share, by its worker whose turn
+it is:
 
     [EPOCH, STEP, [[name of record, ...] of rank 0, ...]]
 
@@ -20,12 +21,14 @@ import tarfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
+from queue import Queue
+from threading import Thread
 from typing import Any, TypedDict
 
 from streamer.readers import PipeReader, rank_channels
 from streamer.readers.core.plain import open_channel
-from streamer.step_state import StepState
+from streamer.readers.core.rank_steps import RankSteps
 from streamer.trailer import read_trailer
 
 FILE = "data.txt"
@@ -50,7 +53,9 @@ class Training:
     kind: str = "TFRecord"
     """Record format, `tar`, or `Join: tar`."""
     copies: int = 1
-    """FIFOs of each rank."""
+    """FIFOs of each rank, with the same bytes."""
+    workers: int = 1
+    """FIFOs of each copy, which take turns."""
     bases: list[str] = field(default_factory=list)
     """Base directories of the hosts; none: that of the environment."""
 
@@ -97,17 +102,16 @@ class TarReader:
         self._epoch, self._taken = self._epoch + 1, 0
 
     def state_dict(self) -> dict[str, Any]:
-        trailer = self._trailer()
-        step = self._taken * trailer.steps // trailer.records
-        epoch, step = (self._epoch, step) if step < trailer.steps else (self._epoch + 1, 0)
-        return StepState("train", epoch, step, trailer.order).document()
+        rank = RankSteps.of(self._trailer())
+        assert rank is not None
+        return rank.state(self._epoch, self._taken).document()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The FIFO begins there."""
 
 
 def readers_of(training: Training, epoch: int) -> list[Any]:
-    """The readers of all FIFOs, in the order of their ranks."""
+    """The readers of all FIFOs, host by host."""
     readers: list[Any] = []
     for base in training.bases or [os.environ["SAGEMAKER_BASE_DIR"]]:
         pipes, config, states = f"{base}/input/data", f"{base}/input/config", f"{base}/pipe_state"
@@ -123,44 +127,77 @@ def readers_of(training: Training, epoch: int) -> list[Any]:
 
 def train(training: Training, report: Callable[[str], None]) -> None:
     """Read until the last epoch has ended, or `limit` steps were taken."""
-    epoch = step = 0
+    epoch = first = 0
     state = None
     if os.path.exists(training.path):
         with open(training.path, encoding="utf-8") as file:
             state = json.load(file)
-        epoch, step = state["epoch"], state["step"]
+        epoch, first = state["epoch"], state["step"]
     readers = readers_of(training, epoch)
     if state is not None and training.load:
         for reader in readers:
             reader.load_state_dict(state)
-    taken = 0
-    with ThreadPoolExecutor(len(readers)) as threads:
-        while epoch < training.epochs:
-            passes = [iter(reader) for reader in readers]
-            size, *_ = threads.map(_slice, readers)
-            while True:
-                shares: list[list[bytes]] = list(threads.map(list, [islice(each, size) for each in passes]))
-                if not any(shares):
-                    break
-                names = [_names(share) for share in shares]
-                firsts = names[:: training.copies]
-                if names != [each for each in firsts for _ in range(training.copies)]:
-                    raise RuntimeError(f"step {step}: copies differ: {names}")
-                report(json.dumps([epoch, step, firsts]))
-                step, taken = step + 1, taken + 1
-                if taken % training.save_every == 0:
-                    save(training.path, readers[training.saver % len(readers)].state_dict())
-                if taken == training.limit:
-                    return
-            epoch, step = epoch + 1, 0
+    hosts, workers = max(1, len(training.bases)), training.workers
+    here = len(readers) // hosts
+    turns = [
+        [
+            range(here * host, here * host + here)[here // workers * turn :][: here // workers]
+            for host in range(hosts)
+        ]
+        for turn in range(workers)
+    ]
+    """For each worker, the numbers of the FIFOs that have a share in its steps."""
+    saver, taken, saved = training.saver % len(readers), 0, None
+    while epoch < training.epochs:
+        with ThreadPoolExecutor(len(readers)) as threads:
+            records = [*threads.map(len, readers)][: here : here // workers]
+        steps = readers[0].steps_per_epoch
+        slices = [_read_ahead(reader, sum(records) // steps) for reader in readers]
+        for step in range(first, steps):
+            fifos = [*chain(*turns[step % workers])]
+            names, states = [], {}
+            for fifo in fifos:
+                share, states[fifo] = _next(slices[fifo])
+                names.append(_names(share))
+            firsts = names[:: training.copies]
+            if names != [each for each in firsts for _ in range(training.copies)]:
+                raise RuntimeError(f"step {step}: copies differ: {names}")
+            report(json.dumps([epoch, step, firsts]))
+            saved, taken = states.get(saver, saved), taken + 1
+            if saved is not None and taken % training.save_every == 0:
+                save(training.path, saved)
+            if taken == training.limit:
+                return
+        if any(_next(each)[0] for each in slices):
+            raise RuntimeError(f"epoch {epoch} has more than {steps} steps")
+        epoch, first = epoch + 1, 0
+
+
+def _read_ahead(reader: Any, size: int) -> Queue[Any]:
+    """Read the reader's next epoch in a thread: slices of `size` records, the last one empty, and states."""
+    slices = Queue[Any](1)
+
+    def read() -> None:
+        try:
+            records = iter(reader)
+            while share := list(islice(records, size)):
+                slices.put((share, reader.state_dict()))
+            slices.put(([], None))
+        except BaseException as error:  # noqa: BLE001 - it is raised in the other thread
+            slices.put(error)
+
+    Thread(target=read, daemon=True).start()
+    return slices
+
+
+def _next(slices: Queue[Any]) -> Any:
+    if isinstance(found := slices.get(), BaseException):
+        raise found
+    return found
 
 
 def _names(records: list[bytes]) -> list[str]:
     return [record.rstrip(b"\0.").decode() for record in records]
-
-
-def _slice(reader: Any) -> int:
-    return len(reader) // int(reader.steps_per_epoch)
 
 
 def save(path: str, state: dict[str, Any]) -> None:

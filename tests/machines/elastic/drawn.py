@@ -1,7 +1,7 @@
 """What a seed draws, and the global batches that its job must have, by the specification.
 
 order   format, shuffle, block, part of the records or mix, global batch, remainder    one for the job
-runs    ranks, hosts, copies, fetch, join                                              others for each run
+runs    ranks, hosts, copies, workers, fetch, join                                     others for each run
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class Run:
     copies: int
     fetch: str
     joined: bool
+    workers: int
 
     @classmethod
     def draw(cls, draw: random.Random, batch: int, kind: str) -> Run:
@@ -56,7 +57,11 @@ class Run:
         drawn = draw.random()
         fetch = "separately" if drawn < 0.25 else "auto" if drawn < 0.75 or joined else "together"
         hosts, copies = hosts if ranks % hosts == 0 else 1, copies if ranks * copies <= MOST_FIFOS else 1
-        return cls(ranks, hosts, copies, fetch, joined)
+        # Its own dice, so that the other draws of a seed are as they were without workers.
+        workers = random.Random(f"{draw.getstate()} workers").choice([1, 1, 2, 3])
+        if ranks * copies * workers > MOST_FIFOS or kind == "tar":
+            workers = 1  # tarfile refuses a stream without a sample
+        return cls(ranks, hosts, copies, fetch, joined, workers)
 
 
 @dataclass(frozen=True)
@@ -116,7 +121,7 @@ class Job:
         found.update(name for name, drawn in parts.items() if drawn)
         for run in self.runs:
             each = {"hosts": run.hosts > 1, "copies": run.copies > 1, f"fetched {run.fetch}": True}
-            each["join"] = run.joined
+            each |= {"join": run.joined, "workers": run.workers > 1}
             found.update(name for name, drawn in each.items() if drawn)
         return found
 

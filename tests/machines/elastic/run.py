@@ -125,7 +125,7 @@ class _Runner:
         channel = document["InputDataConfig"][0]
         channel["DataSource"]["S3DataSource"]["S3DataDistributionType"] = "ShardedByS3Key"
         ranks: dict[str, Any] = {"Count": run.ranks // run.hosts, "Copies": run.copies}
-        ranks["Fetch"] = run.fetch
+        ranks |= {"Workers": run.workers, "Fetch": run.fetch}
         records = {"Format": kind} | ({} if kind == "fixed:64" else {"Index": self._data.index(kind)})
         channel["Penstock"] = drawn.channel() | {"Ranks": drawn.ranks() | ranks, "Records": records}
         if run.joined:
@@ -150,10 +150,11 @@ class _Runner:
             str(self._state),
             epochs=self._drawn.epochs,
             save_every=draw.randint(1, 4),
-            saver=draw.randrange(run.ranks * run.copies),
+            saver=draw.randrange(run.ranks * run.copies) * run.workers,
             load=draw.random() < 0.5,
             kind="Join: tar" if run.joined else kind,
             copies=run.copies,
+            workers=run.workers,
             bases=[str(self._directory / f"ml-{host}") for host in range(run.hosts)],
         )
         trainer = [sys.executable, "-m", "tests.kit.stepping", json.dumps(asdict(training))]

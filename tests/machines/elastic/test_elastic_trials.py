@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from tests.machines.elastic.run import Data, run_job
 
 @pytest.mark.timeout(240)
 def test_a_job_that_is_killed_and_resized_takes_each_global_batch_once(stub: S3Stub, tmp_path: Path) -> None:
-    """Tar joined and not, over two hosts with copies, and of a mix; TFRecord with padding."""
+    """Tar joined and not, over two hosts with copies, and of a mix; padding; three workers on two hosts."""
     data = Data(stub, tmp_path)
-    assert sum(run_job(Job.draw(seed), data)["kills"] for seed in (1439, 183)) == 2
+    found = sum((run_job(Job.draw(seed), data) for seed in (1439, 183, 3143)), Counter[str]())
+    assert (found["kills"], found["workers"] >= 2) == (4, True)
