@@ -9,6 +9,7 @@ from sidecar.doctor.machine import Finding
 from sidecar.process.exits import Exit, exit_code
 from streamer.errors import Barred, BarredNow, SourceError
 from streamer.s3.client import faults
+from streamer.s3.client.credentials import REWRITTEN
 from streamer.s3.client.faults import KEY_PROBLEMS
 
 if TYPE_CHECKING:
@@ -60,8 +61,10 @@ def remedy(error: PenstockError, action: str) -> str:
     if stated:
         return f"{stated[0].upper()}{stated[1:]}."
     by_cause = CAUSES.get(error.code) if isinstance(error, SourceError) else None
-    if isinstance(error, (Barred, BarredNow)):
-        fix = error.message.rpartition("; ")[2]
+    if isinstance(error, SourceError) and (
+        isinstance(error, (Barred, BarredNow)) or error.message.startswith(REWRITTEN)
+    ):
+        fix = error.message.partition(" (S3 responded")[0].rpartition("; ")[2]
         return f"{fix[:1].upper()}{fix[1:]}."
     fix = by_cause or _network_fix(error) or FIXES.get(exit_code(error)) or "Report this as a bug."
     return fix.format(action=action)

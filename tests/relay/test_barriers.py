@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -205,12 +206,14 @@ async def test_an_error_of_s3_behind_a_proxy_is_that_of_s3(proxy: tuple[Proxy, s
 
 
 async def test_a_proxy_that_is_not_there_is_named(credentials: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HTTP_PROXY", "127.0.0.1:1")
-    async with clients_of(RawServer("http://s3.test:9000")) as clients:
-        with pytest.raises(
-            GaveUp, match=r"cannot connect to the proxy http://127.0.0.1:1 \(HTTP_PROXY\) \(Connec"
-        ):
-            await listed(clients, lambda _: None, seconds=0.5)
+    with socket.socket() as bound:  # and does not listen
+        bound.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{bound.getsockname()[1]}"
+        monkeypatch.setenv("HTTP_PROXY", address)
+        text = rf"cannot connect to the proxy http://{address} \(HTTP_PROXY\) \(Connection refused\)"
+        async with clients_of(RawServer("http://s3.test:9000")) as clients:
+            with pytest.raises(GaveUp, match=text):
+                await listed(clients, lambda _: None, seconds=0.5)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ import pytest
 from aiohttp import web
 from botocore.credentials import ReadOnlyCredentials
 
+from sidecar.doctor.remedies import remedy
 from sidecar.process.exits import Exit, exit_code
 from streamer.errors import Denied, ErrorContext, Expired, GaveUp, SourceError
 from streamer.plan import ObjectRef, Part, Plan, S3Uri, Segment
@@ -28,7 +29,7 @@ from streamer.relay.fetch.part_fetch import PartFetch
 from streamer.relay.staging.buffers import BufferPool, BufferStages
 from streamer.relay.statistics import ChannelCounters
 from streamer.retry import RetryPolicy, retry_while_unavailable
-from streamer.s3.client.credentials import RenewableCredentials, renewed
+from streamer.s3.client.credentials import REWRITTEN, RenewableCredentials, renewed
 from streamer.s3.client.endpoint import Endpoint
 from streamer.s3.client.faults import error_from_response
 from streamer.s3.client.session import Clients, open_clients
@@ -342,12 +343,14 @@ async def failing_after_the_listing(
     stub: S3Stub,
     tmp_path: Path,
     key: str,
+    *,
+    code: str = "ExpiredToken",
 ) -> SourceError:
     """List with a key, have it refused from then on, and return why the channel fails."""
 
     async def plan(clients: Clients) -> Plan:
         found = await plan_prefix(clients, S3Uri("b", "data/"))
-        stub.refused_keys[key] = "ExpiredToken"
+        stub.refused_keys[key] = code
         return found
 
     policy = RetryPolicy(give_up_after=0.3, first_wait=0.001, longest_wait=0.01)
@@ -680,3 +683,62 @@ async def test_a_listing_waits_for_keys_that_have_worked_and_for_no_others(
         bare.refused_keys["AKID0"] = "ExpiredToken"
         assert (await listed()).objects(0) == 1
         assert {type(each) for each in waits} == {Expired}
+
+
+@pytest.mark.parametrize(
+    ("profile", "command"),
+    [
+        (
+            "sso_start_url = https://x.test/\nsso_region = us-east-1\nsso_account_id = 1\nsso_role_name = r",
+            "aws sso login",
+        ),
+        ("login_session = arn:aws:iam::123456789012:user/u\nregion = us-east-1", "aws login"),
+    ],
+)
+async def test_a_source_that_wants_a_login_names_the_command(
+    bare: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profile: str, command: str
+) -> None:
+    (tmp_path / "config").write_text(f"[profile lab]\n{profile}\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    waits: list[SourceError] = []
+    with pytest.raises(Denied, match=f"log in by `{command} --profile lab`"):
+        async with open_clients(
+            Endpoint(url=bare.url, profile="lab"), connections=1, give_up_after=60, on_wait=waits.append
+        ):
+            pass
+    assert all("no answer for 5 s" in str(each) for each in waits)
+
+
+async def test_a_metadata_service_behind_too_few_hops_is_told(
+    bare: S3Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer to PUT does not reach a container; a proxy of the environment is not asked."""
+    asked = asyncio.Event()
+
+    async def put(_: web.Request) -> web.Response:
+        await asked.wait()
+        return web.Response()
+
+    async def refuse(_: web.Request) -> web.Response:
+        return web.Response(status=401)
+
+    async with _serving(web.put("/latest/api/token", put), web.get("/{any:.*}", refuse)) as url:
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "false")
+        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", url)
+        monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+        with pytest.raises(Denied, match="hop limit to 2"):
+            async with open_clients(Endpoint(url=bare.url), connections=1):
+                pass
+        asked.set()
+
+
+async def test_keys_that_have_been_accepted_are_not_called_wrong(
+    run: RunChannel, stub: S3Stub, tmp_path: Path
+) -> None:
+    """A proxy drops a signed header of GETs, and LISTs have none."""
+    fill(stub, [1000])
+    error = await failing_after_the_listing(run, stub, tmp_path, "AKIDTEST", code="SignatureDoesNotMatch")
+    assert type(error) is Denied
+    assert str(error).startswith(REWRITTEN)
+    assert remedy(error, "").startswith("Have it pass them on")

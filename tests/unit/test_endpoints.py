@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from unittest import mock
@@ -12,7 +13,16 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from streamer.s3.client.endpoint import Endpoint, Keys, RequestOptions, Settings, is_aws, settings_of
+from streamer.errors import ConfigError
+from streamer.s3.client.endpoint import (
+    Endpoint,
+    Keys,
+    RequestOptions,
+    Settings,
+    check_variables,
+    is_aws,
+    settings_of,
+)
 from streamer.s3.client.session import open_clients
 from streamer.s3.signing.endpoints import BucketEndpoint, endpoint_of
 from streamer.s3.signing.requests import RangeSigner
@@ -126,7 +136,6 @@ def test_settings_that_the_environment_holds(
         (ENDPOINT, {"AWS_ACCESS_KEY_ID": "AKIDTEST"}),
         (ENDPOINT, KEYS | {"AWS_SECRET_ACCESS_KEY": ""}),
         (Endpoint(profile="p"), KEYS),
-        *((ENDPOINT, KEYS | {name: ""}) for name in ("AWS_DEFAULT_REGION", "AWS_CA_BUNDLE", "AWS_PROFILE")),
         *(
             (ENDPOINT, KEYS | {name: "1"})
             for name in (
@@ -141,6 +150,50 @@ def test_settings_that_the_environment_holds(
 )  # fmt: skip
 def test_settings_that_botocore_must_resolve(endpoint: Endpoint, environment: dict[str, str]) -> None:
     assert settings_of(endpoint, environment | NO_FILES) is None
+
+
+EMPTY = ("AWS_DEFAULT_REGION", "AWS_CA_BUNDLE", "AWS_PROFILE", "AWS_DEFAULT_PROFILE")
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_an_empty_variable_is_as_if_unset(name: str) -> None:
+    """Charts and compose files set variables that have no value."""
+    usual = settings_of(ENDPOINT, KEYS | NO_FILES)
+    assert usual is not None
+    assert settings_of(ENDPOINT, KEYS | NO_FILES | {name: ""}) == usual
+
+
+async def test_botocore_takes_empty_variables_for_unset_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = tmp_path / "config"
+    config.write_text("[default]\nregion = eu-west-3\naws_access_key_id = a\naws_secret_access_key = b\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    for name in EMPTY:
+        monkeypatch.setenv(name, "")
+    async with open_clients(Endpoint(), connections=1) as clients:
+        assert "eu-west-3" in clients.endpoint_url
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("AWS_SECRET_ACCESS_KEY", '"secret"', 'has quotes (")'),
+        ("AWS_DEFAULT_REGION", "'us-east-1'", "has quotes (')"),
+        ("AWS_PROFILE", "train\r", "begins or ends with a space"),
+        ("https_proxy", '"http://proxy:3128"', 'has quotes (")'),
+    ],
+)
+def test_a_variable_with_quotes_or_spaces_around_it_is_named(name: str, value: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{name} {re.escape(words)}"):
+        check_variables(Endpoint(), {name: value})
+
+
+def test_a_variable_that_an_option_overrides_may_have_any_value() -> None:
+    environment = {"AWS_ENDPOINT_URL": '"http://a"', "AWS_DEFAULT_REGION": '"r"', "AWS_PAGER": '""'}
+    check_variables(Endpoint(url="http://b", region="s"), environment)
 
 
 def test_an_aws_file_is_for_botocore(tmp_path: Path) -> None:

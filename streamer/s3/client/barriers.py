@@ -115,13 +115,11 @@ def proxy_failed(error: BaseException, proxy: str, url: str, *, before: bool) ->
     whom = proxy_text(proxy, url)
     for each in _causes(error):
         if status := getattr(each, "status", 0):  # of the answer to CONNECT
-            return _proxy_said(whom, url, status, getattr(each, "message", ""), before=before)
-    reason = next(
-        (each.strerror for each in _causes(error) if isinstance(each, OSError) and each.strerror), ""
-    )
-    return Transient(
-        f"cannot connect to the proxy {whom} ({quoted(reason or str(error))}); check that it is up"
-    )
+            return _proxy_error(whom, url, status, getattr(each, "message", ""), before=before)
+    numbers = (each.errno for each in _causes(error) if isinstance(each, OSError))
+    number = next((each for each in numbers if each and each > 0), None)
+    reason = os.strerror(number) if number else quoted(str(error))
+    return Transient(f"cannot connect to the proxy {whom} ({reason}); check that it is up")
 
 
 def proxy_answer(response: Any, proxy: str, url: str, *, before: bool) -> SourceError | None:
@@ -136,19 +134,19 @@ def proxy_answer(response: Any, proxy: str, url: str, *, before: bool) -> Source
     if status not in (HTTPStatus.FORBIDDEN, HTTPStatus.PROXY_AUTHENTICATION_REQUIRED) and status < 500:
         return None
     title = _TITLE.search(body)
-    said = title[1].decode("utf-8", "replace") if title else ""
-    return _proxy_said(proxy_text(proxy, url), url, status, said, before=before)
+    words = title[1].decode("utf-8", "replace") if title else ""
+    return _proxy_error(proxy_text(proxy, url), url, status, words, before=before)
 
 
-def _proxy_said(whom: str, url: str, status: int, said: str, *, before: bool) -> SourceError:
+def _proxy_error(whom: str, url: str, status: int, words: str, *, before: bool) -> SourceError:
     phrase = HTTPStatus(status).phrase if status in frozenset(HTTPStatus) else ""
-    words = " ".join(f"{status} {phrase}".split())
-    if said and said.strip() != phrase:
-        words += f", {quoted(said)!r}"
+    text = " ".join(f"{status} {phrase}".split())
+    if words and words.strip() != phrase:
+        text += f", {quoted(words)!r}"
     host = urlsplit(url).hostname
     if status >= 500 or status in (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS):
         return Transient(
-            f"the proxy {whom} does not reach {host} ({words}); if it need not, name the host in NO_PROXY"
+            f"the proxy {whom} does not reach {host} ({text}); if it need not, name the host in NO_PROXY"
         )
     remedy = _LOGIN if status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED else _ALLOW
-    return barred(f"the proxy {whom} refuses {host} ({words}); {remedy}", ErrorContext(), before=before)
+    return barred(f"the proxy {whom} refuses {host} ({text}); {remedy}", ErrorContext(), before=before)

@@ -56,6 +56,13 @@ if TYPE_CHECKING:
 
 CONTROL_ATTEMPTS = 5
 CONNECT_TIMEOUT = 10
+_EMPTY_IS_UNSET: dict[str, tuple[str | None, tuple[str, ...]]] = {
+    "profile": (None, ("AWS_DEFAULT_PROFILE", "AWS_PROFILE")),
+    "region": ("region", ("AWS_DEFAULT_REGION",)),
+    "ca_bundle": ("ca_bundle", ("AWS_CA_BUNDLE",)),
+}
+"""By botocore's name of a setting: the key in files, and the variables, which charts and compose files set to
+the empty string. botocore would take that for the value."""
 
 
 def timestamp(value: Any) -> datetime:
@@ -153,7 +160,11 @@ class BotocoreSession:
         async def resolve(_: Callable[[], None]) -> Any:
             with _mapped_errors():
                 await files.check()
-                return await first_credentials(session.get_component("credential_provider").providers, limit)
+                return await first_credentials(
+                    session.get_component("credential_provider").providers,
+                    limit,
+                    session.get_config_variable("profile"),
+                )
 
         # `session.get_credentials` would cache the credentials and give those to the clients.
         credentials = await retry_while_unavailable(resolve, policy, on_wait=on_wait, what="credentials")
@@ -295,6 +306,10 @@ def _session(profile: str | None, http_session: Callable[..., BoundedSession]) -
     """
     refuse_redirects()
     limit_credential_processes()
-    session = AioSession(profile=profile)
+    variables = {
+        name: (key, [each for each in names if os.environ.get(each)] or None, None, None)
+        for name, (key, names) in _EMPTY_IS_UNSET.items()
+    }
+    session = AioSession(session_vars=variables, profile=profile)
     session.set_default_client_config(AioConfig(http_session_cls=http_session))
     return session

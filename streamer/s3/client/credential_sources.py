@@ -19,6 +19,7 @@ from botocore import exceptions as boto
 from streamer.errors import ClockSkew, Denied, ErrorContext, Expired, PenstockError, SourceError, Transient
 from streamer.retry import SILENCE, noting_silence
 from streamer.s3.client.faults import error_text, mapped
+from streamer.s3.client.redirects import token_unanswered
 from streamer.secrets import quoted
 
 if TYPE_CHECKING:
@@ -28,14 +29,19 @@ _CERTAIN = re.compile(
     r"non 200 response 4(?!08|25|29)\d\d|Unsupported version|Missing required key|No credentials found in"
 )
 """In a `CredentialRetrievalError`: the agent has refused, or the program has printed no keys."""
+_LOGINS = (
+    (boto.SSOError | boto.TokenRetrievalError, "aws sso login"),
+    (boto.LoginError, "aws login"),
+)
+"""Commands after which a source has credentials, by the class of its error."""
 _WRITTEN_LATER = ("container-role", "assume-role-with-web-identity")
 """Sources whose token is in a file that another program writes."""
 
 
-async def first_credentials(providers: Iterable[Any], limit: float) -> Any:
+async def first_credentials(providers: Iterable[Any], limit: float, profile: str | None) -> Any:
     """Return the credentials of the first of botocore's providers that has any, else None.
 
-    `limit`: seconds for each. Raises ConfigError, SourceError.
+    `limit`: seconds for each. `profile`: for the text of an error. Raises ConfigError, SourceError.
     """
     for provider in providers:
         method: str = provider.METHOD
@@ -49,13 +55,19 @@ async def first_credentials(providers: Iterable[Any], limit: float) -> Any:
             raise
         except Exception as error:
             # Processes, files, STS and metadata services each have their own classes of errors.
-            raise _failed(error, method, limit) from error
+            raise _failed(error, method, limit, profile) from error
         if credentials is not None:
             return credentials
+    if token_unanswered.get():
+        raise Denied(
+            "no usable credentials: no source is configured, and the instance's metadata service does not "
+            "answer the request for a token; in a container set its hop limit to 2 (aws ec2 "
+            "modify-instance-metadata-options --http-put-response-hop-limit 2)"
+        )
     return None
 
 
-def _failed(error: Exception, method: str, limit: float) -> PenstockError:
+def _failed(error: Exception, method: str, limit: float, profile: str | None) -> PenstockError:
     """Return the error for that of a source."""
     if isinstance(error, TimeoutError):
         return Expired(_missing(f"their source did not respond in {limit:g} s", method))
@@ -65,6 +77,9 @@ def _failed(error: Exception, method: str, limit: float) -> PenstockError:
     foreign = not isinstance(error, boto.BotoCoreError | boto.ClientError)
     reason = quoted(error_text(error))
     text = _missing(f"{type(error).__name__}: {reason}" if foreign else reason, method)
+    for kind, command in _LOGINS:
+        if isinstance(error, kind):
+            text += f"; log in by `{command}{f' --profile {profile}' if profile else ''}`"
     return Expired(text) if _may_come(error, common, method) else Denied(text)
 
 

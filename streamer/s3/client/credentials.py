@@ -23,6 +23,12 @@ from streamer.retry import note_failure
 from streamer.s3.client.faults import error_text
 from streamer.secrets import quoted, remember
 
+REWRITTEN = (
+    "the signature of this request is refused, though S3 has accepted the same keys: a proxy or a load "
+    "balancer drops or rewrites signed headers (Host, Range, If-Match); have it pass them on, or name the "
+    "store itself in Penstock.Endpoint.Url"
+)
+"""Text of the error of a request whose keys are right."""
 PAUSE = 1.0
 """Least seconds between two resolutions of the chain."""
 MANDATORY = 60.0
@@ -52,6 +58,8 @@ class RenewableCredentials:
         self._lock = asyncio.Lock()
         self.accepted = False
         """Whether S3 has accepted the credentials of a request."""
+        self._accepted: Any = None
+        """Key, secret and token of the last request that S3 has accepted."""
         self._stale = False
         self._loaded_at = self._failed_at = self._checked_at = float("-inf")
         self._failure = ""
@@ -66,6 +74,15 @@ class RenewableCredentials:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._current, name)
+
+    def note_accepted(self) -> None:
+        """Note that S3 has accepted the last request's credentials."""
+        self.accepted, self._accepted = True, self._last
+
+    @property
+    def right(self) -> bool:
+        """Whether S3 has accepted the very keys of the last request before."""
+        return self.accepted and bool(self._accepted == self._last)
 
     def refused(self, sent_at: float) -> bool:
         """Note that S3 refused a request sent at `sent_at` (`time.monotonic`); return whether to repeat it.
@@ -191,7 +208,7 @@ class renewing:  # noqa: N801 - used as a context manager; as a generator it cos
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if (
-            isinstance(error, Expired)
+            isinstance(error, Denied)
             and (final := renewed(error, self._credentials, self._sent_at)) is not error
         ):
             raise final
@@ -203,6 +220,8 @@ def renewed(error: SourceError, credentials: RenewableCredentials | None, sent_a
     Returns Denied instead of Expired if a renewal cannot help. `sent_at`: time at which the request was sent
     (time.monotonic()).
     """
+    if error.code == "SignatureDoesNotMatch" and credentials is not None and credentials.right:
+        error.message = f"{REWRITTEN} (S3 responded 403 {error.code})"
     if not isinstance(error, Expired):
         return error
     source = "" if credentials is None else f"; their source is {credentials.method}"

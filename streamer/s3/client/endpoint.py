@@ -22,6 +22,8 @@ from ipaddress import IPv6Address
 from typing import Literal
 from urllib.parse import urlsplit
 
+from streamer.errors import ConfigError
+
 IfMatch = Literal["send", "omit"]
 """Whether a GET for a part names the listed ETag in If-Match. The ETag of its response is compared anyway."""
 
@@ -61,6 +63,15 @@ SHORT_BUCKET = re.compile(r"[a-z0-9]{1,2}").fullmatch
 """Matches bucket names that AWS does not have, and other servers may."""
 is_address = re.compile(r"[0-9.]+|.*:.*").fullmatch
 """Matches hosts that are IP addresses, before which no bucket can stand."""
+
+
+_CHECKED = _APPLIED | {
+    "AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_ROLE_ARN", "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
+    "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy",
+}  # fmt: skip
+"""Variables whose values have neither quotes nor spaces around them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +128,25 @@ def check_endpoint(url: str) -> None:
         raise ValueError("the port must be a number from 1 to 65535")
 
 
+def check_variables(endpoint: Endpoint, environment: Mapping[str, str]) -> None:
+    """Raise ConfigError for a variable with quotes or spaces around its value, unless an option overrides it.
+
+    `docker --env-file` keeps quotes, and a file from Windows has carriage returns.
+    """
+    overridden = {"AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"} if endpoint.url else set[str]()
+    if endpoint.region:
+        overridden.add("AWS_DEFAULT_REGION")
+    for name in sorted(_CHECKED & environment.keys() - overridden):
+        value = environment[name]
+        if value != value.strip():
+            raise ConfigError(f"{name} begins or ends with a space or a line end; set it without")
+        if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'":
+            raise ConfigError(
+                f"{name} has quotes ({value[0]}) around its value, which docker --env-file keeps; set it "
+                "without"
+            )
+
+
 def is_aws(url: str) -> bool:
     """Return whether the endpoint is one of AWS's own hosts."""
     host = urlsplit(url).hostname or ""
@@ -164,13 +194,12 @@ def settings_of(endpoint: Endpoint, environment: Mapping[str, str]) -> Settings 
 
     `endpoint`: options, which override the environment. Checks whether AWS's files exist, and reads none.
     """
-    if endpoint.profile is not None or any(map(_unknown, environment)) or _has_files(environment):
+    named = [name for name, value in environment.items() if value]
+    if endpoint.profile is not None or any(map(_unknown, named)) or _has_files(environment):
         return None
-    values = {name: environment[name] for name in _APPLIED & environment.keys()}
+    values = {name: environment[name] for name in _APPLIED.intersection(named)}
     keys = None if endpoint.anonymous else _keys(values)
     if keys is None and not endpoint.anonymous:
-        return None
-    if "" in (values.get("AWS_DEFAULT_REGION"), values.get("AWS_CA_BUNDLE")):
         return None
     url = endpoint.url or values.get("AWS_ENDPOINT_URL_S3") or values.get("AWS_ENDPOINT_URL") or None
     region = endpoint.region or values.get("AWS_DEFAULT_REGION")

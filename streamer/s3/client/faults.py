@@ -204,7 +204,8 @@ def mapped(error: BaseException, context: ErrorContext) -> PenstockError:  # noq
     if isinstance(error, (aiohttp.ClientPayloadError, boto.IncompleteReadError)):
         return Truncated("the body broke off", context)
     if isinstance(error, boto.EndpointConnectionError):
-        return Transient(f"{text}; check that the endpoint is up and Penstock.Endpoint.Url right", context)
+        fix = "check that the endpoint is up, and Penstock.Endpoint.Url or Region right"
+        return Transient(f"{text}; {fix}", context)
     botocore_broken = (boto.HTTPClientError, boto.ConnectionError, boto.ResponseStreamingError)
     if isinstance(error, (*botocore_broken, aiohttp.ClientError, OSError)):
         return Transient(f"the connection failed ({type(error).__name__}: {text})", context)

@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import http
 import select
+from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urljoin, urlsplit
@@ -32,6 +33,7 @@ from aiobotocore.utils import AioContainerMetadataFetcher, AioIMDSFetcher
 from aiohttp import ClientPayloadError
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.http_exceptions import HttpProcessingError
+from botocore.exceptions import ReadTimeoutError
 
 from streamer.errors import ErrorContext, Transient, WrongEndpoint
 from streamer.linux import is_ready
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
 
     from aiohttp.connector import Connection
 
+token_unanswered: ContextVar[bool] = ContextVar("token_unanswered", default=False)
+"""Whether an instance's metadata service has not answered the task's request for a token."""
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -88,6 +92,13 @@ class _InstanceSession(AioIMDSFetcher._ref_counted_session_cls, UnfollowingSessi
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **{**options, "proxies": None})
+
+    async def send(self, request: Any) -> Any:
+        try:
+            return await super().send(request)
+        except ReadTimeoutError:
+            token_unanswered.set(request.method == "PUT")
+            raise
 
 
 def refuse_redirects() -> None:

@@ -35,6 +35,7 @@ from streamer.s3.client.endpoint import (
     RequestOptions,
     Settings,
     ca_bundle_of,
+    check_variables,
     configuration_files,
     settings_of,
 )
@@ -102,7 +103,7 @@ class S3Client:
         with renewing(self.credentials), map_errors(context):
             response = await getattr(await self.opened(), operation)(**parameters)
         if self.credentials is not None:
-            self.credentials.accepted = True
+            self.credentials.note_accepted()
         return response
 
 
@@ -158,6 +159,7 @@ async def open_clients(
     credentials that a configured source does not have.
     """
     remember_environment()
+    check_variables(endpoint, os.environ)
     if (key := endpoint.reading.sse_customer_key) is not None:
         remember(key, md5(key, usedforsecurity=False).digest())
     await _check_certificates(endpoint, stall_timeout)

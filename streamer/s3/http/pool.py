@@ -164,8 +164,8 @@ class ConnectionPool:
                 ) from error
             self._note_dead(peer)
             raise Transient(
-                f"cannot connect to {self._host}:{self._port} ({reason}); check that the endpoint is up and "
-                "Penstock.Endpoint.Url right",
+                f"cannot connect to {self._host}:{self._port} ({reason}); check that the endpoint is up, and "
+                "Penstock.Endpoint.Url or Region right",
                 context,
             ) from error
 

@@ -74,5 +74,5 @@ class ControlClient:
             clients.request_counts[operation] += 1
             response = await self._http.send(endpoint, context, request, fresh=True)
         if response.header.status < http.HTTPStatus.MULTIPLE_CHOICES and clients.credentials is not None:
-            clients.credentials.accepted = True
+            clients.credentials.note_accepted()
         return response
