@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sidecar.process.logs import WaitLog, log
 from sidecar.process.progress import progress_line, transferred
 from sidecar.process.resources import freeze_gc, memory_limit
+from sidecar.process.terminal import asking
 from streamer.errors import ConfigError, ReaderGone
 from streamer.linux import descriptor_path
 from streamer.plan import Arrangement
@@ -79,8 +80,6 @@ async def cat(
     progress, waits = _StreamProgress(), WaitLog(give_up_after=spec.retry.give_up_after)
     mode = os.fstat(1).st_mode
     async with contextlib.AsyncExitStack() as stack:
-        # A program that reads a pipe may write to the same terminal, so only a file has the line.
-        stack.enter_context(progress_line(progress.text, quiet=quiet or not stat.S_ISREG(mode)))
         clients = await stack.enter_async_context(
             open_clients(
                 endpoint,
@@ -89,8 +88,11 @@ async def cat(
                 by_aiobotocore=spec.wish == "aiobotocore",
                 give_up_after=spec.retry.give_up_after,
                 on_wait=waits.waiting,
+                ask=asking(),
             )
         )
+        # A program that reads a pipe may write to the same terminal, so only a file has the line.
+        stack.enter_context(progress_line(progress.text, quiet=quiet or not stat.S_ISREG(mode)))
         arrangement = Arrangement(join=join)
         sources = Sources(
             stack.enter_context(open_pages(clients)),

@@ -7,7 +7,6 @@ import contextlib
 import os
 import select
 import signal
-import sys
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from sidecar.process.early_signals import STOPS
 from sidecar.process.exits import Exit, exit_code
 from sidecar.process.logs import log
 from sidecar.process.signals import handled
+from sidecar.process.terminal import asking, in_foreground
 from streamer.errors import SinkError
 from streamer.linux import is_ready
 from streamer.scratch import scratch_directory
@@ -64,6 +64,7 @@ async def execute(
             resume=resume,
             resume_anyway=resume_anyway,
         )
+        supervisor.ask = asking()
         code = Exit.OK.value
 
         async def until(_: Supervisor) -> None:
@@ -113,7 +114,7 @@ async def _run_trainer(state: JobState, command: tuple[str, ...], environment: d
     early: list[signal.Signals] = []
     send: Callable[[signal.Signals], None] = early.append
     # Under a terminal the child stays in the sidecar's process group, for Ctrl-C and terminal input.
-    shared = _in_foreground()
+    shared = in_foreground()
     stopped = False
 
     def forward(number: signal.Signals) -> None:
@@ -258,13 +259,5 @@ def _sent_by_terminal(number: signal.Signals) -> bool:
     leader of its session, usually a shell, which sends it to all processes of its jobs.
     """
     if number == signal.SIGHUP:
-        return os.getsid(0) != os.getpid() and not _in_foreground()
-    return number in (signal.SIGINT, signal.SIGQUIT) and _in_foreground()
-
-
-def _in_foreground() -> bool:
-    """Return whether Ctrl-C in a terminal signals this process group, and so the child too."""
-    try:
-        return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
-    except (OSError, ValueError):
-        return False
+        return os.getsid(0) != os.getpid() and not in_foreground()
+    return number in (signal.SIGINT, signal.SIGQUIT) and in_foreground()

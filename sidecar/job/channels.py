@@ -20,7 +20,7 @@ from streamer.sink.name_watch import NameWatch
 from streamer.sink.write_ends import KeeperWriteEnds
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 
     from sidecar.config.job import Job
     from sidecar.config.request import ChannelConfig
@@ -62,11 +62,14 @@ def fifos(job: Job, plans: Mapping[str, Planned]) -> list[Fifo]:
 
 
 def job_clients(
-    job: Job, on_wait: Callable[[SourceError], None] | None = None
+    job: Job,
+    on_wait: Callable[[SourceError], None] | None = None,
+    ask: Callable[[str], Awaitable[str]] | None = None,
 ) -> contextlib.AbstractAsyncContextManager[Clients]:
     """Open the process's S3 clients, sized for this job.
 
     `on_wait`: wait for credentials that may come later, and call it with each failure; None: do not wait.
+    `ask`: see `open_clients`.
     """
     penstock = job.penstock
     return open_clients(
@@ -76,6 +79,7 @@ def job_clients(
         by_aiobotocore=penstock.transport == "aiobotocore",
         give_up_after=0.0 if on_wait is None else penstock.give_up_after,
         on_wait=on_wait,
+        ask=ask,
     )
 
 

@@ -98,6 +98,8 @@ class Supervisor:
         the socket of a keeper, or `auto` to start one if there is none. `resume`: the states at which
         channels start (`sidecar.job.state_source`). `resume_anyway`: start there even if plans have changed.
         """
+        self.ask: Callable[[str], Awaitable[str]] | None = None
+        """See `streamer.s3.client.session.open_clients`."""
         self.state = JobState(job, hosts, restarts=keep_proof)
         self.state.directory = layout.data
         self._layout = layout
@@ -126,7 +128,7 @@ class Supervisor:
             admin_port = await stack.enter_async_context(open_admin(state, port=self._port))
             url = f"http://{job.penstock.admin.host}:{admin_port.number}/"
             log.info("starting", admin=url)
-            clients = await stack.enter_async_context(job_clients(job, self._waiting()))
+            clients = await stack.enter_async_context(job_clients(job, self._waiting(), ask=self.ask))
             state.waiting = ""
             state.control_requests = clients.request_counts
             saved = await self._saved(clients)

@@ -742,3 +742,48 @@ async def test_keys_that_have_been_accepted_are_not_called_wrong(
     assert type(error) is Denied
     assert str(error).startswith(REWRITTEN)
     assert remedy(error, "").startswith("Have it pass them on")
+
+
+@contextlib.asynccontextmanager
+async def role_with_mfa(directory: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[object]]:
+    """A profile whose role wants a code; yields the codes that STS gets."""
+    codes: list[object] = []
+
+    async def assume(request: web.Request) -> web.Response:
+        codes.append((await request.post()).get("TokenCode"))
+        fields = "".join(f"<{name}>{value}</{name}>" for name, value in Issuer(directory).next().items())
+        text = f"<AssumeRoleResult><Credentials>{fields}</Credentials></AssumeRoleResult>"
+        return web.Response(content_type="text/xml", text=f"<AssumeRoleResponse>{text}</AssumeRoleResponse>")
+
+    async with _serving(web.post("/", assume)) as url:
+        (directory / "config").write_text(
+            "[profile base]\naws_access_key_id = AKIDBASE\naws_secret_access_key = s\n"
+            "[profile mfa]\nrole_arn = arn:aws:iam::123456789012:role/r\nsource_profile = base\n"
+            "mfa_serial = arn:aws:iam::123456789012:mfa/me\n"
+        )
+        monkeypatch.setenv("AWS_CONFIG_FILE", str(directory / "config"))
+        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", url)
+        yield codes
+
+
+async def test_a_code_is_asked_for_before_the_start_and_not_in_the_loop(
+    bare: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = []
+
+    async def ask(prompt: str) -> str:
+        prompts.append(prompt)
+        return "123456"
+
+    async with role_with_mfa(tmp_path, monkeypatch) as codes:
+        endpoint = Endpoint(url=bare.url, profile="mfa")
+        with pytest.raises(Denied, match="arn:aws:iam::123456789012:mfa/me.*nobody can be asked"):
+            async with open_clients(endpoint, connections=1, give_up_after=60):
+                pass
+        assert codes == []
+        async with open_clients(endpoint, connections=1, ask=ask) as clients:
+            assert clients.credentials is not None
+            assert (await clients.credentials.get_frozen_credentials()).access_key == "AKID0"
+    assert codes == ["123456"]
+    assert len(prompts) == 1
+    assert "mfa/me" in prompts[0]

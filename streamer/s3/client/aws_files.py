@@ -11,6 +11,7 @@ and botocore follows when all could be read. A file that does not exist is left 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -38,6 +39,16 @@ def token_files(session: Any, environment: Mapping[str, str]) -> dict[str, str]:
             files[f"web_identity_token_file of profile {name}"] = path
         name = profile.get("source_profile")
     return files
+
+
+def legacy_files(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the paths of the files of older clients, by what names them."""
+    files = {"AWS_CREDENTIAL_FILE": path} if (path := environment.get("AWS_CREDENTIAL_FILE")) else {}
+    if (path := environment.get("BOTO_CONFIG")) is not None:
+        files["BOTO_CONFIG"] = path
+    else:
+        files |= {f"boto's {path}": path for path in ("/etc/boto.cfg", "~/.boto")}
+    return {name: os.path.expanduser(path) for name, path in files.items()}
 
 
 class AwsFiles:

@@ -30,9 +30,9 @@ from botocore.utils import parse_timestamp
 from streamer import __version__
 from streamer.errors import ConfigError, ErrorContext, Expired, SourceError
 from streamer.retry import note_failure, retry_while_unavailable
-from streamer.s3.client.aws_files import AwsFiles, token_files
+from streamer.s3.client.aws_files import AwsFiles, legacy_files, token_files
 from streamer.s3.client.bounded import BoundedSession, limit_credential_processes
-from streamer.s3.client.credential_sources import first_credentials
+from streamer.s3.client.credential_sources import first_credentials, prompt_no_terminal
 from streamer.s3.client.credentials import FixedProvider, RenewableCredentials
 from streamer.s3.client.endpoint import (
     SHORT_BUCKET,
@@ -49,7 +49,7 @@ from streamer.secrets import quoted
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
     from streamer.retry import RetryPolicy
     from streamer.s3.client.endpoint import Keys
@@ -146,16 +146,23 @@ class BotocoreSession:
         self._session.set_credentials(keys.access_key, keys.secret_key, keys.token)
 
     async def resolve_credentials(
-        self, policy: RetryPolicy, on_wait: Callable[[SourceError], None] | None
+        self,
+        policy: RetryPolicy,
+        on_wait: Callable[[SourceError], None] | None,
+        ask: Callable[[str], Awaitable[str]] | None,
     ) -> None:
         """Resolve the credentials by botocore's chain; wait for a source that may have some later.
 
-        `on_wait`: see `retry_while_unavailable`. Raises ConfigError, SourceError.
+        `on_wait`, `ask`: see `open_clients`. Raises ConfigError, SourceError.
         """
         if self._endpoint.anonymous:
             return
         session, limit = self._session, self._stall_timeout
-        files = AwsFiles(configuration_files(os.environ), token_files(session, os.environ), seconds=limit)
+        files = AwsFiles(
+            configuration_files(os.environ) | legacy_files(os.environ),
+            token_files(session, os.environ),
+            seconds=limit,
+        )
 
         async def resolve(_: Callable[[], None]) -> Any:
             with _mapped_errors():
@@ -164,6 +171,7 @@ class BotocoreSession:
                     session.get_component("credential_provider").providers,
                     limit,
                     session.get_config_variable("profile"),
+                    ask,
                 )
 
         # `session.get_credentials` would cache the credentials and give those to the clients.
@@ -306,6 +314,7 @@ def _session(profile: str | None, http_session: Callable[..., BoundedSession]) -
     """
     refuse_redirects()
     limit_credential_processes()
+    prompt_no_terminal()
     variables = {
         name: (key, [each for each in names if os.environ.get(each)] or None, None, None)
         for name, (key, names) in _EMPTY_IS_UNSET.items()

@@ -13,13 +13,17 @@ If an error body breaks off, only its code is used. If it breaks off before the 
 RefusalCutOff, and botocore repeats the request as after any broken connection.
 
 aiobotocore waits for the end of a `credential_process` and keeps all of its output; after a renewal that is
-too late it leaves the program behind. `limit_credential_processes` bounds the output, and ends the program.
+too late it leaves the program behind. `limit_credential_processes` bounds the output, ends the program, and
+takes the terminal and standard input from it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -189,7 +193,10 @@ async def _outputs(process: asyncio.subprocess.Process) -> tuple[bytes, bytes]:
         await process.wait()
     except BaseException:
         with contextlib.suppress(ProcessLookupError):
-            process.kill()
+            if interactive.get():
+                process.kill()
+            else:
+                os.killpg(process.pid, signal.SIGKILL)  # it leads a session of its own
         # Closes the pipes too: a child of the program may have kept them open.
         process._transport.close()  # type: ignore[attr-defined] # noqa: SLF001
         raise
@@ -206,7 +213,13 @@ async def _read_output(stream: asyncio.StreamReader) -> bytes:
     return bytes(data)
 
 
+interactive: ContextVar[bool] = ContextVar("interactive", default=False)
+"""Whether a program that the task starts may use the terminal, as at the start of `penstock cat` in one."""
+
+
 async def _start(*command: str, **options: Any) -> asyncio.subprocess.Process:
+    if not interactive.get():
+        options |= {"stdin": asyncio.subprocess.DEVNULL, "start_new_session": True}
     process = await asyncio.create_subprocess_exec(*command, **options)
     process.communicate = partial(_outputs, process)  # type: ignore[method-assign] # aiobotocore's only call
     return process

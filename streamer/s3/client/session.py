@@ -149,12 +149,15 @@ async def open_clients(
     by_aiobotocore: bool = False,
     give_up_after: float = 0.0,
     on_wait: Callable[[SourceError], None] | None = None,
+    ask: Callable[[str], Awaitable[str]] | None = None,
 ) -> AsyncIterator[Clients]:
     """Resolve settings and credentials; close aiobotocore's clients at the end of the block.
 
     `connections` bounds the data client's pool: the sum of all channels' requests in flight.
     `stall_timeout`, `by_aiobotocore`: see `Clients`. `give_up_after`: seconds to wait for credentials
     that may come later; `on_wait` is called with the error of each failure.
+    `ask`: returns what a person types at the terminal, for a source that wants a code of MFA; it also lets
+    a `credential_process` use the terminal. None: no source may ask.
     Raises ConfigError for an unknown profile, a missing region or an unreadable CA bundle, SourceError for
     credentials that a configured source does not have.
     """
@@ -195,7 +198,7 @@ async def open_clients(
             )
             return
         session = await opener.session()
-        await session.resolve_credentials(RetryPolicy(give_up_after=give_up_after), on_wait)
+        await session.resolve_credentials(RetryPolicy(give_up_after=give_up_after), on_wait, ask)
         control.credentials = data.credentials = session.credentials
         await control.opened()
         client = await data.opened()
