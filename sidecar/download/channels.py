@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from sidecar.config.transport import transport_spec
 from sidecar.download.directory import DownloadDirectory, Rest
-from sidecar.download.paths import file_paths
+from sidecar.download.paths import file_paths, without_markers
 from sidecar.observe.state import DownloadStatistics
 from sidecar.process.logs import log, shows_text
 from sidecar.process.progress import progress_line, transferred
@@ -53,16 +53,15 @@ async def download_channels(state: JobState, plans: Mapping[str, Plan], clients:
     job = state.job
     for channel in job.channels("File"):
         name = channel.channel_name
-        plan = plans[name]
-        download = Download(name, plan, place)
+        download = Download(name, plans[name], place)
         state.downloading, state.downloads[name] = download.text, download.statistics
-        fetched = await download.run(clients, transport_spec(job, plan.entries.buckets, [None]))
+        fetched = await download.run(clients, transport_spec(job, download.plan.entries.buckets, [None]))
         state.downloading = None
         log.info(
             "downloaded" if fetched else "downloaded before",
             channel=name,
-            objects=plan.objects(0),
-            bytes=plan.total_bytes(0),
+            objects=download.plan.objects(0),
+            bytes=download.plan.total_bytes(0),
         )
 
 
@@ -72,7 +71,8 @@ class Download:
     def __init__(self, channel: str, plan: Plan, data: str) -> None:
         """`data`: the directory of all channels, an absolute path without links."""
         self._channel = channel
-        self._plan = plan
+        self.plan = plan
+        """The objects to download; once `run` has begun, without folder markers."""
         self._data = data
         self._counters = ChannelCounters()
         self._rest: Rest | None = None
@@ -83,7 +83,7 @@ class Download:
 
     def statistics(self) -> DownloadStatistics:
         """Return a snapshot of the download."""
-        share, total = float(self._complete), self._plan.total_bytes(0)
+        share, total = float(self._complete), self.plan.total_bytes(0)
         if self._rest is not None and not self._complete and total:
             share = (self._rest.bytes_done + self._written.bytes) / total
         counts = sum_of([self._counters.counts])
@@ -97,7 +97,7 @@ class Download:
 
     def _transferred(self, rest: Rest) -> str:
         """Return the text of the progress line."""
-        seconds, total = time.monotonic() - self._began, self._plan.total_bytes(0)
+        seconds, total = time.monotonic() - self._began, self.plan.total_bytes(0)
         return f"{self._channel}: {transferred(self._written.bytes, total, seconds, before=rest.bytes_done)}"
 
     async def run(self, clients: Clients, spec: TransportSpec) -> bool:
@@ -105,7 +105,7 @@ class Download:
 
         Raises SourceError, SinkError, ConfigError, and then leaves the channel's directory as it was.
         """
-        plan = self._plan
+        plan = self.plan = await in_thread(without_markers, self.plan)
         await in_thread(file_paths, plan)
         with contextlib.ExitStack() as stack:
             with _local_errors():
@@ -129,7 +129,7 @@ class Download:
     ) -> None:
         batch = batch_size(spec.budget)
         spec = replace(spec, budget=spec.budget - WRITERS * batch)
-        outlet = FilesOutlet(directory.files(self._plan, rest), batch=batch)
+        outlet = FilesOutlet(directory.files(self.plan, rest), batch=batch)
         self._rest, self._written, self._began = rest, outlet.written, time.monotonic()
         self._log(rest)
         try:
@@ -153,8 +153,8 @@ class Download:
         log.info(
             "downloading",
             channel=self._channel,
-            objects=self._plan.objects(0),
-            bytes=self._plan.total_bytes(0),
+            objects=self.plan.objects(0),
+            bytes=self.plan.total_bytes(0),
             objects_done=rest.objects_done + self._written.files,
             bytes_done=rest.bytes_done + self._written.bytes,
         )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from sidecar.admin.port import listening
 from sidecar.download.directory import DownloadDirectory, Occupied
+from sidecar.download.paths import without_markers
 from sidecar.process.resources import memory_limit
 from streamer.aio import in_thread
 from streamer.directory import Directory
@@ -137,8 +138,8 @@ def disk(layout: Layout, plans: Mapping[str, Plan]) -> str:
     directory = next(path for path in (layout.place, *layout.parents()[::-1]) if os.path.isdir(path))
     status = os.statvfs(directory)
     needed = entries = 0
-    for name, plan in plans.items():
-        here = Occupied(0, 0)
+    for name, whole in plans.items():
+        plan, here = without_markers(whole), Occupied(0, 0)
         if directory == layout.place:
             with Directory.at(directory) as data:
                 download = DownloadDirectory(data, name)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from sidecar.download import channels as download_module
 from sidecar.download.channels import Download
-from sidecar.download.paths import file_paths, relative_path
+from sidecar.download.paths import file_paths, relative_path, without_markers
 from sidecar.job.layout import Layout
 from sidecar.job.rehearsal import disk
 from sidecar.process.runner import start_all
@@ -438,3 +438,24 @@ def test_two_objects_cannot_be_one_file() -> None:
     plan = Plan.of(ObjectRef("b", "a", 1, etag) for etag in ("e", "f"))
     with pytest.raises(ConfigError, match="two objects of the channel would be the file 'a'"):
         file_paths(plan)
+
+
+async def test_folder_markers_are_no_files(stub: S3Stub, tmp_path: Path) -> None:
+    """An empty object beside those below it, and one byte under a key that ends in a slash."""
+    stub.objects |= {
+        "b/data/a": b"",
+        "b/data/a/1": b"1",
+        "b/data/b/": b"\n",
+        "b/data/b/2": b"2",
+        "b/data/c": b"",
+    }
+    assert await fetch(stub, tmp_path)
+    assert tree(tmp_path / "c") == {"a/1": b"1", "b/2": b"2", "c": b""}
+    assert requested(stub) == {"a/1", "b/2"}
+    assert not await fetch(stub, tmp_path)
+
+
+def test_bytes_that_cannot_be_a_file_can_be_left_out() -> None:
+    for keys in (("a", "a/b"), ("b/",)):
+        with pytest.raises(ConfigError, match="Exclude"):
+            file_paths(without_markers(Plan.of(ObjectRef("b", key, 2, "e") for key in keys)))
