@@ -19,17 +19,27 @@ DATA = os.urandom(1000)
 
 
 @pytest.mark.parametrize(
-    "value",
-    ["öha 中".encode(), b"r\xe9sum\xe9", b"\x04meta", b"a\x7fb", b"a\tb", b"", b"=?UTF-8?Q?meta-=04?="],
-    ids=["utf-8", "latin-1", "control", "delete", "tab", "empty", "rfc2047"],
+    "field",
+    [
+        "X-Amz-Meta-Note: öha 中".encode(),
+        b"X-Amz-Meta-Note: r\xe9sum\xe9",
+        b"X-Amz-Meta-Note: \x04meta",
+        b"X-Amz-Meta-Note: a\x7fb",
+        b"X-Amz-Meta-Note: a\tb",
+        b"X-Amz-Meta-Note: ",
+        b"X-Amz-Meta-Note: =?UTF-8?Q?meta-=04?=",
+        b"X-Amz-Meta-Note: one\r\n two",
+        b"Content-Disposition: attachment; filename=\x01.tar",
+    ],
+    ids=["utf-8", "latin-1", "control", "delete", "tab", "empty", "rfc2047", "folded", "disposition"],
 )
-async def test_metadata_of_any_encoding_is_passed_over(run: RunChannel, tmp_path: Path, value: bytes) -> None:
+async def test_metadata_of_any_encoding_is_passed_over(run: RunChannel, tmp_path: Path, field: bytes) -> None:
     def reply(request: Request) -> bytes:
         if "list-type" in request.query:
             found = not request.query.get("start-after")
             return listing(*[("data/a", len(DATA), etag(DATA))] * found)
         right = answer(206, DATA, ETag=f'"{etag(DATA)}"', Content_Range=f"bytes 0-999/{len(DATA)}")
-        return right.replace(b"\r\nETag", b"\r\nX-Amz-Meta-Note: " + value + b"\r\nETag", 1)
+        return right.replace(b"\r\nETag", b"\r\n" + field + b"\r\nETag", 1)
 
     with raw_server(reply) as server:
         async with run(server, tmp_path) as running:

@@ -36,8 +36,11 @@ KEPT_FIELDS = {
 """The header fields that are kept, by the bytes of their names."""
 _KEPT_OF_ERRORS = KEPT_FIELDS | {name.encode(): name for name in ("content-type", "server", "via")}
 """Those of an error response: they tell who has sent it."""
-_METADATA = re.compile(rb"(?im)^x-amz-meta-[^\r\n]*\r\n")
-"""Header fields of an object's user metadata."""
+_NEEDED = b"|".join([*_KEPT_OF_ERRORS, b"connection", b"HTTP/[^:]*?"])
+_NOT_NEEDED = re.compile(
+    rb"^(?!(?:%b)[ \t]*(?::|\r\n))[^\r\n]+\r\n(?:[ \t][^\r\n]*\r\n)*" % _NEEDED, re.IGNORECASE | re.MULTILINE
+)
+"""Header fields that nobody reads, each with its continuation lines."""
 MAX_HEADER = 64 * 1024
 MOST_INTERIM = 32
 """Most interim (1xx) responses before one response; a server could send them without end."""
@@ -127,11 +130,11 @@ class HeaderParser:
         try:
             self.message.feed(self._data)
         except httptools.HttpParserError as error:
-            # Servers send what users have stored as metadata, also control characters.
+            # Servers send what users have stored: metadata, Content-Disposition, also control characters.
             self.message.release()
             self.message = _Message()
             try:
-                self.message.feed(_METADATA.sub(b"", self._data))
+                self.message.feed(_NOT_NEEDED.sub(b"", self._data))
             except httptools.HttpParserError:
                 raise InvalidResponse(f"not an HTTP response ({error})", self._context) from error
         status = self.message.header.status
