@@ -6,10 +6,8 @@ range ─▶ `request`: bytes to send, signed ─▶ response header ─┬▶ `
 
 from __future__ import annotations
 
-import re
 import time
 from dataclasses import replace
-from html import unescape
 from typing import TYPE_CHECKING
 
 from streamer.errors import ClockSkew, ErrorContext, ObjectMissing, SourceError, WrongEndpoint
@@ -18,12 +16,13 @@ from streamer.s3.client.credentials import renewed
 from streamer.s3.client.documents import MAX_ERROR_BODY
 from streamer.s3.client.faults import (
     CODE,
+    ERROR_DOCUMENT,
     MANY_REASONS,
     cut_off,
     deleted,
-    error_from_response,
+    error_from_body,
     escaped_id,
-    foreign_text,
+    may_be_error,
 )
 from streamer.s3.ranges import check_header, suggest_omission
 
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
     from streamer.s3.http.response import ResponseHeader
     from streamer.s3.signing.endpoints import BucketEndpoint
     from streamer.s3.signing.requests import RangeSigner
-
-_MESSAGE = re.compile(rb"<Message>([^<]{1,500})")
 
 
 class LeftToAiobotocore(SourceError):
@@ -84,19 +81,9 @@ class RangeGets:
         length, fields = header.content_length, header.fields
         if header.status not in (200, 206) or length is None or "transfer-encoding" in fields:
             return None
-        try:
-            check_header(
-                each.object,
-                each.start,
-                each.end,
-                context,
-                status=header.status,
-                content_length=length,
-                fields=fields,
-            )
-        except SourceError as error:
-            error.context = replace(context, request_id=escaped_id(fields.get("x-amz-request-id")))
-            raise
+        if "etag" not in fields and may_be_error(fields, length):
+            return None
+        _check(header, each, context)
         return response.body(length, context)
 
     async def error(self, response: Response, each: Segment, context: ErrorContext) -> SourceError:
@@ -110,6 +97,11 @@ class RangeGets:
             response.end(reuse=False)
             return LeftToAiobotocore(f"the server redirects requests (status {status})", context)
         if status in (200, 206):
+            if may_be_error(response.header.fields, response.header.content_length):
+                header, body = response.header, await response.error_body()
+                if ERROR_DOCUMENT(body):
+                    return error_of(header, body, context)
+                _check(header, each, context)
             response.end(reuse=False)
             return LeftToAiobotocore("the server sends a body without its length, as a chunked one", context)
         error = await refusal(response, context, self._signer)
@@ -118,6 +110,24 @@ class RangeGets:
         if self._signer.sends_if_match and not is_modified(each.object.etag):
             suggest_omission(error)
         return deleted(error) if isinstance(error, ObjectMissing) else error
+
+
+def _check(header: ResponseHeader, each: Segment, context: ErrorContext) -> None:
+    """Raise SourceError unless the response is the range of the listed version."""
+    fields = header.fields
+    try:
+        check_header(
+            each.object,
+            each.start,
+            each.end,
+            context,
+            status=header.status,
+            content_length=header.content_length,
+            fields=fields,
+        )
+    except SourceError as error:
+        error.context = replace(context, request_id=escaped_id(fields.get("x-amz-request-id")))
+        raise
 
 
 async def refusal(response: Response, context: ErrorContext, signer: RangeSigner) -> SourceError | None:
@@ -137,16 +147,7 @@ async def refusal(response: Response, context: ErrorContext, signer: RangeSigner
 
 def error_of(header: ResponseHeader, body: bytes, context: ErrorContext) -> SourceError:
     """Return the error for a response that is neither a success nor a redirect. `body` may be cut off."""
-    code, found = CODE.search(body), _MESSAGE.search(body)
-    message = (unescape(found[1].decode("utf-8", "replace")) if found else "") if code else foreign_text(body)
     cut = len(body) < min(header.content_length or 0, MAX_ERROR_BODY)
-    if code is None and cut and header.status in MANY_REASONS:
+    if cut and header.status in MANY_REASONS and not CODE.search(body):
         return cut_off(header.status, context)
-    fields = header.fields
-    return error_from_response(
-        status=header.status,
-        code=code[1].decode("utf-8", "replace") if code else str(header.status),
-        message=message,
-        fields=fields,
-        context=context,
-    )
+    return error_from_body(header.status, body, header.fields, context)

@@ -14,6 +14,7 @@ import http
 import re
 import time
 from dataclasses import replace
+from html import unescape
 from ssl import SSLError
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +76,8 @@ OTHER_REGION = {
 """Codes for a bucket that is not in the region of the request."""
 _CHANGED = {"PreconditionFailed", "InvalidRange", "NoSuchVersion"}
 
+ERROR_DOCUMENT = re.compile(rb"\s*(?:<\?xml[^>]*>\s*)?<Error[\s>]").match
+"""Matches the begin of an error's document, which some servers send with the status 200."""
 CODE = re.compile(rb"<Code>([^<]{1,200})</Code>")
 MANY_REASONS = {400, 401, 403}
 """Statuses whose error code decides whether a retry may help: expired credentials, a wrong clock."""
@@ -138,6 +141,10 @@ _ABOUT_ENCRYPTION = re.compile(r"encrypt|customer.{1,9}key", re.IGNORECASE)
 NOT_BY_CREDENTIALS = frozenset({"InvalidObjectState", "AccountProblem", "AllAccessDisabled", *KEY_PROBLEMS})
 """Codes of denials that other credentials or another policy would get too."""
 _STATUSES = frozenset(http.HTTPStatus)
+_MESSAGE = re.compile(rb"<Message>([^<]{1,500})")
+_OF_AN_OBJECT = {"etag", "last-modified", "content-range", "x-amz-version-id"}
+ERROR_BYTES = 64 * 1024
+"""Bytes of a body that is read as an error's; S3's errors have less than 1 KiB."""
 _TITLE = re.compile(rb"<title[^>]{0,99}>([^<]{1,200})", re.IGNORECASE)
 _TAG = re.compile(rb"<(?:style|script).*?</|<[^>]*>?", re.DOTALL | re.IGNORECASE)
 _SECONDS = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
@@ -319,6 +326,26 @@ def error_from_response(
     return error
 
 
+def error_from_body(
+    status: int, body: bytes, fields: Mapping[str, str], context: ErrorContext
+) -> SourceError:
+    """Return the SourceError for a response whose body is an error's. `fields`: see `error_from_response`."""
+    code, found = CODE.search(body), _MESSAGE.search(body)
+    message = unescape(found[1].decode("utf-8", "replace")) if found else ""
+    return error_from_response(
+        status=status,
+        code=code[1].decode("utf-8", "replace") if code else str(status),
+        message=message if code else foreign_text(body),
+        fields=fields,
+        context=context,
+    )
+
+
+def may_be_error(fields: Mapping[str, str], length: int | None) -> bool:
+    """Return whether the body of a success may be an error's document: it is small, and of no version."""
+    return not fields.keys() & _OF_AN_OBJECT and (length is None or length < ERROR_BYTES)
+
+
 def foreign_text(body: bytes) -> str:
     """Return the words of an error's body that has no code of S3: its title, or its begin."""
     title = _TITLE.search(body)
@@ -351,7 +378,8 @@ def _error_by_code(  # noqa: PLR0911 - a table; the first status or code that fi
         return Throttled(text, context, retry_after=retry_after)
     if code == "NotImplemented" or status in _NOT_OFFERED:
         return BadAnswer(text, context)
-    if code in _TRANSIENT or status in _ASK_AGAIN or status >= 500:
+    failed = status >= 500 or status == http.HTTPStatus.OK  # an error inside a 200 is an internal one
+    if code in _TRANSIENT or status in _ASK_AGAIN or (failed and code not in EXPLANATIONS):
         return Transient(text, context, retry_after=retry_after)
     if code in OTHER_REGION or 300 <= status < 400:
         return WrongEndpoint(f"{_region_fix(region)} (S3 responded {_status(status, code)})", context)

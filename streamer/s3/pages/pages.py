@@ -26,6 +26,7 @@ from streamer.errors import ErrorContext, SourceError
 from streamer.retry import ANSWER_FAILED, Attempts, RetryPolicy, raising_the_last, retry
 from streamer.s3.client.credentials import renewing
 from streamer.s3.client.endpoint import is_aws
+from streamer.s3.client.faults import ERROR_DOCUMENT
 from streamer.s3.pages.control_client import ControlClient
 from streamer.s3.pages.object_info import ObjectInspector
 from streamer.s3.pages.page_parser import (
@@ -37,7 +38,7 @@ from streamer.s3.pages.page_parser import (
     refuse_missing_keys,
 )
 from streamer.s3.pages.validation import check_page
-from streamer.s3.range_gets import refusal
+from streamer.s3.range_gets import error_of, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -107,6 +108,8 @@ class PageSource:
             header = response.header
             if header.status == http.HTTPStatus.OK:
                 document = await response.document(context)
+                if ERROR_DOCUMENT(document):
+                    raise error_of(header, document, context)
                 async with self._parser:
                     await asyncio.sleep(0)
                     page = parse_page(document, context)
