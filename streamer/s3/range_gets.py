@@ -83,7 +83,7 @@ class RangeGets:
             return None
         if "etag" not in fields and may_be_error(fields, length):
             return None
-        _check(header, each, context)
+        _check(header, length, each, context)
         return response.body(length, context)
 
     async def error(self, response: Response, each: Segment, context: ErrorContext) -> SourceError:
@@ -101,7 +101,7 @@ class RangeGets:
                 header, body = response.header, await response.error_body()
                 if ERROR_DOCUMENT(body):
                     return error_of(header, body, context)
-                _check(header, each, context)
+                _check(header, header.content_length, each, context)
             response.end(reuse=False)
             return LeftToAiobotocore("the server sends a body without its length, as a chunked one", context)
         error = await refusal(response, context, self._signer)
@@ -112,8 +112,8 @@ class RangeGets:
         return deleted(error) if isinstance(error, ObjectMissing) else error
 
 
-def _check(header: ResponseHeader, each: Segment, context: ErrorContext) -> None:
-    """Raise SourceError unless the response is the range of the listed version."""
+def _check(header: ResponseHeader, length: int | None, each: Segment, context: ErrorContext) -> None:
+    """Raise SourceError unless the response is the range of the listed version. `length`: the header's."""
     fields = header.fields
     try:
         check_header(
@@ -122,7 +122,7 @@ def _check(header: ResponseHeader, each: Segment, context: ErrorContext) -> None
             each.end,
             context,
             status=header.status,
-            content_length=header.content_length,
+            content_length=length,
             fields=fields,
         )
     except SourceError as error:
