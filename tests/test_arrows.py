@@ -443,6 +443,7 @@ def test_cat_loads_what_it_uses() -> None:
                 ".progress",
                 ".wording",
                 ".streams",
+                ".terminal",
             )
         ),
     }

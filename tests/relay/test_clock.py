@@ -95,6 +95,7 @@ def test_no_duration_is_taken_from_the_wall_clock() -> None:
                 found.add(str(path.relative_to(ROOT)))
     assert found == {
         "sidecar/admin/status.py",
+        "sidecar/job/reader_state.py",
         "sidecar/observe/state.py",
         "streamer/relay/statistics.py",
         "streamer/s3/client/faults.py",

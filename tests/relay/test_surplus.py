@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from streamer.errors import ErrorContext
+from streamer.s3.client.session import S3Client
 from tests.kit.harness import clients_of, fill
 from tests.kit.pipes import eventually, off_loop
 from tests.kit.raw import etag
@@ -29,8 +31,10 @@ async def test_a_response_on_an_idle_connection_is_not_that_of_the_next_request(
     ) + b"x" * 1000
     bundle: dict[str, Any] = {"ca_bundle": str(tmp_path / "ca.pem")} if secure else {}
 
-    async def get(client: Any) -> bytes:
-        response = await client.get_object(Bucket="b", Key="data/0000", Range="bytes=0-999")
+    async def get(client: S3Client) -> bytes:
+        context = ErrorContext("b", "data/0000")
+        named = {"Bucket": "b", "Key": "data/0000", "Range": "bytes=0-999"}
+        response = await client.send("get_object", context, **named)
         async with response["Body"] as body:
             data: bytes = await body.read()
             return data

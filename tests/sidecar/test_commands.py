@@ -481,13 +481,15 @@ def test_an_error_names_what_the_user_has_written(tmp_path: Path, variable: bool
     given = [] if variable else ["--endpoint-url", url]
     done = penstock("cat", "s3://b/k", *given, "--give-up-after", "0.1", env=environment)
     assert done.returncode == 5
-    assert f"and {'AWS_ENDPOINT_URL' if variable else '--endpoint-url'} right" in done.stderr
+    name = "AWS_ENDPOINT_URL" if variable else "--endpoint-url"
+    assert f"and {name} or AWS_REGION right" in done.stderr
     assert "Endpoint.Url" not in done.stderr
     document = job(url, tmp_path / "ml", "b/train/", GiveUpAfter=0.1)
     if variable:
         del document["Penstock"]["Endpoint"]["Url"]
     done = penstock("run", "-c", write_job(tmp_path / "job.yaml", document), env=environment)
-    assert f"and {'AWS_ENDPOINT_URL' if variable else 'Penstock.Endpoint.Url'} right" in done.stderr
+    name = "AWS_ENDPOINT_URL" if variable else "Penstock.Endpoint.Url"
+    assert f"and {name} or AWS_REGION right" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -111,8 +111,7 @@ def test_a_key_with_a_line_end_is_refused_at_once(
         monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     done = penstock("cat", "s3://b/train/", "--endpoint-url", stub.url, "--path-style")
     assert done.returncode == Exit.DENIED
-    assert "a line end, a control character" in done.stderr
-    assert "their source, which is env" in done.stderr
+    assert f"{name} begins or ends with a space or a line end" in done.stderr
     assert "of-a-secret-file" not in done.stderr
     assert not stub.seen
 
@@ -147,7 +146,7 @@ def test_a_source_of_credentials_that_breaks_is_named(
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     done = penstock("cat", "s3://b/train/", "--endpoint-url", nobody.url, "--path-style")
     assert done.returncode == Exit.DENIED
-    assert "the credentials cannot be read" in done.stderr
+    assert "no usable credentials (" in done.stderr
     assert "their source, which is custom-process" in done.stderr
 
 
@@ -203,7 +202,7 @@ def test_an_unknown_certificate_is_refused(tls_stub: S3Stub, monkeypatch: pytest
     monkeypatch.delenv("REQUESTS_CA_BUNDLE")  # botocore's own certificates
     done = penstock("cat", "s3://b/train/", "--endpoint-url", tls_stub.url, "--path-style")
     assert done.returncode == 5
-    assert "CaBundle" in done.stderr
+    assert "--ca-bundle" in done.stderr
 
 
 def test_a_ca_bundle_that_is_not_there(tls_stub: S3Stub, tmp_path: Path) -> None:

@@ -216,7 +216,7 @@ MISTAKES = [
             command="plan -c job.yaml", code=5),
     Mistake("cat of an object that is not there", "check S3URI (a prefix is case-sensitive)",
             command="cat s3://b/absent --endpoint-url @URL@ --path-style", code=4),
-    Mistake("cat from a server that is down", "and --endpoint-url right",
+    Mistake("cat from a server that is down", "and --endpoint-url or AWS_DEFAULT_REGION right",
             command="cat s3://b/k --endpoint-url http://127.0.0.1:1 --give-up-after 0.1", code=5),
     Mistake("no keeper", "start `penstock keeper none` first",
             command="run -c job.yaml --keeper none", code=7),

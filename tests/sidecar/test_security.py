@@ -273,7 +273,7 @@ def test_no_source_of_credentials_tells_them(
     ended = [penstock(*cat)]
     assert stub.seen[-1].token == MADE["SessionToken"]
     config.write_text(f"[default]\ncredential_process = sh -c 'cat {planted / 'made'} >&2; exit 1'\n")
-    ended.append(penstock(*cat))
+    ended.append(penstock(*cat, "--give-up-after", "1"))
     config.write_text("")
     (planted / "identity").write_text(WEB_IDENTITY)
     with echoing() as url:

@@ -280,6 +280,11 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
                     f"the first position of {self.channel} is no state of steps; begin with a state of "
                     "steps, and call step_state while the sidecar runs"
                 )
+            if position.rank is not None and position.rank.workers > 1:
+                raise ChannelError(
+                    f"{self.channel} has the steps of one DataLoader worker of {position.rank.workers}; "
+                    "remove Ranks.Workers, which is for PyTorch"
+                )
             self._first_state = StepState.of(state)
         return self._epochs.state_after(self._first_state, steps, self._spec.shuffle).document()
 

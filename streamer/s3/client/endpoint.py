@@ -22,7 +22,7 @@ from ipaddress import IPv6Address
 from typing import Literal
 from urllib.parse import urlsplit
 
-from streamer.errors import ConfigError
+from streamer.errors import ConfigError, Denied
 
 IfMatch = Literal["send", "omit"]
 """Whether a GET for a part names the listed ETag in If-Match. The ETag of its response is compared anyway."""
@@ -65,6 +65,7 @@ is_address = re.compile(r"[0-9.]+|.*:.*").fullmatch
 """Matches hosts that are IP addresses, before which no bucket can stand."""
 
 
+_KEYS = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"}
 _CHECKED = _APPLIED | {
     "AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_ROLE_ARN", "AWS_WEB_IDENTITY_TOKEN_FILE",
     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI",
@@ -129,7 +130,8 @@ def check_endpoint(url: str) -> None:
 
 
 def check_variables(endpoint: Endpoint, environment: Mapping[str, str]) -> None:
-    """Raise ConfigError for a variable with quotes or spaces around its value, unless an option overrides it.
+    """Raise ConfigError for a variable with quotes or spaces around its value, unless an option overrides it;
+    Denied for a key.
 
     `docker --env-file` keeps quotes, and a file from Windows has carriage returns.
     """
@@ -137,11 +139,11 @@ def check_variables(endpoint: Endpoint, environment: Mapping[str, str]) -> None:
     if endpoint.region:
         overridden.add("AWS_DEFAULT_REGION")
     for name in sorted(_CHECKED & environment.keys() - overridden):
-        value = environment[name]
+        value, error = environment[name], Denied if name in _KEYS else ConfigError
         if value != value.strip():
-            raise ConfigError(f"{name} begins or ends with a space or a line end; set it without")
+            raise error(f"{name} begins or ends with a space or a line end; set it without")
         if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'":
-            raise ConfigError(
+            raise error(
                 f"{name} has quotes ({value[0]}) around its value, which docker --env-file keeps; set it "
                 "without"
             )

@@ -77,7 +77,7 @@ OTHER_REGION = {
 _CHANGED = {"PreconditionFailed", "InvalidRange", "NoSuchVersion"}
 
 ERROR_DOCUMENT = re.compile(rb"\s*(?:<\?xml[^>]*>\s*)?<Error[\s>]").match
-"""Matches the begin of an error's document, which some servers send with the status 200."""
+"""Matches the start of an error's document, which some servers send with the status 200."""
 CODE = re.compile(rb"<Code>([^<]{1,200})</Code>")
 MANY_REASONS = {400, 401, 403}
 """Statuses whose error code decides whether a retry may help: expired credentials, a wrong clock."""
@@ -211,7 +211,7 @@ def mapped(error: BaseException, context: ErrorContext) -> PenstockError:  # noq
     if isinstance(error, (aiohttp.ClientPayloadError, boto.IncompleteReadError)):
         return Truncated("the body broke off", context)
     if isinstance(error, boto.EndpointConnectionError):
-        fix = "check that the endpoint is up, and Penstock.Endpoint.Url or Region right"
+        fix = "check that the endpoint is up, and Penstock.Endpoint.Url or Penstock.Endpoint.Region right"
         return Transient(f"{text}; {fix}", context)
     botocore_broken = (boto.HTTPClientError, boto.ConnectionError, boto.ResponseStreamingError)
     if isinstance(error, (*botocore_broken, aiohttp.ClientError, OSError)):
@@ -312,7 +312,8 @@ def error_from_response(
                 return Transient(text, context, retry_after=seconds)
             return InvalidResponse(text, context)
     text, answered = EXPLANATIONS.get(code, ""), f"(S3 responded {_status(status, code)})"
-    words = quoted(message).removesuffix(".")
+    # Ours say more than S3's about an object that is missing or was replaced.
+    words = "" if status in (404, 412, 416) and text else quoted(message).removesuffix(".")
     if words and not text.startswith(words.lower()):
         text = next((each for pattern, each in _BY_MESSAGE if pattern.search(words)), text)
         text = f"{words} {answered}" + (f"; {text}" if text else "")

@@ -165,7 +165,7 @@ class ConnectionPool:
             self._note_dead(peer)
             raise Transient(
                 f"cannot connect to {self._host}:{self._port} ({reason}); check that the endpoint is up, and "
-                "Penstock.Endpoint.Url or Region right",
+                "Penstock.Endpoint.Url or Penstock.Endpoint.Region right",
                 context,
             ) from error
 

@@ -54,6 +54,7 @@ from streamer.relay.deliver.object_errors import not_inflatable
 from streamer.relay.staging.buffers import BufferPool, BufferStage
 from streamer.relay.statistics import ChannelCounters
 from streamer.s3.client.documents import checked_document
+from streamer.s3.client.faults import map_errors
 from streamer.s3.http.body import HttpBody
 from streamer.s3.http.client import Response
 from streamer.s3.http.connection import Connection
@@ -257,10 +258,11 @@ class Answers:
     def __init__(self, body: bytes) -> None:
         self._body = body
 
-    async def send(self, *_: object, **_named: str) -> Any:
+    async def send(self, _operation: str, context: ErrorContext, **_: str) -> Any:
         parser, shape = s3_parser()
-        page = parser.parse({"status_code": 200, "headers": {}, "body": self._body}, shape)
-        decode_list_object_v2(page, {"encoding_type_auto_set": True})
+        with map_errors(context):
+            page = parser.parse({"status_code": 200, "headers": {}, "body": self._body}, shape)
+            decode_list_object_v2(page, {"encoding_type_auto_set": True})
         return page
 
 
