@@ -67,10 +67,6 @@ def endless(request: Request) -> bytes:
             paged(answer(200, b"<html><body>Welcome to the hotel</body></html>")),
             "the listing is invalid",
         ),
-        (
-            lambda _: listing(*FIRST, more="t").replace(b">true<", b">True<"),
-            "last page has a continuation token|no valid IsTruncated",
-        ),
         (paged(answer(204)), "no valid IsTruncated"),
         (lambda _: listing(("data/train/0", 1 << 64, "e")), "object size: over 2"),
         (lambda _: listing(("data/train/" + "k" * 70_000, 1, "e")), "a key of over"),
@@ -186,8 +182,8 @@ def test_the_arn_of_an_access_point_is_a_bucket() -> None:
         (answer(200, b"<html>the page of a proxy</html>"), False),
         (listing(("elsewhere/x", 1, "e")), False),
         (b"HTTP/1.1 2OO OK\r\n\r\n", False),
-        (listing(*FIRST, inside="<KeyCount>9</KeyCount>"), False),
-        (listing(*FIRST, inside="<KeyCount>9</KeyCount>"), True),
+        (listing(inside="<KeyCount>9</KeyCount>"), False),
+        (listing(inside="<KeyCount>9</KeyCount>"), True),
     ],
     ids=["cut", "html", "prefix", "header", "KeyCount", "aiobotocore"],
 )
@@ -203,6 +199,21 @@ async def test_a_page_that_cannot_be_is_requested_twice_more(spoiled: bytes, *, 
     assert await objects(2) == len(FIRST)
     with pytest.raises(BadAnswer):
         await objects(3)
+
+
+async def test_a_page_that_always_counts_too_many_keys_is_believed(pages_from: PagesFrom) -> None:
+    """The first one is requested twice more: its entries may have been lost on their way."""
+
+    def reply(request: Request) -> bytes:
+        after = request.query.get("start-after", "")
+        return listing(
+            *[each for each in FIRST if each[0] > after], inside="<KeyCount>9</KeyCount>" * (not after)
+        )
+
+    with raw_server(reply) as server:
+        async with pages_from(server) as pages:
+            assert (await plan_prefix(pages, S3Uri("b", PREFIX))).objects(0) == len(FIRST)
+    assert [bool(request.query.get("start-after")) for request in server.seen] == [False] * 3 + [True]
 
 
 async def test_a_head_that_cannot_be_is_sent_twice_more() -> None:

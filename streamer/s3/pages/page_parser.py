@@ -9,9 +9,10 @@ accepts objects whose fields come in S3's order, with texts in printable ASCII a
 the quotes of ETags. Where it does not match, the whole page goes the other way, so it only has to be strict.
 
 The parser refuses pages that S3 never sends: with another root, with a field twice where S3 sends it once,
-with an entry without key or size, or with neither ETag nor LastModified, without a valid IsTruncated, or with
-folders (CommonPrefixes), which Penstock never asks for. `documents.checked_document` has already refused
-document types and documents that are too long.
+with an entry without key or size, or with neither ETag nor LastModified, without keys and IsTruncated, or
+with folders (CommonPrefixes), which Penstock never asks for. What other clients pass over without a loss is
+passed over here too: a token on the last page, another case of `true`, an empty CommonPrefixes.
+`documents.checked_document` has already refused document types and documents that are too long.
 
 Source: https://docs.aws.amazon.com/AmazonS3/latest/API/API_ListObjectsV2.html
 """
@@ -53,6 +54,8 @@ class Page:
     """Validators (`streamer.plan.validators`), in UTF-8."""
     token: str | None = None
     """The token of the next page; None on the last page."""
+    missing: int = 0
+    """Entries that the page lacks by its KeyCount."""
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -79,10 +82,10 @@ def parse_by_expression(document: bytes, context: ErrorContext) -> Page | None:
     if len(root.findall(f"{namespace}Contents")) != 1:
         return None  # the objects are inside a comment or another element
     keys = parts[1::4]
-    encoded, token = _top(root, namespace, context, len(keys))
+    encoded, token, missing = _top(root, namespace, context, len(keys))
     if encoded and _has_escape(b"".join(keys)):
         keys = [_decoded(key) if _has_escape(key) else key for key in keys]
-    return Page(keys, list(map(int, parts[3::4])), parts[2::4], token)
+    return Page(keys, list(map(int, parts[3::4])), parts[2::4], token, missing)
 
 
 def _element(name: str, inside: bytes) -> bytes:
@@ -126,7 +129,7 @@ def parse_by_tree(document: bytes, context: ErrorContext) -> Page:
     except ET.ParseError as error:
         raise unparsable(document, error, context) from error
     namespace = _namespace(root, context)
-    encoded, token = _top(root, namespace, context, len(root.findall(f"{namespace}Contents")))
+    encoded, token, missing = _top(root, namespace, context, len(root.findall(f"{namespace}Contents")))
     keys, sizes, etags = _columns(root, namespace, context)
     if encoded:
         keys = [unquote_plus(key) if "%" in key or "+" in key else key for key in keys]
@@ -135,6 +138,7 @@ def parse_by_tree(document: bytes, context: ErrorContext) -> Page:
         [_size(size, context) for size in sizes],
         [etag.encode() for etag in etags],
         token,
+        missing,
     )
 
 
@@ -146,18 +150,22 @@ def _namespace(root: Element, context: ErrorContext) -> str:
     return namespace + ("}" if namespace else "")
 
 
-def _top(root: Element, namespace: str, context: ErrorContext, keys: int) -> tuple[bool, str | None]:
-    """Return whether the keys are URL-encoded, and the token of the next page. `keys`: number of entries."""
+def _top(root: Element, namespace: str, context: ErrorContext, keys: int) -> tuple[bool, str | None, int]:
+    """Return whether the keys are URL-encoded, the token of the next page, and the entries that it lacks.
+
+    `keys`: number of entries.
+    """
     contents = f"{namespace}Contents"
     rest = [child for child in root if child.tag != contents]
-    refuse_folders(context, found=any(child.tag == f"{namespace}CommonPrefixes" for child in rest))
+    folders = root.iterfind(f"{namespace}CommonPrefixes/{namespace}Prefix")
+    refuse_folders(context, found=any(folder.text for folder in folders))
     names = {"IsTruncated", "NextContinuationToken", "EncodingType", "KeyCount"}
     top = _fields(rest, namespace, names, context)
     count = top.get("KeyCount", "")
-    refuse_missing_keys(context, int(count) if re.fullmatch("[0-9]{1,18}", count) else None, keys)
-    truncated = {"true": True, "false": False}.get(top.get("IsTruncated", ""))
-    token = next_token(top.get("NextContinuationToken"), context, truncated=truncated)
-    return top.get("EncodingType") == "url", token
+    missing = int(count) - keys if re.fullmatch("[0-9]{1,18}", count) else 0
+    truncated = {"true": True, "false": False}.get(top.get("IsTruncated", "").strip().lower())
+    token = next_token(top.get("NextContinuationToken"), context, truncated=truncated, keys=keys)
+    return top.get("EncodingType") == "url", token, missing
 
 
 def refuse_folders(context: ErrorContext, *, found: bool) -> None:
@@ -168,23 +176,23 @@ def refuse_folders(context: ErrorContext, *, found: bool) -> None:
         )
 
 
-def refuse_missing_keys(context: ErrorContext, count: int | None, keys: int) -> None:
-    """Raise InvalidResponse for a page with fewer entries than its KeyCount: the others would be missing."""
-    if count is not None and count > keys:
-        raise invalid_listing(
-            f"its KeyCount is {count}, and it has {counted(keys, 'entry', 'entries')}", context
-        )
+def missing_keys(page: Page, context: ErrorContext) -> InvalidResponse:
+    """Return the error for a page with fewer entries than its KeyCount: the others would be missing."""
+    entries = counted(len(page), "entry", "entries")
+    return invalid_listing(f"its KeyCount is {len(page) + page.missing}, and it has {entries}", context)
 
 
-def next_token(token: str | None, context: ErrorContext, *, truncated: bool | None) -> str | None:
+def next_token(token: str | None, context: ErrorContext, *, truncated: bool | None, keys: int) -> str | None:
     """Return the token of the next page, None on the last one. Raises InvalidResponse if fields disagree.
 
-    `truncated`: IsTruncated; None if the page has none that is valid.
+    `truncated`: IsTruncated; None if the page has none that is valid: then its token decides. `keys`: number
+    of entries; a page without any must say that it is the last one. No client follows the token of a last
+    page. A listing that ends too early is continued by `range_lister`.
     """
-    if truncated is None:
+    if truncated is None and not keys:
         raise invalid_listing("it has no valid IsTruncated", context)
-    if token and not truncated:
-        raise invalid_listing("its last page has a continuation token", context)
+    if truncated is False:
+        return None
     if truncated and not token:
         raise InvalidResponse(
             "the listing does not advance (no continuation token); a server that has ListObjects version 1 "

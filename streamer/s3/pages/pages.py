@@ -32,10 +32,10 @@ from streamer.s3.pages.object_info import ObjectInspector
 from streamer.s3.pages.page_parser import (
     Page,
     entry_fields,
+    missing_keys,
     next_token,
     parse_page,
     refuse_folders,
-    refuse_missing_keys,
 )
 from streamer.s3.pages.validation import check_page
 from streamer.s3.range_gets import error_of, refusal
@@ -63,6 +63,8 @@ class PageSource:
         patience = min(PAGE_PATIENCE, clients.stall_timeout)
         self._policy = RetryPolicy(give_up_after=patience)
         self._inspector = ObjectInspector(control, give_up_after=patience)
+        self._miscounts = 0
+        """Successive pages with fewer entries than their KeyCount."""
         self._parser = asyncio.Lock()
         """Held for the turn of the event loop in which a page is parsed, 2 ms: pages often come together."""
 
@@ -91,6 +93,10 @@ class PageSource:
         page = await self._request_own(bucket, parameters)
         if page is None:
             page = await page_by_aiobotocore(self._control.clients.control, bucket, parameters)
+        # What a server says as often as a page is requested is its way of counting, and no damage.
+        self._miscounts = self._miscounts + 1 if page.missing > 0 else 0
+        if page.missing > 0 and (not page.keys or self._miscounts < self._policy.wrong_answers):
+            raise missing_keys(page, ErrorContext(bucket, parameters["prefix"]))
         return page
 
     async def _request_own(self, bucket: str, parameters: dict[str, str]) -> Page | None:
@@ -147,11 +153,11 @@ async def page_by_aiobotocore(client: S3Client, bucket: str, parameters: dict[st
 
 def _page(response: dict[str, Any], context: ErrorContext) -> Page:
     """Return the page that aiobotocore has parsed. Raises InvalidResponse."""
-    refuse_folders(context, found="CommonPrefixes" in response)
-    refuse_missing_keys(context, response.get("KeyCount"), len(response.get("Contents", ())))
-    token = response.get("NextContinuationToken")
-    page = Page(token=next_token(token, context, truncated=response.get("IsTruncated")))
-    for entry in response.get("Contents", ()):
+    refuse_folders(context, found=any(each.get("Prefix") for each in response.get("CommonPrefixes", ())))
+    token, entries = response.get("NextContinuationToken"), response.get("Contents", ())
+    token = next_token(token, context, truncated=response.get("IsTruncated"), keys=len(entries))
+    page = Page(token=token, missing=response.get("KeyCount", 0) - len(entries))
+    for entry in entries:
         time = entry.get("LastModified")
         if time is not None and time.tzinfo is not None:
             time = time.astimezone(UTC)
