@@ -347,7 +347,7 @@ PLAN = {"asyncio", "httptools", "isal", "logging", "pydantic", "uvloop", "yaml"}
     [
         (["check"], {"logging", "pydantic", "yaml"}),
         (["plan"], PLAN),
-        (["doctor"], PLAN),
+        (["doctor"], PLAN | {"email.parser"}),
     ],
 )
 def test_a_command_with_a_job_loads_what_it_uses(

@@ -30,6 +30,7 @@ from sidecar.records.ranks import deal_of, find_index
 from streamer.aio import in_thread
 from streamer.errors import ConfigError, Denied, PenstockError
 from streamer.plan import Shard
+from streamer.s3.client.versions import moved_botocore
 from streamer.s3.pages.validation import PlanMemory
 from streamer.units import counted
 
@@ -56,6 +57,8 @@ async def examine(
     default = os.path.join(tempfile.gettempdir(), "penstock") if command == "exec" else DEFAULT_BASE
     layout = Layout(job.penstock.base_directory or default)
     job, hosts = resolve_host(job, layout, flags)
+    if moved := moved_botocore():
+        yield Finding("packages", "warning", moved, "Do what the text says.")
     yield machine.memory(job)
     yield machine.pipes(job)
     yield machine.open_files(job)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from sidecar.process.exits import Exit, exit_code
 from streamer.errors import Denied, Expired
-from streamer.s3.client.faults import NOT_BY_CREDENTIALS
+from streamer.s3.client.faults import EXPIRED, NOT_BY_CREDENTIALS
 
 if TYPE_CHECKING:
     from streamer.errors import SinkError, SourceError
@@ -31,7 +31,7 @@ def advice(error: SourceError | SinkError, *, mendable: bool) -> str:
         remedy = "do as the error says"
     if code is Exit.CORRUPT:
         return remedy
-    if isinstance(error, Denied) and error.code.startswith("ExpiredToken") and not isinstance(error, Expired):
+    if isinstance(error, Denied) and error.code in EXPIRED and not isinstance(error, Expired):
         # Those of environment variables: other keys are renewed. execve(2) keeps the environment.
         return "set new keys in the environment, which `penstock restart` keeps, and start the job again"
     if mendable:

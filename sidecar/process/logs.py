@@ -112,6 +112,8 @@ def configure(*, level: str = "info", json_lines: bool | None = None) -> None:
     # debug output of botocore contains request headers.
     root.setLevel(logging.WARNING)
     logging.getLogger("penstock").setLevel(level.upper())
+    # Each attempt to renew credentials that fails; Penstock logs once what it waits for.
+    logging.getLogger("aiobotocore.credentials").setLevel(logging.ERROR)
 
 
 def shows_text() -> bool:

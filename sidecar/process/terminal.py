@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import sys
 import termios
@@ -32,8 +31,10 @@ def asking() -> Callable[[str], Awaitable[str]] | None:
 
 async def _ask(prompt: str) -> str:
     """Return what is typed, without an echo. If this is cancelled, the terminal has its echo back."""
+    from getpass import getpass
+
     usual = termios.tcgetattr(sys.stdin)
     try:
-        return await outside(getpass.getpass, prompt, seconds=LONGEST)
+        return await outside(getpass, prompt, seconds=LONGEST)
     finally:
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, usual)

@@ -54,7 +54,9 @@ def barred(text: str, context: ErrorContext, *, before: bool) -> SourceError:
 
 def tls_failed(error: BaseException, context: ErrorContext, *, before: bool) -> SourceError | None:
     """Return the error if an exception, or one of its causes, is a refusal of TLS; else None."""
-    reason = next((str(each) for each in _causes(error) if isinstance(each, ssl.SSLError)), "")
+    # aiohttp's own classes are among those of ssl, and add a host and a type to the reason.
+    refusals = [each for each in _causes(error) if isinstance(each, ssl.SSLError)]
+    reason = str(refusals[-1]) if refusals else ""
     if not reason or _MAY_PASS.search(reason):
         return None
     remedy = next((fix for pattern, fix in _REMEDIES.items() if re.search(pattern, reason)), _NO_TLS)

@@ -99,7 +99,10 @@ class BoundedSession(PinnedSession):
             if (refused := tls_failed(error, context, before=host in passed)) is not None:
                 raise refused from error
             if proxy and isinstance(error, ReadTimeoutError | ConnectTimeoutError | ConnectionClosedError):
-                raise Transient(f"no answer from {whom} ({quoted(str(error))})", context) from error
+                text = (
+                    f"no answer from {whom} ({quoted(str(error))}); look at it, or name the host in NO_PROXY"
+                )
+                raise Transient(text, context) from error
             raise
         if proxy and url.startswith("http:") and response.status_code >= FIRST_ERROR_STATUS:
             answer = proxy_answer(response, proxy, url, before=proxy in passed)

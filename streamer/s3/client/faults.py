@@ -38,6 +38,7 @@ from streamer.errors import (
     WrongEndpoint,
 )
 from streamer.s3.client.barriers import tls_failed
+from streamer.s3.client.versions import moved_botocore
 from streamer.secrets import quoted
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ _TRANSIENT = {
     "OperationAborted",
     "BadDigest",  # of a body that changed on its way
 }
-_EXPIRED = {
+EXPIRED = {
     "ExpiredToken",
     "ExpiredTokenException",
     "InvalidToken",
@@ -226,6 +227,8 @@ def mapped(error: BaseException, context: ErrorContext) -> PenstockError:  # noq
         return ConfigError(f"{text}; correct Penstock.Endpoint")
     if isinstance(error, boto.BotoCoreError):
         return BadAnswer(f"{type(error).__name__}: {text}", context)
+    if moved := moved_botocore():
+        return ConfigError(moved)
     return not_understood(error, context)
 
 
@@ -386,7 +389,7 @@ def _error_by_code(  # noqa: PLR0911 - a table; the first status or code that fi
         return WrongEndpoint(f"{_region_fix(region)} (S3 responded {_status(status, code)})", context)
     if code in _CHANGED or status in (412, 416):
         return SourceChanged(text, context)
-    if code in _EXPIRED:
+    if code in EXPIRED:
         return Expired(text, context)
     ahead = clock_ahead(date)
     if code == "403" and abs(ahead or 0.0) > _REFUSED_SKEW:

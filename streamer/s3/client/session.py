@@ -40,6 +40,7 @@ from streamer.s3.client.endpoint import (
     settings_of,
 )
 from streamer.s3.client.faults import map_errors
+from streamer.s3.client.versions import moved_botocore
 from streamer.secrets import remember, remember_environment
 
 if TYPE_CHECKING:
@@ -266,7 +267,12 @@ class _Opener:
             if self._session is None:
                 files = AwsFiles(configuration_files(os.environ), {}, seconds=self._stall_timeout)
                 await files.check()
-                session = await asyncio.to_thread(self._load)
+                try:
+                    session = await asyncio.to_thread(self._load)
+                except (ImportError, AttributeError, TypeError) as error:
+                    if moved := moved_botocore():
+                        raise ConfigError(moved) from error
+                    raise
                 if self._settings is not None and self._settings.keys is not None:
                     session.use(self._settings.keys)
                 self._session = session
