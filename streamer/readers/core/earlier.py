@@ -11,10 +11,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import stat
 from typing import TYPE_CHECKING
 
-from streamer.trailer import parse_fifo_name, read_trailer
+from streamer.readers.core.late import fifos_of, trailer_of
+from streamer.readers.core.read_end import ReadEnd
 
 if TYPE_CHECKING:
     from streamer.readers.core.proof import Proof
@@ -27,43 +27,26 @@ class EarlierEpochs:
 
     def __init__(self, proof: Proof) -> None:
         self._proof = proof
-        self._open: dict[str, int] = {}
-        """Descriptors by path. Each stays open until the sidecar has seen it and withdrawn the name."""
+        self._open: dict[str, ReadEnd] = {}
+        """By path. Each stays open until the sidecar has seen it and withdrawn the name."""
 
     def leave(self) -> None:
         """Open each FIFO that is offered, and close each that the sidecar has withdrawn."""
-        for path in self._offered():
-            with contextlib.suppress(OSError):
-                fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
-                if not stat.S_ISFIFO(os.fstat(fd).st_mode):
-                    os.close(fd)
-                    continue
-                self._open[path] = fd
-                logger.warning(
-                    "%s is left unread, because the state is in epoch %d; --resume with that state begins "
-                    "there",
-                    os.path.basename(path),
-                    self._proof.epoch,
-                )
+        for epoch, path, withdrawn in fifos_of(self._proof):
+            trailer = trailer_of(self._proof, epoch)
+            offered = not withdrawn and trailer is not None and trailer.state == "open"
+            if epoch < self._proof.epoch and offered and path not in self._open:
+                with contextlib.suppress(OSError):
+                    self._open[path] = ReadEnd(path)
+                    logger.warning(
+                        "%s is left unread, because the state is in epoch %d, where --resume would begin",
+                        os.path.basename(path),
+                        self._proof.epoch,
+                    )
         for path in [each for each in self._open if not os.path.lexists(each)]:
-            os.close(self._open.pop(path))
-
-    def _offered(self) -> list[str]:
-        """Return the paths of FIFOs that a sidecar offers and this object does not have open."""
-        found, directory = [], self._proof.directory
-        with contextlib.suppress(OSError):
-            for name in os.listdir(directory):
-                channel, epoch = parse_fifo_name(name) or ("", 0)
-                path = os.path.join(directory, name)
-                if f"{channel}_" != self._proof.prefix or epoch >= self._proof.epoch or name.startswith("."):
-                    continue
-                with contextlib.suppress(OSError, ValueError):
-                    trailer = read_trailer(directory, channel, epoch)
-                    if trailer is not None and trailer.state == "open" and path not in self._open:
-                        found.append(path)
-        return found
+            self._open.pop(path).close()
 
     def close(self) -> None:
         """Close what is open. Safe to call again."""
         while self._open:
-            os.close(self._open.popitem()[1])
+            self._open.popitem()[1].close()

@@ -18,19 +18,12 @@ from typing import TYPE_CHECKING, Literal
 
 from streamer.escaping import escape_control
 from streamer.linux import locked_byte
-from streamer.trailer import (
-    OFFERS,
-    RUNS,
-    SIDECAR_LOCK,
-    fifo_path,
-    parse_fifo_name,
-    read_trailer,
-    withdrawn_path,
-)
+from streamer.trailer import OFFERS, RUNS, SIDECAR_LOCK, parse_fifo_name, read_trailer
 from streamer.units import counted
 
 if TYPE_CHECKING:
     from streamer.readers.core.proof import Proof
+    from streamer.trailer import Trailer
 
 _THIS = "this process", "a variable or a traceback keeps its iterator; delete it, or read it to its end"
 _OTHER = "a process that this one cannot see", "end it, or the iterator or pool that it works for"
@@ -40,11 +33,9 @@ SidecarState = Literal["unknown", "ended", "starting", "ready"]
 
 def sidecar_state(directory: str) -> SidecarState:
     """Return the state of the sidecar that serves a directory of FIFOs."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with contextlib.suppress(OSError):
-        fd = os.open(
-            os.path.join(directory, SIDECAR_LOCK),
-            os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC,
-        )
+        fd = os.open(os.path.join(directory, SIDECAR_LOCK), flags)
         try:
             if locked_byte(fd, OFFERS) is not None:
                 return "ready"
@@ -63,7 +54,7 @@ def why_over(proof: Proof) -> str:
         return ""  # not a channel's FIFO
     if why := why_job_over(proof):
         return why
-    offered = [epoch for epoch, _ in _fifos(proof)]
+    offered = [epoch for epoch, _, _ in fifos_of(proof)]
     later = [epoch for epoch in offered if epoch > proof.epoch]
     trailer = proof.trailer if proof.look() else None
     if trailer is None:
@@ -98,51 +89,52 @@ def why_late(proof: Proof) -> str:
         return f"no sidecar runs: no process has locked {path}; start it again"
     if state == "starting":
         return "the sidecar has not offered its FIFOs yet; its log says why"
-    for epoch, path in _fifos(proof):
-        if not os.path.basename(path).startswith(".") or epoch > proof.epoch:
+    for epoch, path, withdrawn in fifos_of(proof):
+        if not withdrawn or epoch > proof.epoch:
             continue
-        base = f"{proof.prefix}{epoch}"
-        with contextlib.suppress(OSError, ValueError):
-            trailer = read_trailer(proof.directory, proof.prefix[:-1], epoch)
-            if trailer is not None and trailer.state == "failed":
-                return f"{base} has failed: {trailer.error}"
-        reader = _reader_of(path)
-        who, do = _OTHER
-        if reader == os.getpid():
-            who, do = _THIS
-        elif reader is not None:
-            with contextlib.suppress(OSError), open(f"/proc/{reader}/comm", encoding="utf-8") as file:
-                who = f"process {reader} ({escape_control(file.read().strip())})"
+        base, trailer = f"{proof.prefix}{epoch}", trailer_of(proof, epoch)
+        if trailer is not None and trailer.state == "failed":
+            return f"{base} has failed: {trailer.error}"
+        who, do = _reader_of(path)
         if epoch == proof.epoch:
             return f"{who} has opened this FIFO already: a FIFO has one reader"
         return f"{who} still has {base} open: {do}"
     return ""
 
 
-def _fifos(proof: Proof) -> list[tuple[int, str]]:
-    """Return the FIFOs of the channel, offered and withdrawn, by epoch."""
+def fifos_of(proof: Proof) -> list[tuple[int, str, bool]]:
+    """Return epoch and path of each FIFO of the channel, and whether its name is withdrawn; by epoch."""
     found = []
     with contextlib.suppress(OSError):
         for name in os.listdir(proof.directory):
             channel, epoch = parse_fifo_name(name) or ("", -1)
             if f"{channel}_" == proof.prefix:
-                path = withdrawn_path if name.startswith(".") else fifo_path
-                found.append((epoch, path(proof.directory, channel, epoch)))
+                found.append((epoch, os.path.join(proof.directory, name), name.startswith(".")))
     return sorted(found)
 
 
-def _reader_of(path: str) -> int | None:
-    """Return a process that has a FIFO open for reading; None if no process that can be seen has."""
+def trailer_of(proof: Proof, epoch: int) -> Trailer | None:
+    """Return the trailer of an epoch of the channel; None if it has none that can be read."""
+    with contextlib.suppress(OSError, ValueError):
+        return read_trailer(proof.directory, proof.prefix[:-1], epoch)
+    return None
+
+
+def _reader_of(path: str) -> tuple[str, str]:
+    """Return the process that has a FIFO open for reading, and what is to be done with it."""
     with contextlib.suppress(OSError):
         fifo = os.stat(path)
         for link in glob.iglob("/proc/[0-9]*/fd/*"):
-            with contextlib.suppress(OSError):
-                status = os.stat(link)
-                if (status.st_dev, status.st_ino) != (fifo.st_dev, fifo.st_ino):
+            _, _, process, _, number = link.split("/")
+            with contextlib.suppress(OSError, StopIteration):
+                if not os.path.samestat(os.stat(link), fifo):
                     continue
-                process, number = link.split("/")[2], link.rpartition("/")[2]
                 with open(f"/proc/{process}/fdinfo/{number}", encoding="ascii") as file:
                     flags = next(int(line.split()[1], 8) for line in file if line.startswith("flags:"))
-                if not flags & (os.O_ACCMODE | os.O_PATH):
-                    return int(process)
-    return None
+                if flags & (os.O_ACCMODE | os.O_PATH):
+                    continue
+                if int(process) == os.getpid():
+                    return _THIS
+                with open(f"/proc/{process}/comm", encoding="utf-8") as file:
+                    return f"process {process} ({escape_control(file.read().strip())})", _OTHER[1]
+    return _OTHER

@@ -98,13 +98,13 @@ class Opening:
         until = time.monotonic() + seconds
 
         def there() -> bool:
-            if self.leaves_earlier and sidecar_state(self._proof.directory) in {"ended", "starting"}:
+            state = sidecar_state(self._proof.directory)
+            if self.leaves_earlier and state in {"ended", "starting"}:
                 return over()  # names may be of the sidecar before, and its successor removes them
             if os.path.exists(self._name) or over():
                 return True
             # Without a wait the caller only looks, such as a worker that joins others whose epoch has ended.
-            ready = seconds and sidecar_state(self._proof.directory) == "ready"
-            if ready and (why := why_over(self._proof)):
+            if seconds and state == "ready" and (why := why_over(self._proof)):
                 raise ChannelError(why)
             if self.leaves_earlier:
                 self._earlier.leave()
