@@ -25,7 +25,10 @@ OUTCOMES = (
 RETRIED = ("transient", "throttled", "truncated", "expired", "skewed", "barred", "bad_answer")
 HEDGES = ("issued", "won", "lost")
 TRAILER_STATES = ("complete", "abandoned", "failed", "stopped")
-ERRORS = ("denied", "missing", "changed", "barred", "bad_answer", "refused", "corrupt", "mismatch", "gave_up")
+ERRORS = (
+    "denied", "missing", "changed", "barred", "bad_answer", "refused", "corrupt", "mismatch", "gave_up",
+    "local",
+)  # fmt: skip
 """Kinds of the errors that are not retried and make a channel fail."""
 LEARNT = ("learnt", "refused")
 OPERATIONS = ("ListObjectsV2", "HeadObject", "GetObject")

@@ -8,6 +8,7 @@ import pytest
 
 from sidecar.doctor.remedies import CAUSES
 from sidecar.observe.advice import advice
+from sidecar.observe.metrics import ERRORS
 from streamer import errors
 from streamer.relay.channel_spec import WhenFailed
 from streamer.relay.channel_state import fifo_fate
@@ -51,6 +52,16 @@ def test_an_object_that_nobody_may_read_now_is_no_matter_of_credentials(code: st
     assert "If-Match" not in str(error)
     assert advice(error, mendable=False) == "do as the error says, and restart sidecar and trainer"
     assert error.code in CAUSES
+
+
+def test_every_failure_of_a_channel_is_counted() -> None:
+    """PenstockChannelFailed asks for the counter: a full disk that outlasts GiveUpAfter was no alert."""
+    kinds = {
+        each.kind
+        for each in vars(errors).values()
+        if isinstance(each, type) and issubclass(each, errors.SourceError) and not each.retryable
+    }
+    assert kinds - {errors.SourceError.kind} | {errors.SinkError.kind} <= set(ERRORS)
 
 
 def test_new_keys_in_the_environment_need_a_new_start() -> None:
