@@ -336,6 +336,7 @@ def upload(
     from streamer.retry import RetryPolicy
 
     set_up_log("warning")
+    note_options()
     figures = run_loop(
         command.upload(
             directory,

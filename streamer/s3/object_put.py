@@ -101,7 +101,7 @@ async def put_object(
         if conditional and error.code in _UNSUPPORTED:
             raise BadAnswer(
                 f"{error.message}; if the endpoint has no conditional PUT, set Penstock.Endpoint.IfMatch: "
-                "omit (`upload`: --if-match omit), and let one program write at a time",
+                "omit, and let one program write at a time",
                 error.context,
             ) from error
         if isinstance(error, SourceChanged):  # its text is that of a GET

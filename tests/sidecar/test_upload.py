@@ -180,6 +180,19 @@ def test_storage_that_is_away_is_waited_for(stub: S3Stub, tree: Path) -> None:
     assert "SlowDown" in done.stderr
 
 
+def test_a_server_without_conditions_needs_an_option(stub: S3Stub, tree: Path) -> None:
+    stub.puts.refused.extend([(501, "NotImplemented")] * 99)
+    done = upload(stub, tree)
+    assert done.returncode == 5
+    assert "set --if-match omit, and let one program write at a time" in done.stderr
+    stub.puts.refused.clear()
+    stub.puts.seen.clear()
+    stub.objects["b/run/config.json"] = b"old"
+    assert upload(stub, tree, "--if-match", "omit").returncode == 0
+    assert uploaded(stub) == FILES
+    assert {seen[2] for seen in stub.puts.seen} == {""}
+
+
 @pytest.mark.parametrize(
     ("refusal", "exit_code", "words"),
     [
