@@ -2,7 +2,7 @@
 
 The ETags of all objects of the first pages are compared too.
 
-The client that the job would use sends the requests. Nothing is retried.
+The client that the job would use sends the requests. A connection that fails is tried once more.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from sidecar.doctor.machine import Finding
 from sidecar.doctor.remedies import failed
 from sidecar.process.exits import Exit, exit_code
-from streamer.errors import ErrorContext, ObjectMissing, PenstockError, SourceChanged
+from streamer.errors import ErrorContext, ObjectMissing, PenstockError, SourceChanged, Transient
 from streamer.plan import ObjectRef, bare_etag, is_modified
 from streamer.plan.validators import described, modified
 from streamer.s3.client.faults import clock_ahead
@@ -39,7 +39,10 @@ async def _get(control: ControlClient, ref: ObjectRef, **headers: str) -> tuple[
     """Get one byte with these headers, with `_` for `-`; return the response and two bytes at most."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     named["Range"] = f"bytes={_offset(ref)}-{_offset(ref)}"
-    response, data = await read_first(control, ref, named)
+    try:
+        response, data = await read_first(control, ref, named)
+    except Transient:  # another address of the endpoint may answer
+        response, data = await read_first(control, ref, named)
     return response, data[:2]
 
 

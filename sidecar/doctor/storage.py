@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from sidecar.config.transport import transport_spec
@@ -57,6 +57,8 @@ PROBE = 5.0
 """Most seconds of the speed check."""
 ROWS = 8
 """Rows of a manifest whose objects are looked at."""
+CONNECT = 3.0
+"""Seconds in which an address must accept a connection."""
 SLOW = 20e6
 """Bytes per second below which storage is slower than most trainers."""
 
@@ -121,23 +123,42 @@ async def storage(job: Job, clients: Clients, begin: Callable[[str], None]) -> A
 
 
 async def addresses(clients: Clients) -> Finding:
-    """Count the addresses of the endpoint's name, or name the proxy that does without them."""
+    """Connect to the addresses of the endpoint's name, or name the proxy that does without them."""
     url = urlsplit(clients.endpoint_url)
     if (proxy := proxy_of(clients.endpoint_url)) is not None:
         text = f"requests go through the proxy {proxy_text(proxy, clients.endpoint_url)}"
         return Finding("proxy", "ok", text)
     host = url.hostname or ""
     try:
-        resolved = await asyncio.get_running_loop().getaddrinfo(host, url.port, type=socket.SOCK_STREAM)
+        resolved = await asyncio.get_running_loop().getaddrinfo(
+            host, url.port or url.scheme, type=socket.SOCK_STREAM
+        )
     except OSError as error:
         fix = "Check Penstock.Endpoint.Url, Region and the resolver."
         return Finding("DNS", "failure", f"{host}: {error.strerror}", fix, Exit.UNREACHABLE)
-    count = len({entry[4][0] for entry in resolved})
+    count = len(found := {entry[4][0]: entry for entry in resolved})
     text = f"{host} has {count} address{'es' if count > 1 else ''}"
+    if count > 1 and (dead := [each for each in await asyncio.gather(*map(_dead, found.values())) if each]):
+        fix = "Let the name lead only to addresses that answer: each try of such a one costs time."
+        return Finding("DNS", "warning", f"{text}; no connection to {', '.join(dead)}", fix)
     if count == 1 and host.endswith(".amazonaws.com"):
         fix = "S3 answers with eight; a resolver that passes on one makes one machine carry all connections."
         return Finding("DNS", "warning", text, fix)
     return Finding("DNS", "ok", text)
+
+
+async def _dead(entry: tuple[Any, ...]) -> str:
+    """Return the address and why it accepts no connection; empty if it does. `entry`: of `getaddrinfo`."""
+    address = entry[4]
+    try:
+        async with asyncio.timeout(CONNECT):
+            with socket.socket(entry[0], socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as sock:
+                await asyncio.get_running_loop().sock_connect(sock, address)
+    except TimeoutError:
+        return f"{address[0]} (no answer in {CONNECT:g} s)"
+    except OSError as error:
+        return f"{address[0]} ({os.strerror(error.errno) if error.errno else error})"
+    return ""
 
 
 async def credentials(clients: Clients) -> Finding:

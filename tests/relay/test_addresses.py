@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sidecar.doctor import storage
 from streamer.errors import ErrorContext, Transient
+from streamer.s3.client.endpoint import Endpoint
+from streamer.s3.client.session import open_clients
 from streamer.s3.http import pool as pools
 from streamer.s3.http.poller import FairPoller
 from streamer.s3.http.pool import ConnectionPool
@@ -191,3 +194,17 @@ async def test_a_dead_address_is_tried_again_after_a_while(monkeypatch: pytest.M
                     await peer(pool)
                 assert await peer(pool) == OTHER
             assert names.lookups > 1, "a failure asks DNS again"
+
+
+async def test_doctor_names_the_addresses_that_accept_no_connection(
+    credentials: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "CONNECT", 0.2)
+    Names(ONE, OTHER, THIRD)
+    async with listening(ONE) as port:
+        with silent(THIRD, port):
+            async with open_clients(Endpoint(url=f"http://{HOST}:{port}"), connections=1) as clients:
+                finding = await storage.addresses(clients)
+    assert finding.state == "warning"
+    dead = f"{OTHER} (Connection refused), {THIRD} (no answer in 0.2 s)"
+    assert finding.text == f"{HOST} has 3 addresses; no connection to {dead}"
