@@ -185,6 +185,8 @@ class Attempts(Generic[E]):
         `late`: text of the timeout. `context`: if that failure has none. `silent`: see `Transient`.
         """
         if (noted := self._noted) is None:
+            if isinstance(self._first, Expired):
+                return Expired(late, context)
             return Transient(late, context, silent=silent)
         text = f"{noted.message}; {late}"
         if noted.context != ErrorContext():

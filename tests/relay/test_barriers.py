@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import trustme
 
-from streamer.errors import Barred, BarredNow, GaveUp, SourceError
+from streamer.errors import Barred, BarredNow, ErrorContext, GaveUp, SourceError
 from streamer.plan import S3Uri
 from streamer.retry import RetryPolicy, retry_while_unavailable
-from streamer.s3.client.barriers import proxy_of
+from streamer.s3.client.barriers import proxy_of, tls_failed
 from streamer.s3.client.final_answers import on_fresh_connection
 from streamer.s3.client.session import Clients
 from tests.kit.harness import clients_of
@@ -241,3 +241,8 @@ def test_without_a_variable_there_is_no_proxy(monkeypatch: pytest.MonkeyPatch) -
     for name in ("http_proxy", "HTTP_PROXY"):
         monkeypatch.delenv(name, raising=False)
     assert proxy_of("http://s3.test") is None
+
+
+@pytest.mark.parametrize("reason", ["TLS/SSL connection has been closed (EOF)", "tlsv1 alert internal error"])
+def test_a_handshake_that_breaks_off_is_not_final(reason: str) -> None:
+    assert tls_failed(ssl.SSLError(1, reason), ErrorContext(), before=False) is None

@@ -787,3 +787,19 @@ async def test_a_code_is_asked_for_before_the_start_and_not_in_the_loop(
     assert codes == ["123456"]
     assert len(prompts) == 1
     assert "mfa/me" in prompts[0]
+
+
+async def test_credentials_that_never_come_end_the_start_as_denied(
+    bare: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last question is cut off before its own error, which would have been the same."""
+    pid = tmp_path / "asked"
+    program, config = tmp_path / "give", tmp_path / "config"
+    program.write_text(f"#!/bin/sh\n[ -e {pid} ] && exec sleep 3600\ntouch {pid}; exit 1\n")
+    program.chmod(0o700)
+    config.write_text(f"[default]\ncredential_process = {program}\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    with pytest.raises(GaveUp, match="without credentials") as caught:
+        async with open_clients(Endpoint(url=bare.url), connections=1, give_up_after=1):
+            pass
+    assert exit_code(caught.value) == Exit.DENIED

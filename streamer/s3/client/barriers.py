@@ -25,7 +25,9 @@ from streamer.secrets import quoted
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_MAY_PASS = re.compile("internal error|eof|bad record mac|decryption failed|record overflow|decode error")
+_MAY_PASS = re.compile(
+    "internal error|eof|closed|bad record mac|decryption failed|record overflow|decode error", re.IGNORECASE
+)
 """In OpenSSL's reason: errors of a server or of bytes on their way."""
 _NO_TLS = "if the server has no TLS at this port, write http:// in Penstock.Endpoint.Url"
 _REMEDIES = {
