@@ -430,7 +430,7 @@ def _region_fix(region: str | None) -> str:
         return "the bucket is in another region; set Penstock.Endpoint.Region to that region"
     return (
         f"the bucket is in region {region}; set Penstock.Endpoint.Region: {region}, and set "
-        "Penstock.Endpoint.Url, if the job file has one, to an endpoint of that region"
+        "Penstock.Endpoint.Url, if that is set, to an endpoint of that region"
     )
 
 
