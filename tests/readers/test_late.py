@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 from sidecar.job.layout import Layout
 from streamer.errors import ChannelError
 from streamer.readers import PipeReader
+from streamer.readers.core.position import FORMAT, ReaderPosition
 from streamer.readers.core.stream import PipeStream
 from streamer.trailer import TrailerState, withdrawn_path
 from tests.kit.users import NOBODY, root
@@ -124,7 +126,7 @@ def test_another_process_keeps_the_epoch_before(feeder: Feeder, kept_fifo: str) 
 
 def test_a_fork_closes_its_copy(feeder: Feeder) -> None:
     """So the epoch ends when its reader leaves it, and the fork cannot read on."""
-    feed = feeder.feed(0, DATA)
+    feed = feeder.feed(0, DATA * 8)  # more than the reader takes at once
     reader = iter(PipeReader("train", "fixed:8", **feeder.directories))
     next(reader)
     out, held = os.pipe()
@@ -191,3 +193,22 @@ def test_root_gives_its_counters_to_the_owner_of_the_tree(feeder: Feeder) -> Non
         next(iter(reader))
     status = os.stat(feeder.state_dir)
     assert (status.st_uid, status.st_gid) == (NOBODY, 7)
+
+
+def test_a_pass_that_was_not_begun_leaves_the_epochs_before_the_state_too(feeder: Feeder) -> None:
+    """A loader that loads a state at an epoch's end makes an iterator that it does not read."""
+    torch = pytest.importorskip("streamer.readers.torch")
+    first = feeder.feed(0, b"line\n")
+    dataset = torch.PipeIterableDataset("train", "TextLine")
+    state = ReaderPosition("train", 1).state()
+    dataset.load_state_dict({"format": FORMAT, "unit": 1, "channels": [state], "ahead": {}})
+    iter(dataset)
+
+    def follow() -> None:
+        first.join()
+        feeder.feed(1, b"a\nb\n")
+
+    following = threading.Thread(target=follow)
+    following.start()
+    assert list(dataset) == [b"a", b"b"]
+    following.join()

@@ -135,8 +135,6 @@ class ChannelEpochs:
             first = trailer is None and os.path.lexists(os.path.join(self._pipe_dir, SIDECAR_LOCK))
         if first:
             stream = self._stream(epoch, hint=self._hint(epoch))
-            if epoch == self._sought:
-                stream.leave_earlier()
             # Another reader of the state file may take this epoch, whose FIFO is then seen no more.
             trailer = stream.offered(over=lambda: self.peek() != epoch)
         if trailer is None or trailer.records is None or trailer.steps is None:
@@ -184,13 +182,16 @@ class ChannelEpochs:
         )
 
     def _stream(self, epoch: int, *, hint: str = "", unused: Callable[[], None] | None = None) -> PipeStream:
-        return PipeStream(
+        stream = PipeStream(
             fifo_path(self._pipe_dir, self.channel, epoch),
             timeout=self._timeout,
             patience=self._patience,
             hint=hint,
             unused=unused,
         )
+        if epoch == self._sought:
+            stream.leave_earlier()
+        return stream
 
 
 def path_streams(

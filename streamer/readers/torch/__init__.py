@@ -37,7 +37,6 @@ from torch.utils.data import IterableDataset, default_collate, get_worker_info
 from streamer.errors import ChannelError
 from streamer.launchers import local_share
 from streamer.readers.core.config import PipeModeDatasetException
-from streamer.readers.core.epochs import ChannelEpochs
 from streamer.readers.core.options import ShuffledReadOptions, paths_of, with_defaults
 from streamer.readers.core.record_spec import WEBDATASET, format_of
 from streamer.readers.core.shuffle import Shuffle
@@ -144,8 +143,6 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
         """By channel, what was received of the next pass, if that is not a whole epoch."""
         self._of_worker = False
         """Whether `starts` are those of one worker, and not of the whole process."""
-        self._counted: dict[str, ChannelEpochs] = {}
-        """By channel, where the length of its epochs is known from."""
         self._progress: Progress | None = None
         """Records that this process has returned of the pass that was begun last."""
         self._shared = False
@@ -168,7 +165,7 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
         """
         elements = 0
         for name in self.channels:
-            whole, rest = divmod(self._counting(name).counts().records, self.unit)
+            whole, rest = divmod(self._source.epochs(name).counts().records, self.unit)
             elements += whole + (rest > 0 and not self._spec.drop_remainder)
         return elements
 
@@ -209,7 +206,7 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
     def _shares_records(self, channel: str) -> bool:
         """Return whether ranks share a channel by record, whose batches another order would change."""
         try:
-            self._counting(channel).counts()
+            self._source.epochs(channel).counts()
         except TypeError:
             return False
         return True
@@ -275,12 +272,8 @@ class PipeIterableDataset(IterableDataset):  # type: ignore[misc] # torch is not
         if not self._of_worker:
             self.channels = list(starts)  # the next worker's channel first
         for name, start in starts.items():
-            self._counting(name).seek(start.position.epoch)
+            self._source.epochs(name).seek(start.position.epoch)
         self.starts, self._progress = starts, None
-
-    def _counting(self, channel: str) -> ChannelEpochs:
-        """Return the object that counts the channel's records; the same in every call."""
-        return self._counted.setdefault(channel, self._source.epochs(channel))
 
     def _worker_channels(self, names: list[str]) -> list[tuple[str, WorkerGroup | None]]:
         """Return which of the channels this worker reads, each with the group of workers that share it."""

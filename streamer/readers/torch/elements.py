@@ -119,10 +119,14 @@ class ElementSource:
         self.turn: int | None = 0
         """Number of the FIFO of a rank that the first worker reads in this pass; None if it is unknown."""
         self._timeout = timeout
+        self._epochs: dict[str, ChannelEpochs] = {}
 
     def epochs(self, channel: str) -> ChannelEpochs:
-        """Return the epochs of a channel, from the next one that this process reads."""
-        return ChannelEpochs(channel, self.paths, timeout=self._timeout, patience=PATIENCE_S)
+        """Return the epochs of a channel; the same object in every call."""
+        if channel not in self._epochs:
+            options: dict[str, Any] = {"timeout": self._timeout, "patience": PATIENCE_S}
+            self._epochs[channel] = ChannelEpochs(channel, self.paths, **options)
+        return self._epochs[channel]
 
     def elements(
         self, channels: list[tuple[str, WorkerGroup | None]], starts: dict[str, ChannelProgress]
