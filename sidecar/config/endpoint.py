@@ -18,17 +18,17 @@ from streamer.s3.client.endpoint import Endpoint, RequestOptions, check_endpoint
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-BARE_URL = r"^https?://[^/\s@?#]+/?$"
+BARE_URL = r"^https?://[^/\s@?#]+(?:/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)*/?$"
 REGION = r"^[A-Za-z0-9][A-Za-z0-9-]{0,62}$"
 REGION_ADVICE = "use lower-case letters, digits and '-', such as eu-central-1"
 CUSTOMER_KEY_BYTES = 32
 
 
 def check_url(value: str) -> str:
-    """Refuse a URL with more than scheme and host. The error omits it: it may contain a password."""
+    """Refuse a URL with more than scheme, host and path. The error omits it: it may contain a password."""
     if not re.fullmatch(BARE_URL, value):
         raise ValueError(
-            "must be http:// or https:// and a host, without a path, a query or credentials in it; "
+            "must be http:// or https://, a host and at most a path, without a query or credentials in it; "
             "credentials come from the environment"
         )
     check_endpoint(value)

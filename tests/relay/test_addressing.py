@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sidecar.config.settings import EndpointConfig
 from streamer.errors import Denied
 from streamer.plan import S3Uri
 from streamer.s3.client.endpoint import Endpoint
@@ -102,3 +103,19 @@ async def test_a_server_that_refuses_the_path_is_told_apart_from_a_policy(
     async with clients(Endpoint(url=store.url), by_aiobotocore=by_aiobotocore) as found:
         with pytest.raises(Denied, match=r"virtual hosted style .S3 responded 403.*; set .*PathStyle: false"):
             await first_byte(found, "bucket")
+
+
+@pytest.mark.parametrize("by_aiobotocore", [False, True])
+async def test_an_endpoint_may_have_a_path(*, by_aiobotocore: bool) -> None:
+    """Gateways of Hugging Face and Supabase have one."""
+
+    def behind(request: Request) -> bytes:
+        assert request.path.startswith("/storage/v1/s3/bucket")
+        if "list-type" in request.query:
+            return listing(("data/a", len(DATA), "e"))
+        return answer(206, DATA[:1], ETag='"e"', Content_Range=f"bytes 0-0/{len(DATA)}")
+
+    with raw_server(behind) as server:
+        endpoint = EndpointConfig.model_validate({"Url": f"{server.url}/storage/v1/s3"}).resolved()
+        async with open_clients(endpoint, connections=1, by_aiobotocore=by_aiobotocore) as found:
+            assert await first_byte(found, "bucket") == DATA[:1]

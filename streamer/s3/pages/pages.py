@@ -90,9 +90,17 @@ class PageSource:
             return await self._inspector.stat(bucket, key)
 
     async def _request_page(self, bucket: str, parameters: dict[str, str]) -> Page:
-        page = await self._request_own(bucket, parameters)
-        if page is None:
-            page = await page_by_aiobotocore(self._control.clients.control, bucket, parameters)
+        try:
+            page = await self._request_own(bucket, parameters)
+            if page is None:
+                page = await page_by_aiobotocore(self._control.clients.control, bucket, parameters)
+        except SourceError as error:
+            if error.code == "NoSuchKey":  # to a request that has no key
+                error.message += (
+                    "; the server took the bucket for a key: Penstock.Endpoint.Url must not have the bucket "
+                    "in it, for S3Uri names it"
+                )
+            raise
         # What a server says as often as a page is requested is its way of counting, and no damage.
         self._miscounts = self._miscounts + 1 if page.missing > 0 else 0
         if page.missing > 0 and (not page.keys or self._miscounts < self._policy.wrong_answers):
