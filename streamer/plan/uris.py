@@ -18,10 +18,11 @@ class S3Uri(NamedTuple):
         return f"s3://{self.bucket}/{self.key}"
 
 
-_URI = re.compile(r"s3://([^/]+)/?(.*)", re.DOTALL)
+_URI = re.compile(r"s3://(arn:[^/]*:(?:outpost/[^/]+/)?accesspoint/[^/]+|[^/]+)/?(.*)", re.DOTALL)
+"""A bucket and a key. The ARN of an access point may have slashes in place of its last colons."""
 _BUCKET = re.compile(
     r"(?!\.\.?\Z)[A-Za-z0-9._-]{1,255}"
-    r"|arn:aws[^:]*:s3(?:-object-lambda|-outposts)?:[a-z0-9-]*:[0-9]{12}:[A-Za-z0-9.:_-]{1,255}"
+    r"|arn:aws[^:]*:s3(?:-object-lambda|-outposts)?:[a-z0-9-]*:[0-9]{12}:[A-Za-z0-9.:_/-]{1,255}"
 )
 """Bucket as AWS's clients accept it: a name, or the ARN of an access point. They take `.` and `..` too, but
 in a URL's path such a name is a step: proxies and servers resolve it (RFC 3986 §5.2.4), to another bucket."""

@@ -173,6 +173,10 @@ def test_a_bucket_that_cannot_be_is_an_error_of_the_job(uri: str) -> None:
 def test_the_arn_of_an_access_point_is_a_bucket() -> None:
     arn = "arn:aws:s3:eu-west-1:123456789012:accesspoint:mine"
     assert parse_s3_uri(f"s3://{arn}/x") == S3Uri(arn, "x")
+    slashed = arn.replace("accesspoint:", "accesspoint/")
+    assert parse_s3_uri(f"s3://{slashed}/x/y") == S3Uri(slashed, "x/y")
+    outpost = "arn:aws:s3-outposts:eu-west-1:123456789012:outpost/op-1/accesspoint/mine"
+    assert parse_s3_uri(f"s3://{outpost}/x/y") == S3Uri(outpost, "x/y")
 
 
 @pytest.mark.parametrize(
