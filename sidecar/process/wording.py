@@ -22,7 +22,8 @@ VARIABLES = {
 _names: dict[str, str] = {}
 """By key of the job file, the user's own name."""
 _KEYS = re.compile(
-    r"(?:Penstock\.)?((?:Endpoint\.)?[A-Z][A-Za-z0-9]+)\b(: true\b|: (?=omit\b|[a-z]+-[a-z]+-[0-9]))?"
+    r"(?:Penstock\.)?((?:Endpoint\.)?[A-Z][A-Za-z0-9]+)\b"
+    r"(: (?:true|false)\b|: (?=omit\b|[a-z]+-[a-z]+-[0-9]))?"
 )
 
 
@@ -44,6 +45,8 @@ def _named(match: re.Match[str]) -> str:
     if (name := _names.get(match[1])) is None:
         return match[0]
     value = match[2] or ""
+    if name.startswith("--") and value == ": false":
+        return f"--no-{name.removeprefix('--')}"
     if name.startswith("--"):
         return name + value.removeprefix(":").removesuffix(" true")
     return name + value.replace(": ", "=")

@@ -252,7 +252,7 @@ def test_cat_mistakes(stub: S3Stub, arguments: list[str], code: int, words: str)
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("http://name:secret-word@h", "--endpoint-url must be http:// or https:// and a host"),
+        ("http://name:secret-word@h", "--endpoint-url must be http:// or https://, a host"),
         ("http://h:0", "--endpoint-url the port must be a number"),
     ],
 )
@@ -498,6 +498,7 @@ def test_an_error_names_what_the_user_has_written(tmp_path: Path, variable: bool
         ("try Endpoint.PathStyle: true; MemoryBudget", "try --path-style; --memory-budget"),
         ("set Penstock.Endpoint.IfMatch: omit", "set --if-match omit"),
         ("set Penstock.Endpoint.Region: eu-west-3, and", "set AWS_REGION=eu-west-3, and"),
+        ("set Penstock.Endpoint.PathStyle: false, which", "set --no-path-style, which"),
         ("check S3Uri: Other.Url", "check S3URI: Other.Url"),
     ],
 )

@@ -299,7 +299,7 @@ def test_a_url_with_secrets_is_refused_unseen() -> None:
             EndpointConfig.model_validate({"Url": url})
         stated = explain(caught.value, EndpointConfig)
         assert found_in(stated) == []
-        assert "must be http:// or https:// and a host" in stated
+        assert "must be http:// or https://, a host" in stated
     ended = penstock("cat", "https://h/k?X-Amz-Security-Token=PLANTED%2F&X-Amz-Signature=PLANTED")
     assert (ended.returncode, found_in(ended.stderr)) == (2, [])
     assert "X-Amz-Signature=***" in ended.stderr
@@ -310,7 +310,7 @@ def test_a_traceback_for_people_shows_no_variables(capsys: pytest.CaptureFixture
     remember(SECRET)
     try:
         configure(level="debug", json_lines=False)
-        for name in ("botocore", "aiobotocore.credentials", "urllib3.connectionpool", "aiohttp.client"):
+        for name in ("botocore", "aiobotocore.endpoint", "urllib3.connectionpool", "aiohttp.client"):
             logging.getLogger(name).debug("PLANTED %s", name)
             logging.getLogger(name).warning("key %s", SECRET)
         try:
