@@ -292,7 +292,7 @@ def test_no_source_of_credentials_tells_them(
 
 def test_a_url_with_secrets_is_refused_unseen() -> None:
     for url in (
-        "http://me:PLANTED@h", "https://PLANTED@h", "https://h/?X-Amz-Signature=PLANTED", "https://h/PLANTED",
+        "http://me:PLANTED@h", "https://PLANTED@h", "https://h/?X-Amz-Signature=PLANTED",
         "PLANTED", "https://h#PLANTED",
     ):  # fmt: skip
         with pytest.raises(ValidationError) as caught:
