@@ -127,7 +127,10 @@ EXPLANATIONS = {
     "416": "the object is shorter than when it was listed",
 }
 """By code, what it means and what to do, which follow S3's own message."""
-IN_HOST_NAME = "set Penstock.Endpoint.PathStyle: false, which puts the bucket into the host name"
+IN_HOST_NAME = (
+    "path-style requests are not supported there; set Penstock.Endpoint.PathStyle: false, which puts the "
+    "bucket into the host name"
+)
 """Remedy at a server that refuses the bucket in the path."""
 NAMES_POLICY = "change the policy that the message names"
 """Remedy for a denial whose message has the action, the resource and the kind of policy."""
