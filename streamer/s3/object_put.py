@@ -136,8 +136,10 @@ class _Upload:
         self._crc64 = kinds()["CRC64NVME"]
         self._crc = 0
         """CRC-64NVME of the whole object, once all bytes are read."""
-        self._etag = ""
-        """ETag that the object has where ETags are MD5s, in S3's way; empty before all bytes are sent."""
+        self._hashed = b""
+        """What has the ETag's MD5, where ETags are MD5s: the body, or those of the parts."""
+        self._suffix = ""
+        """What follows it in an ETag, in S3's way."""
 
     async def run(self, conditions: Mapping[str, str]) -> str:
         """Write the object; return its ETag. Raises SourceError."""
@@ -147,7 +149,7 @@ class _Upload:
             async with self._new.requests:
                 body = await self._new.read(0, self._new.size)
                 self._crc = self._crc64(memoryview(body), 0)
-                self._etag = md5(body, usedforsecurity=False).hexdigest()
+                self._hashed = body
                 await self._new.before_made()
                 made = await self._send("put_object", Body=body, **_sum(self._crc), **conditions)
         stored = stored_sum(made)
@@ -201,7 +203,7 @@ class _Upload:
         return made["ETag"].strip('"'), crc
 
     def _join(self, parts: list[tuple[str, int]], size: int) -> None:
-        """Compute CRC and ETag of the object from those of its parts, each of `size` bytes but the last."""
+        """Take the CRC, and what the ETag is made of, from the parts, of `size` bytes each but the last."""
         from awscrt.checksums import combine_crc64nvme
 
         left = self._new.size
@@ -209,8 +211,8 @@ class _Upload:
             self._crc = combine_crc64nvme(self._crc, crc, min(size, left))
             left -= size
         with contextlib.suppress(ValueError):  # they are no MD5s
-            joined = b"".join(bytes.fromhex(etag) for etag, _ in parts)
-            self._etag = f"{md5(joined, usedforsecurity=False).hexdigest()}-{len(parts)}"
+            self._hashed = b"".join(bytes.fromhex(etag) for etag, _ in parts)
+            self._suffix = f"-{len(parts)}"
 
     async def etag_if_same(self) -> str | None:
         """Return the ETag of the object that is in S3 if it has the bytes that were sent, else None."""
@@ -220,7 +222,10 @@ class _Upload:
             return None
         etag, stored = str(found.get("ETag", "")).strip('"'), stored_sum(found)
         known = stored is not None and stored.algorithm == "CRC64NVME"
-        same = stored == Stored("CRC64NVME", self._crc) if known else etag == self._etag != ""
+        if known:
+            same = stored == Stored("CRC64NVME", self._crc)
+        else:  # only now, because an MD5 costs more than all else
+            same = etag == md5(self._hashed, usedforsecurity=False).hexdigest() + self._suffix
         return etag if same and found.get("ContentLength") == self._new.size else None
 
     async def _send(self, operation: str, **parameters: Any) -> Any:
