@@ -9,6 +9,7 @@ from sidecar.doctor.machine import Finding
 from sidecar.process.exits import Exit, exit_code
 from streamer.errors import Barred, BarredNow, SourceError
 from streamer.s3.client import faults
+from streamer.s3.client.barriers import causes
 from streamer.s3.client.credentials import REWRITTEN
 from streamer.s3.client.faults import KEY_PROBLEMS
 
@@ -72,18 +73,10 @@ def remedy(error: PenstockError, action: str) -> str:
 
 def _network_fix(error: PenstockError) -> str:
     """Return the remedy for the first cause of an error that is one of the network's; empty for others."""
-    left: list[BaseException | None] = [error]
-    seen: set[int] = set()
-    while left:
-        cause = left.pop()
-        if cause is None or id(cause) in seen:  # an error may be among its own causes
-            continue
-        seen.add(id(cause))
+    for cause in causes(error):
         for kind, fix in NETWORK_CAUSES:
             if isinstance(cause, kind):
                 return fix
-        reason = getattr(cause, "os_error", None) or getattr(cause, "kwargs", {}).get("error")
-        left += [cause.__context__, cause.__cause__, reason if isinstance(reason, BaseException) else None]
     return ""
 
 

@@ -57,7 +57,7 @@ def barred(text: str, context: ErrorContext, *, before: bool) -> SourceError:
 def tls_failed(error: BaseException, context: ErrorContext, *, before: bool) -> SourceError | None:
     """Return the error if an exception, or one of its causes, is a refusal of TLS; else None."""
     # aiohttp's own classes are among those of ssl, and add a host and a type to the reason.
-    refusals = [each for each in _causes(error) if isinstance(each, ssl.SSLError)]
+    refusals = [each for each in causes(error) if isinstance(each, ssl.SSLError)]
     reason = str(refusals[-1]) if refusals else ""
     if not reason or _MAY_PASS.search(reason):
         return None
@@ -65,7 +65,7 @@ def tls_failed(error: BaseException, context: ErrorContext, *, before: bool) -> 
     return barred(f"TLS failed ({quoted(reason)}); {remedy}", context, before=before)
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
+def causes(error: BaseException) -> Iterator[BaseException]:
     """Yield the error, its causes, and the errors that aiohttp and botocore keep in their own ways."""
     left: list[object] = [error]
     seen: set[int] = set()
@@ -117,10 +117,10 @@ def proxy_text(proxy: str, url: str) -> str:
 def proxy_failed(error: BaseException, proxy: str, url: str, *, before: bool) -> SourceError:
     """Return the error for a connection that the proxy did not make. `url`: of the request."""
     whom = proxy_text(proxy, url)
-    for each in _causes(error):
+    for each in causes(error):
         if status := getattr(each, "status", 0):  # of the answer to CONNECT
             return _proxy_error(whom, url, status, getattr(each, "message", ""), before=before)
-    numbers = (each.errno for each in _causes(error) if isinstance(each, OSError))
+    numbers = (each.errno for each in causes(error) if isinstance(each, OSError))
     number = next((each for each in numbers if each and each > 0), None)
     reason = os.strerror(number) if number else quoted(str(error))
     return Transient(f"cannot connect to the proxy {whom} ({reason}); check that it is up")
