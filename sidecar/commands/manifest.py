@@ -20,6 +20,7 @@ from sidecar.process.resources import memory_limit
 from sidecar.records.strays import option_advice, warn_of_strays
 from streamer.errors import ConfigError, SinkError
 from streamer.plan import S3Uri, parse_object_uri, parse_s3_uri
+from streamer.plan.uris import LONGEST_KEY
 from streamer.retry import RetryPolicy, retry_while_unavailable
 from streamer.s3.client.endpoint import STALL_TIMEOUT
 from streamer.s3.client.session import open_clients
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
     from streamer.s3.client.endpoint import Endpoint
 
 SOURCE = "source-ref"
-LONGEST_KEY = 1024
-"""Most bytes of a key in UTF-8 (Amazon S3 User Guide, "Naming Amazon S3 objects")."""
 LONGEST_LINE = 4096
 """Most characters of a line of a list: a key, and perhaps bucket and version id."""
 _TOO_LONG = f", and a key of S3 has at most {LONGEST_KEY}; write one key on each line"

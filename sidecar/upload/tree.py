@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from streamer.directory import Directory
+from streamer.plan.uris import LONGEST_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-LONGEST_KEY = 1024
-"""Most bytes of a key in UTF-8 (Amazon S3 User Guide, "Naming Amazon S3 objects")."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +65,7 @@ def _walk(root: Directory) -> Iterator[tuple[str, os.stat_result]]:
     """Yield the path in the tree and the status of everything that is no directory. Raises OSError."""
     folders = [""]
     for folder in folders:
-        with root.enter(*filter(None, folder.split("/"))) as here:
+        with _folder(root, folder) as here:
             for each in here.names():
                 name = f"{folder}/{each}" if folder else each
                 status = here.status(each)
@@ -91,13 +89,13 @@ def _linked(root: Directory, name: str) -> TreeFile | None:
     """Return the file that a link names; None if that is outside the tree, or no regular file."""
     folder, _, last = name.rpartition("/")
     try:
-        with root.enter(*filter(None, folder.split("/"))) as here:
+        with _folder(root, folder) as here:
             target = os.readlink(last, dir_fd=here.fd)
         path = os.path.normpath(os.path.join(folder, target))
         if os.path.isabs(path) or path.split("/")[0] == "..":
             return None
         above, _, file = path.rpartition("/")
-        with root.enter(*filter(None, above.split("/"))) as here:
+        with _folder(root, above) as here:
             status = here.status(file)
     except OSError:
         return None
@@ -109,5 +107,10 @@ def _linked(root: Directory, name: str) -> TreeFile | None:
 def open_file(root: Directory, file: TreeFile) -> int:
     """Open the file for reading; return its descriptor. Raises OSError."""
     above, _, last = file.path.rpartition("/")
-    with root.enter(*filter(None, above.split("/"))) as here:
+    with _folder(root, above) as here:
         return here.open(last, os.O_RDONLY)
+
+
+def _folder(root: Directory, path: str) -> Directory:
+    """Open the directory at a path in the tree; "" is the tree's own. Raises OSError."""
+    return root.enter(*filter(None, path.split("/")))

@@ -18,6 +18,8 @@ class S3Uri(NamedTuple):
         return f"s3://{self.bucket}/{self.key}"
 
 
+LONGEST_KEY = 1024
+"""Most bytes of a key in UTF-8 (Amazon S3 User Guide, "Naming Amazon S3 objects")."""
 _URI = re.compile(r"s3://(arn:[^/]*:(?:outpost/[^/]+/)?accesspoint/[^/]+|[^/]+)/?(.*)", re.DOTALL)
 """A bucket and a key. The ARN of an access point may have slashes in place of its last colons."""
 _BUCKET = re.compile(
