@@ -197,9 +197,11 @@ def test_root_gives_its_counters_to_the_owner_of_the_tree(feeder: Feeder) -> Non
 
 def test_a_pass_that_was_not_begun_leaves_the_epochs_before_the_state_too(feeder: Feeder) -> None:
     """A loader that loads a state at an epoch's end makes an iterator that it does not read."""
-    torch = pytest.importorskip("streamer.readers.torch")
+    pytest.importorskip("torch")
+    from streamer.readers.torch import PipeIterableDataset
+
     first = feeder.feed(0, b"line\n")
-    dataset = torch.PipeIterableDataset("train", "TextLine")
+    dataset = PipeIterableDataset("train", "TextLine")
     state = ReaderPosition("train", 1).state()
     dataset.load_state_dict({"format": FORMAT, "unit": 1, "channels": [state], "ahead": {}})
     iter(dataset)
