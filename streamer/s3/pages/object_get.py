@@ -4,7 +4,8 @@
                  └─ aiobotocore's get_object                               all others
 
 aiobotocore sends the requests that our own client does not support (`why_not`), and repeats those that end in
-a redirect. Nothing is retried here: the caller knows which bytes it has.
+a redirect. An error's document in place of an object raises that error. Nothing is retried here: the
+caller knows which bytes it has.
 """
 
 from __future__ import annotations
@@ -16,7 +17,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streamer.errors import ErrorContext
 from streamer.s3.client.credentials import renewing
-from streamer.s3.client.faults import map_errors
+from streamer.s3.client.faults import (
+    ERROR_BYTES,
+    ERROR_DOCUMENT,
+    error_from_body,
+    map_errors,
+    may_be_error,
+)
 from streamer.s3.client.stall import within_stall
 from streamer.s3.range_gets import refusal
 
@@ -63,6 +70,31 @@ async def open_object(
 
     `context`: has bucket and key.
     """
+    async with _opened(control, context, headers) as response, aclosing(response.pieces) as pieces:
+        first = bytearray()
+        if may_be_error(response.fields, response.length):
+            with renewing(control.signer.credentials):
+                async for piece in pieces:
+                    first += piece
+                    if len(first) >= ERROR_BYTES:
+                        break
+                if ERROR_DOCUMENT(first):
+                    raise error_from_body(response.status, bytes(first), response.fields, context)
+        yield response._replace(pieces=_after(bytes(first), pieces))
+
+
+async def _after(first: bytes, pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    if first:
+        yield first
+    async for piece in pieces:
+        yield piece
+
+
+@asynccontextmanager
+async def _opened(
+    control: ControlClient, context: ErrorContext, headers: dict[str, str]
+) -> AsyncIterator[ObjectResponse]:
+    """Send the GET by the client that can; close the response at the end of the block."""
     if (response := await _sent(control, context, headers)) is not None:
         header, length = response.header, response.header.content_length or 0
         with closing(response.body(length, context)) as body:
