@@ -128,6 +128,12 @@ class InvalidResponse(BadAnswer):
     """A response that cannot be parsed or contradicts itself; it may have been damaged on its way."""
 
 
+class ForeignAnswer(InvalidResponse):
+    """An error of something in front of S3: a proxy, a firewall, a load balancer."""
+
+    kind = "barred"
+
+
 class WrongEndpoint(BadAnswer):
     """The bucket is in another region, or at another address, than the job file names."""
 
@@ -171,7 +177,7 @@ class Barred(SourceError):
 
 
 class BarredNow(Transient):
-    """TLS or a proxy lets no request through, though it has before; retried."""
+    """What is in front of S3 (TLS, a proxy) lets no request through, though it has before; retried."""
 
     kind = "barred"
 

@@ -24,19 +24,22 @@ import random
 import time
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from streamer.errors import (
     BadAnswer,
+    BarredNow,
     ClockSkew,
     ErrorContext,
     Expired,
+    ForeignAnswer,
     GaveUp,
     InvalidResponse,
     PenstockError,
     Shortage,
     SourceError,
     Transient,
+    WrongEndpoint,
 )
 
 if TYPE_CHECKING:
@@ -128,6 +131,8 @@ class Attempts(Generic[E]):
         self._policy = policy
         self._what = what
         self._context = context
+        self.worked = False
+        """Whether S3 has answered such a request in this run; then a ForeignAnswer is waited for."""
         self._wrong = 0
         """`BadAnswer` errors since the last progress."""
         self._first: E | None = None
@@ -202,6 +207,8 @@ class Attempts(Generic[E]):
         `error` also if it is the last `BadAnswer` that the policy allows.
         """
         note_failure(error)
+        if self.worked and isinstance(error, ForeignAnswer | WrongEndpoint):
+            error = cast("E", BarredNow(error.message, error.context))
         if isinstance(error, BadAnswer):
             self._wrong += 1
             if self._wrong >= self._policy.wrong_answers:

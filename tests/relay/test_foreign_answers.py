@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from sidecar.doctor.remedies import remedy
-from streamer.errors import Denied, InvalidResponse, SourceError, Throttled, Transient
+from streamer.errors import Denied, ForeignAnswer, SourceError, Throttled, Transient
 from streamer.plan import ObjectRef, S3Uri
+from streamer.retry import RetryPolicy
 from streamer.s3.client.session import Clients
 from streamer.s3.pages.control_client import ControlClient
 from streamer.s3.pages.object_get import read_first
 from streamer.s3.pages.object_info import open_inspector
-from tests.kit.harness import clients_of
+from tests.kit.harness import RunChannel, clients_of
+from tests.kit.pipes import off_loop, read_all
 from tests.kit.planning import plan_prefix
-from tests.kit.raw import answer, raw_server
+from tests.kit.raw import Request, answer, etag, listing, raw_server
 
 pytestmark = pytest.mark.usefixtures("credentials", "no_leaks", "no_blocking")
 
 HTML = b"<!DOCTYPE html><html><head><style>b {}</style><title>Access\n Blocked</title></head></html>"
+PATIENT = RetryPolicy(give_up_after=30, first_wait=0.001, longest_wait=0.01)
 ACTION = "User: arn:aws:iam::1:user/u is not authorized to perform: kms:Decrypt on resource: k"
 POLICY = f"{ACTION} because no VPC endpoint policy allows the kms:Decrypt action"
 BARE = "Access Denied"
@@ -68,19 +73,54 @@ async def error_of(
 
 
 @pytest.mark.parametrize("request_", [listed, got, stated])
-@pytest.mark.parametrize(("status", "kind"), [(403, InvalidResponse), (404, InvalidResponse)])
+@pytest.mark.parametrize("status", [403, 404])
 async def test_a_page_of_a_server_in_front_is_not_s3_s_word(
-    request_: Callable[[Clients], object], status: int, kind: type[SourceError], *, by_aiobotocore: bool
+    request_: Callable[[Clients], object], status: int, *, by_aiobotocore: bool
 ) -> None:
     body = b"" if request_ is stated else HTML
     fields = {"Content_Type": "text/html", "Server": "squid/6", "Via": "1.1 proxy.corp"}
     error = await error_of(request_, by_aiobotocore=by_aiobotocore, status=status, body=body, **fields)
-    assert type(error) is kind
+    assert type(error) is ForeignAnswer
     assert f"not S3's: {status} " in str(error)
     assert "s3:ListBucket" not in str(error)
     assert "Server: squid/6, Via: 1.1 proxy.corp" in str(error)
     assert ("Access Blocked" in str(error)) == bool(body)
     assert "proxies" in remedy(error, "s3:GetObject")
+
+
+@pytest.mark.parametrize("request_", [listed, got])
+async def test_a_page_of_html_with_the_status_of_a_success(
+    request_: Callable[[Clients], object], *, by_aiobotocore: bool
+) -> None:
+    error = await error_of(request_, by_aiobotocore=by_aiobotocore, status=200, body=HTML)
+    assert type(error) is ForeignAnswer
+    assert str(error).startswith(
+        "the answer is not S3's: 200 ok (it says 'Access Blocked'); see to the proxy"
+    )
+
+
+@pytest.mark.parametrize("status", [200, 302, 403, 404])
+async def test_what_has_worked_is_waited_for(run: RunChannel, tmp_path: Path, status: int) -> None:
+    """A part, after another one; the first request of a run would end it."""
+    data = os.urandom(300_000)
+    refusals: list[int] = []
+
+    def reply(request: Request) -> bytes:
+        if "list-type" in request.query:
+            found = not request.query.get("start-after")
+            return listing(*[("data/a", len(data), etag(data))] * found)
+        assert request.span is not None
+        first, end = request.span
+        if first and len(refusals) < 5:
+            refusals.append(status)
+            return answer(status, HTML, Location="http://login.corp/", Content_Type="text/html")
+        span = f"bytes {first}-{end - 1}/{len(data)}"
+        return answer(206, data[first:end], ETag=f'"{etag(data)}"', Content_Range=span)
+
+    with raw_server(reply) as server:
+        async with run(server, tmp_path, policy=PATIENT, requests_in_flight=1) as running:
+            assert await off_loop(read_all, running.fifo(0)) == data
+    assert refusals == [status] * 5
 
 
 @pytest.mark.parametrize(("status", "kind"), [(502, Transient), (503, Throttled), (429, Throttled)])

@@ -121,6 +121,7 @@ class PartFetch:
         if self._has_progressed():
             since = time.monotonic() - _silence_before(failed)
         attempts = Attempts(self._policy, PART_FAILED, what="a byte", since=since)
+        attempts.worked = self._counters.counts["requests"]["ok"] > 0
         await retry(partial(self._again, attempts), attempts, failed=failed, on_wait=self._note_wait)
 
     async def _again(self, attempts: Attempts[SourceError]) -> None:

@@ -8,10 +8,12 @@ other encodings could hide one, so such a document never reaches the parser. A d
 from __future__ import annotations
 
 import re
+from http import HTTPStatus
 from xml.etree.ElementTree import ParseError
 from xml.parsers import expat
 
 from streamer.errors import ErrorContext, InvalidResponse
+from streamer.s3.client.faults import IS_HTML, error_from_body
 from streamer.secrets import quoted
 
 MAX_ERROR_BODY = 256 * 1024
@@ -41,6 +43,8 @@ def checked_document(body: bytes | bytearray, context: ErrorContext | None = Non
             "or CDN in front of the endpoint",
             context,
         )
+    if IS_HTML(body):
+        raise error_from_body(HTTPStatus.OK, bytes(body), {}, context or ErrorContext())
     if not is_plain_xml(body):
         raise InvalidResponse(
             "the response is XML with a document type or not in UTF-8, which S3 never sends", context

@@ -26,6 +26,7 @@ from streamer.errors import (
     Denied,
     ErrorContext,
     Expired,
+    ForeignAnswer,
     InvalidResponse,
     Missing,
     ObjectMissing,
@@ -77,8 +78,10 @@ OTHER_REGION = {
 """Codes for a bucket that is not in the region of the request."""
 _CHANGED = {"PreconditionFailed", "InvalidRange", "NoSuchVersion"}
 
-ERROR_DOCUMENT = re.compile(rb"\s*(?:<\?xml[^>]*>\s*)?<Error[\s>]").match
-"""Matches the start of an error's document, which some servers send with the status 200."""
+IS_HTML = re.compile(rb"\s*<(?:!doctype )?html\b", re.IGNORECASE).match
+"""Matches the start of a page of HTML, which S3 never sends by itself."""
+ERROR_DOCUMENT = re.compile(rb"\s*(?:(?:<\?xml[^>]*>\s*)?<Error[\s>]|(?i:<(?:!doctype )?html\b))").match
+"""Matches the start of an error's document, which some servers send with the status 200, and of HTML."""
 CODE = re.compile(rb"<Code>([^<]{1,200})</Code>")
 MANY_REASONS = {400, 401, 403}
 """Statuses whose error code decides whether a retry may help: expired credentials, a wrong clock."""
@@ -316,7 +319,7 @@ def error_from_response(
                 return Throttled(text, context, retry_after=seconds)
             if status >= 500 or status in _ASK_AGAIN:
                 return Transient(text, context, retry_after=seconds)
-            return InvalidResponse(text, context)
+            return ForeignAnswer(text, context)
     text, answered = EXPLANATIONS.get(code, ""), f"(S3 responded {_status(status, code)})"
     # Ours say more than S3's about an object that is missing or was replaced.
     words = "" if status in (404, 412, 416) and text else quoted(message).removesuffix(".")
@@ -357,7 +360,7 @@ def foreign_text(body: bytes) -> str:
     """Return the words of an error's body that has no code of S3: its title, or its begin."""
     title = _TITLE.search(body)
     text = title[1] if title else _TAG.sub(b" ", body[:1000])
-    return " ".join(text.decode("utf-8", "replace").split())[:200]
+    return " ".join(text.decode("utf-8", "replace").split())[:200] or ("HTML" if IS_HTML(body) else "")
 
 
 def _foreign(status: int, words: str, fields: Mapping[str, str]) -> str:

@@ -81,6 +81,7 @@ async def _resumed(  # noqa: C901, PLR0912 - each way in which a response ends, 
             async with open_object(control, context, headers) as response:
                 if size < 0:
                     size, etag = _checked_whole(response, context)
+                    attempts.worked = True
                 else:
                     _check_rest(response, ObjectRef(uri.bucket, uri.key, size, etag), first, context)
                 async with aclosing(response.pieces) as pieces:

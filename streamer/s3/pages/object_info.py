@@ -49,6 +49,8 @@ class ObjectInspector:
         """`give_up_after`: seconds for which a HEAD that fails is retried."""
         self._control = control
         self._policy = RetryPolicy(give_up_after, longest_wait=LONGEST_WAIT)
+        self._worked = False
+        """Whether a HEAD has been answered."""
         self._turns = asyncio.Semaphore(HEADS)
         self._aiobotocore_turns = asyncio.Semaphore(AIOBOTOCORE_HEADS)
 
@@ -61,9 +63,12 @@ class ObjectInspector:
             context = ErrorContext(bucket, key)
             attempts = Attempts(self._policy, ANSWER_FAILED, what="an answer", context=context)
             try:
-                return await self._send_head(bucket, key, version)
+                found = await self._send_head(bucket, key, version)
             except ANSWER_FAILED as error:
-                failed = error
+                failed, attempts.worked = error, self._worked
+            else:
+                self._worked = True
+                return found
             ask = partial(self._send_head, bucket, key, version)
             return await retry(partial(attempts.bounded, ask), attempts, failed=failed)
 

@@ -63,6 +63,8 @@ class PageSource:
         patience = min(PAGE_PATIENCE, clients.stall_timeout)
         self._policy = RetryPolicy(give_up_after=patience)
         self._inspector = ObjectInspector(control, give_up_after=patience)
+        self._worked = False
+        """Whether a page has come."""
         self._miscounts = 0
         """Successive pages with fewer entries than their KeyCount."""
         self._parser = asyncio.Lock()
@@ -81,6 +83,7 @@ class PageSource:
         if start_after:
             parameters["start-after"] = start_after
         attempts: Attempts[SourceError] = Attempts(self._policy, ANSWER_FAILED, what="a page")
+        attempts.worked = self._worked
         with raising_the_last():
             return await retry(partial(self._request_page, bucket, parameters), attempts)
 
@@ -101,6 +104,7 @@ class PageSource:
                     "in it, for S3Uri names it"
                 )
             raise
+        self._worked = True
         # What a server says as often as a page is requested is its way of counting, and no damage.
         self._miscounts = self._miscounts + 1 if page.missing > 0 else 0
         if page.missing > 0 and (not page.keys or self._miscounts < self._policy.wrong_answers):
