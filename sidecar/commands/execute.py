@@ -53,7 +53,7 @@ async def execute(
         base = job.penstock.base_directory
         if base is None:
             base = stack.enter_context(scratch_directory("penstock-"))
-        layout = Layout(base)
+        layout = Layout.of(job, base)
         job, hosts = resolve_host(job, layout, flags)
         supervisor = Supervisor(
             job,

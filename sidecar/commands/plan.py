@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from sidecar.config.outputs import DEFAULT_BASE
 from sidecar.job.channels import fifos, footprint, job_clients, job_transport
-from sidecar.job.layout import DEFAULT_BASE, Flags, Layout, resolve_host
+from sidecar.job.layout import Flags, Layout, resolve_host
 from sidecar.job.listings import open_listings
 from sidecar.job.planning import JobPlanner
 from sidecar.job.planning_log import figures_by_record
@@ -31,7 +32,7 @@ async def plan(job: Job, flags: Flags, *, keys: bool, quiet: bool = False) -> di
 
     `keys`: name every object too, which takes hundreds of bytes each. `quiet`: show no progress line.
     """
-    layout = Layout(job.penstock.base_directory or DEFAULT_BASE)
+    layout = Layout.of(job, job.penstock.base_directory or DEFAULT_BASE)
     job, hosts = resolve_host(job, layout, flags)
     state = JobState(job, hosts)
 

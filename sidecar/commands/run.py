@@ -6,7 +6,8 @@ import asyncio
 import signal
 from typing import TYPE_CHECKING, Any
 
-from sidecar.job.layout import DEFAULT_BASE, Flags, Layout, resolve_host
+from sidecar.config.outputs import DEFAULT_BASE
+from sidecar.job.layout import Flags, Layout, resolve_host
 from sidecar.job.rehearsal import ADMIN_PORT
 from sidecar.job.supervisor import Supervisor
 from sidecar.process.early_signals import STOPS, kept
@@ -41,7 +42,7 @@ async def run(
     raises ConfigError, the sidecar does not restart.
     """
     shutdown = Shutdown()
-    layout = Layout(job.penstock.base_directory or DEFAULT_BASE)
+    layout = Layout.of(job, job.penstock.base_directory or DEFAULT_BASE)
     job, hosts = resolve_host(job, layout, flags)
     supervisor = Supervisor(
         job,

@@ -20,6 +20,7 @@ from sidecar.config.document import FileMistakes, read_document
 from sidecar.config.index_place import index_uri
 from sidecar.config.mistakes import RuleError, explain, kind_of, mistakes
 from sidecar.config.model import Model
+from sidecar.config.outputs import CheckpointConfig, OutputDataConfig
 from sidecar.config.request import (
     LONGEST_NAME,
     AlgorithmSpecification,
@@ -28,6 +29,7 @@ from sidecar.config.request import (
     ResourceConfig,
 )
 from sidecar.config.settings import PenstockConfig
+from sidecar.config.written import check_written, written_warnings
 from sidecar.process.logs import log
 from sidecar.process.resources import Footprint, default_budget, memory_limit
 from streamer.errors import ConfigError
@@ -45,9 +47,9 @@ SAGEMAKER_CHANNELS = 20
 
 IGNORED = frozenset({
     # of the request
-    "RoleArn", "OutputDataConfig", "VpcConfig", "StoppingCondition", "Tags", "EnableNetworkIsolation",
-    "EnableInterContainerTrafficEncryption", "EnableManagedSpotTraining", "CheckpointConfig",
-    "DebugHookConfig", "DebugRuleConfigurations", "TensorBoardOutputConfig", "ExperimentConfig",
+    "RoleArn", "VpcConfig", "StoppingCondition", "Tags", "EnableNetworkIsolation",
+    "EnableInterContainerTrafficEncryption", "EnableManagedSpotTraining", "DebugHookConfig",
+    "DebugRuleConfigurations", "TensorBoardOutputConfig", "ExperimentConfig",
     "ProfilerConfig", "ProfilerRuleConfigurations", "RetryStrategy", "RemoteDebugConfig",
     "InfraCheckConfig", "SessionChainingConfig", "ServerlessJobConfig", "MlflowConfig",
     "ModelPackageConfig",
@@ -86,6 +88,8 @@ class Job(Model):
     ] = {}  # noqa: RUF012 - likewise
     resource_config: ResourceConfig = ResourceConfig()
     input_data_config: Annotated[tuple[ChannelConfig, ...], Field(min_length=1)]
+    output_data_config: OutputDataConfig | None = None
+    checkpoint_config: CheckpointConfig | None = None
     penstock: PenstockConfig = PenstockConfig()
 
     @model_validator(mode="after")
@@ -140,6 +144,23 @@ class Job(Model):
                 at=("Penstock", "MemoryBudget"),
             )
         return self
+
+    @model_validator(mode="after")
+    def _writable(self) -> Self:
+        check_written(self.training_job_name, self.output_data_config, self.checkpoint_config, self.penstock)
+        return self
+
+    @property
+    def output(self) -> OutputDataConfig | None:
+        """Where the model goes; None if it is not uploaded."""
+        extras = self.penstock.output
+        return None if extras is not None and extras.is_ignored else self.output_data_config
+
+    @property
+    def checkpoints(self) -> CheckpointConfig | None:
+        """Where checkpoints are restored from and uploaded to; None if neither is done."""
+        extras = self.penstock.checkpoints
+        return None if extras is not None and extras.is_ignored else self.checkpoint_config
 
     @property
     def budget(self) -> int:
@@ -260,6 +281,13 @@ def warnings(job: Job) -> list[str]:
         for name, count in sorted(Counter(upper).items())
         if count > 1
     ]
+    named = "training_job_name" in job.model_fields_set
+    texts += written_warnings(job.training_job_name if named else None, job.output, job.checkpoints)
+    if "s3://" in (model_dir := job.hyper_parameters.get("model_dir", "")):
+        texts.append(
+            f"HyperParameters.model_dir is {model_dir}, and the trainer has no credentials there; let it "
+            "write to SM_MODEL_DIR, which OutputDataConfig uploads, or to LocalPath of CheckpointConfig"
+        )
     return texts
 
 

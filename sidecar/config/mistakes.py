@@ -38,6 +38,7 @@ _ADVICE = {
     "Split": 'write {Of: 100, Take: "0-98"}',
     "Mix": "write {Weights: [7, 2, 1]}",
     "Block": "write a size from 1 B to 1 TiB, such as 4MiB",
+    "KmsKeyId": "write the id or the ARN of a key, or alias/NAME",
     "HedgeBudget": "write a share between 0 and 1, such as 0.05",
 }
 """By key, the form of its value."""

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from sidecar.config.index_place import index_uri
+from sidecar.config.outputs import DEFAULT_BASE
 from sidecar.doctor import machine
 from sidecar.doctor.machine import Finding, refused
 from sidecar.doctor.remedies import failed
@@ -21,7 +22,7 @@ from sidecar.index.object import open_channel_index
 from sidecar.index.objects import Access
 from sidecar.index.stored import check_format
 from sidecar.job.channels import job_clients
-from sidecar.job.layout import DEFAULT_BASE, Layout, resolve_host
+from sidecar.job.layout import Layout, resolve_host
 from sidecar.job.listings import open_listings
 from sidecar.process.exits import Exit
 from sidecar.process.resources import memory_limit
@@ -55,7 +56,7 @@ async def examine(
     may take long, before it begins.
     """
     default = os.path.join(tempfile.gettempdir(), "penstock") if command == "exec" else DEFAULT_BASE
-    layout = Layout(job.penstock.base_directory or default)
+    layout = Layout.of(job, job.penstock.base_directory or default)
     job, hosts = resolve_host(job, layout, flags)
     if moved := moved_botocore():
         yield Finding("packages", "warning", moved, "Do what the text says.")

@@ -41,6 +41,7 @@ _DISTRIBUTED = (
     "sagemaker_pytorch_xla_multi_worker_enabled", "sagemaker_multi_worker_mirrored_strategy_enabled",
 )  # fmt: skip
 """If one of these is set and no group is named, this host's group is one of the distribution."""
+CHECKPOINTS = "checkpointconfig.json"
 _MACHINE = ("SM_NUM_CPUS", "SM_NUM_GPUS", "SM_TRAINING_ENV")
 """Variables that depend on the trainer's container; SM_TRAINING_ENV contains the other two."""
 
@@ -182,6 +183,9 @@ def write_config_files(layout: Layout, job: Job, hosts: Hosts) -> None:
         "inputdataconfig.json": input_data_config(job),
         "hyperparameters.json": dict(job.hyper_parameters),
     }
+    if (checkpoints := job.checkpoint_config) is not None:
+        local = checkpoints.directory(layout.base)
+        documents[CHECKPOINTS] = {"S3Uri": checkpoints.s3_uri, "LocalPath": local}
     if hosts.document is None:
         documents |= dict.fromkeys((COPY, RESOURCES), resource_config(hosts))
     files = {name: json.dumps(each, separators=(",", ":")) for name, each in documents.items()}
@@ -191,10 +195,13 @@ def write_config_files(layout: Layout, job: Job, hosts: Hosts) -> None:
         for name, value in trainer_environment(layout, without, hosts).items()
         if name not in _MACHINE and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name)
     )
-    for name, text in files.items():
+    for name in (*files, *({CHECKPOINTS} - files.keys())):
         try:
             with Directory.at(os.path.join(layout.root, "input", "config")) as config:
-                replace_file(name, text.encode(), dir_fd=config.fd)
+                if name in files:
+                    replace_file(name, files[name].encode(), dir_fd=config.fd)
+                else:
+                    config.remove(name)  # of an earlier job
         except OSError as error:
             raise SinkError(f"cannot write {os.path.join(layout.config, name)}: {error.strerror}") from error
 

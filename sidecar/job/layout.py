@@ -29,12 +29,11 @@ from streamer.linux import lock_byte
 from streamer.trailer import OFFERS, RUNS, SIDECAR_LOCK, parse_trailer_name, read_trailer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from sidecar.config.hosts import Hosts
     from sidecar.config.job import Job
 
-DEFAULT_BASE = "/opt/ml"
 RESOURCES = "resourceconfig.json"
 COPY = f".{RESOURCES}.penstock"
 """What a sidecar has written as `RESOURCES`, by which the next one recognises it."""
@@ -52,6 +51,8 @@ class Layout:
     """The directory tree of contract §2.3 under one base."""
 
     base: str
+    checkpoints: str = ""
+    """Directory of the checkpoints, without links; empty if the job has no `CheckpointConfig`."""
     root: str = field(init=False)
     """The base directory's path without links."""
     place: str = field(init=False)
@@ -62,6 +63,14 @@ class Layout:
         data = os.path.join(root, "input", "data")
         object.__setattr__(self, "root", root)
         object.__setattr__(self, "place", os.path.realpath(data) if os.path.islink(data) else data)
+        if self.checkpoints:
+            object.__setattr__(self, "checkpoints", os.path.realpath(self.checkpoints))
+
+    @classmethod
+    def of(cls, job: Job, base: str) -> Layout:
+        """Return the tree of a job under `base`."""
+        config = job.checkpoint_config
+        return cls(base, "" if config is None else config.directory(base))
 
     @property
     def data(self) -> str:
@@ -83,7 +92,8 @@ class Layout:
     @property
     def directories(self) -> tuple[str, ...]:
         """Directories that `create` makes."""
-        return tuple(os.path.join(self.base, *names) for names in _TREE)
+        tree = tuple(os.path.join(self.base, *names) for names in _TREE)
+        return (*tree, self.checkpoints) if self.checkpoints else tree
 
     def parents(self) -> list[str]:
         """Return every directory of the tree and above it, each after its parent."""
@@ -99,20 +109,23 @@ class Layout:
             os.makedirs(self.root, exist_ok=True)
             with Directory.at(self.root) as root:
                 for names in _TREE:
-                    for depth in range(len(names)):
-                        with root.enter(*names[:depth]) as here:
-                            here.mkdir(names[depth])
+                    _make(root, names)
                 root.enter("input", "config").close()
             Directory.at(self.place).close()
+            if self.checkpoints:
+                with Directory.at("/") as top:
+                    _make(top, self.checkpoints.strip("/").split("/"))
+                Directory.at(self.checkpoints).close()
         except OSError as error:
             if error.errno == errno.ENOTDIR:
                 raise SinkError(
                     f"{error.filename} is a link or no directory; remove it: below the base directory "
                     "input/data alone may be a link"
                 ) from error
+            other = " or CheckpointConfig.LocalPath" if self.checkpoints else ""
             raise SinkError(
-                f"cannot make {error.filename}: {error.strerror}; set Penstock.BaseDirectory to a directory "
-                "that this user may write"
+                f"cannot make {error.filename}: {error.strerror}; set Penstock.BaseDirectory{other} to a "
+                "directory that this user may write"
             ) from error
 
     @contextlib.contextmanager
@@ -241,6 +254,13 @@ class Layout:
             elif status.st_mode & stat.S_IWOTH and not sticky_or_mount:
                 warnings.append(f"{path} may be written by all, who may replace FIFOs; chmod o-w it")
         return warnings
+
+
+def _make(top: Directory, names: Sequence[str]) -> None:
+    """Make the directory that is reached from `top` by `names`, and those above it, if they are missing."""
+    for depth, name in enumerate(names):
+        with top.enter(*names[:depth]) as here:
+            here.mkdir(name)
 
 
 def _user(pid: int) -> int | None:

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from sidecar.config.job import Job, load_job
+from sidecar.config.outputs import CheckpointConfig, OutputDataConfig
 from sidecar.config.request import (
     AlgorithmSpecification,
     ChannelConfig,
@@ -117,6 +118,12 @@ def test_a_whole_training_job_is_a_job_file(
     assert [channel.channel_name for channel in job.channels("File")] == ["vocabulary"]
     assert job.resource_config.instance_type == "ml.p4d.24xlarge"
     assert job.training_job_arn == document.get("TrainingJobArn")
+    assert job.output is not None
+    assert str(job.output.target("model", job.training_job_name, None)) == (
+        "s3://my-bucket/out/ranker-2024-05-01-10-00-00-123/output/model.tar.gz"
+    )
+    assert job.checkpoints is not None
+    assert str(job.checkpoints.uri) == "s3://my-bucket/checkpoints/"
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +142,8 @@ def api() -> Any:
         (DataSource, ["DataSource"], set()),
         (S3DataSource, ["S3DataSource"], set()),
         (ShuffleConfig, ["ShuffleConfig"], set()),
+        (OutputDataConfig, ["OutputDataConfig"], set()),
+        (CheckpointConfig, ["CheckpointConfig"], set()),
     ],
 )
 def test_every_key_of_the_api_is_carried_out_or_on_the_list(
