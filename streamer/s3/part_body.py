@@ -87,20 +87,20 @@ class PartBody(OneCall):
 
     # The requests.
 
-    def _came(self, get: Get) -> None:
-        """Have the stage take the body that has come, if it waits for it; else leave it in its socket."""
+    def _came(self, get: Get) -> Callable[[], None] | None:
+        """Return what takes the body that has come, if the stage waits; else leave it in its socket."""
         if get.body is None:
             raise ValueError("no body has come")
         if get.index == self._at:
             self._get, self._body = get, get.body
             if (call := self._call) is not None:
+                self._call = None
                 if not self._parked:
-                    self._fire()
-                else:
-                    self._call = None
-                    get.body.park(call)
-                return
+                    return call
+                get.body.park(call)
+                return None
         get.body.stay()
+        return None
 
     def _failed(self, index: int) -> None:
         if index == self._at:

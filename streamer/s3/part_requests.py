@@ -88,10 +88,11 @@ class PartRequests:
         gets: RangeGets,
         *,
         alone: bool,
-        came: Callable[[Get], None],
+        came: Callable[[Get], Callable[[], None] | None],
         failed: Callable[[int], None],
     ) -> None:
-        """`alone`: send the first request alone. `came`: called when the body of a range has come.
+        """`alone`: send the first request alone. `came`: called when the body of a range has come;
+        returns what takes its bytes now.
 
         `failed`: called when no further byte of a range will come.
         """
@@ -103,7 +104,7 @@ class PartRequests:
         """Why our own client does not support the first response."""
         self._request = request
         self._gets = gets
-        self._came: Callable[[Get], None] = came
+        self._came: Callable[[Get], Callable[[], None] | None] = came
         self._failed: Callable[[int], None] = failed
         self._unsent = deque(
             [(index, item) for index, item in enumerate(items) if not isinstance(item, bytes)]
@@ -200,34 +201,34 @@ class PartRequests:
         except OSError as error:  # the kernel cannot watch another socket
             self._lose(get, broken(error, context))
 
-    def _on_readable(self, get: Get) -> None:
-        """Read what has come of a response header."""
+    def _on_readable(self, get: Get) -> Callable[[], None] | None:
+        """Read what has come of a response header; return what takes the body's bytes now."""
         if get.body is not None or get.first_byte:
             get.response.pause()  # the body is not to be taken yet, or `_judge` has not begun
-            return
+            return None
         try:
             get.response.read_header()
             get.first_byte = time.monotonic() - get.began or 1e-6
             get.header = get.response.header.fields
             get.body = self._gets.body(get.response, get.range, get.context)
         except BlockingIOError:
-            return
+            return None
         except SourceError as error:
             self._lose(get, error)
-            return
+            return None
         except OSError as error:
             self._lose(get, broken(error, get.context))
-            return
+            return None
         except Exception as error:  # noqa: BLE001 - a header that the parser does not take
             self._lose(get, not_understood(error, get.context))
-            return
+            return None
         if get.body is None:
             get.response.pause()
             self.owner.add(partial(self._judge, get), early=get.index == self._first)
-            return
+            return None
         if get.index == self._first:
             self.owner.wake()
-        self._came(get)
+        return self._came(get)
 
     async def _judge(self, get: Get) -> None:
         """Find the error of a response without the range's body."""

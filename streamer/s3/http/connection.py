@@ -11,13 +11,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from streamer.linux import bytes_unread
 
 if TYPE_CHECKING:
-    from streamer.s3.http.poller import FairPoller
+    from streamer.s3.http.poller import FairPoller, OnReadable
     from streamer.s3.http.tls import TlsContext
 
 LOW_WATER = 256 * 1024
@@ -67,17 +66,11 @@ class Connection:
         self._low_water = 1
         self._poller = poller
         self._watched = False
-        self._on_readable: Callable[[], None] | None = None
 
-    def watch(self, on_readable: Callable[[], None]) -> None:
+    def watch(self, on_readable: OnReadable) -> None:
         """Call `on_readable` whenever the socket is readable, until `pause` or `rest`. Raises OSError."""
-        self._on_readable = on_readable
-        self._register()
-
-    def _register(self) -> None:
-        if not self._watched:
-            self._poller.add(self.fd, self._readable)
-            self._watched = True
+        self._poller.add(self.fd, on_readable)
+        self._watched = True
 
     def pause(self) -> None:
         """Stop watching the socket; arriving bytes stay in it."""
@@ -87,17 +80,14 @@ class Connection:
 
     def rest(self) -> None:
         """Watch an idle connection and close it as soon as anything arrives."""
-        self._on_readable = None
         try:
             self._set_low_water(1)
-            self._register()
+            self.watch(self._close_if_ended)
         except OSError:
             self.close()  # an unwatched socket does not report the server's close
 
-    def _readable(self) -> None:
-        if self._on_readable is not None:
-            self._on_readable()
-        elif not self.usable():
+    def _close_if_ended(self) -> None:
+        if not self.usable():
             self.close()
 
     def usable(self) -> bool:
@@ -163,7 +153,6 @@ class Connection:
 
     def close(self) -> None:
         self.pause()
-        self._on_readable = None
         self.closed = True
         self.sock.close()
 

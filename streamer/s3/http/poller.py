@@ -10,6 +10,9 @@ This poller calls at most `AT_ONCE` callbacks in a turn of the loop; the other s
 This poller's epoll reports a socket in error until the error has been read. libuv reports it once and stops
 watching, so on uvloop an error after unread bytes was lost.
 
+A callback may return another one, which the poller calls next. So the code that reads a response does not
+call the stage that takes its body, and that calls the response again.
+
 A callback may close any socket, and a new socket may get the old number and an event of the old socket. So an
 event is a hint only: a callback must check its socket. An exception of a callback goes to the loop's
 exception handler.
@@ -21,6 +24,8 @@ import asyncio
 import select
 from collections.abc import Callable
 
+OnReadable = Callable[[], Callable[[], None] | None]
+"""Called when a socket is readable; may return what is to be called next."""
 AT_ONCE = 8
 """Most callbacks in one turn of the loop; 8 objects of 100 KB are as much as a FIFO accepts in one turn."""
 
@@ -30,7 +35,7 @@ class FairPoller:
 
     def __init__(self) -> None:
         self._epoll: select.epoll | None = None
-        self._on_readable: dict[int, Callable[[], None]] = {}
+        self._on_readable: dict[int, OnReadable] = {}
         self._loop = asyncio.get_running_loop()
 
     def open(self) -> None:
@@ -39,13 +44,14 @@ class FairPoller:
             self._epoll = select.epoll()
             self._loop.add_reader(self._epoll.fileno(), self._call_ready, self._epoll)
 
-    def add(self, fd: int, on_readable: Callable[[], None]) -> None:
-        """Call `on_readable` whenever the socket is readable, until `remove`. Call `open` before.
+    def add(self, fd: int, on_readable: OnReadable) -> None:
+        """Call `on_readable` whenever the socket is readable, until `remove` or another `add`.
 
-        Raises OSError if the kernel cannot watch another socket.
+        Call `open` before. Raises OSError if the kernel cannot watch another socket.
         """
         if self._epoll is not None:
-            self._epoll.register(fd, select.EPOLLIN)
+            if fd not in self._on_readable:
+                self._epoll.register(fd, select.EPOLLIN)
             self._on_readable[fd] = on_readable
 
     def remove(self, fd: int) -> None:
@@ -59,7 +65,8 @@ class FairPoller:
             if (on_readable := self._on_readable.get(fd)) is None:
                 continue
             try:
-                on_readable()
+                if (then := on_readable()) is not None:
+                    then()
             except Exception as error:  # noqa: BLE001 - one socket's error must not stop the others
                 context = {"message": f"{on_readable!r} failed", "exception": error}
                 self._loop.call_exception_handler(context)
