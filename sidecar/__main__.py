@@ -12,7 +12,7 @@ import signal
 import sys
 
 from sidecar.process.early_signals import keep
-from sidecar.process.init import fork_if_first
+from streamer.finish import fork_if_first
 
 COLLECT_AFTER = 50_000
 """Number of objects allocated and not freed before a collection starts; about 10 MB if all are garbage.

@@ -38,6 +38,7 @@ MAY_IMPORT = {
     "streamer.key_list": set(),
     "streamer.secrets": set(),
     "streamer.file_reads": set(),
+    "streamer.finish": set(),
     "streamer.aio": set(),
     "streamer.linux": set(),
     "streamer.directory": set(),
@@ -127,7 +128,8 @@ MAY_IMPORT = {
 }  # fmt: skip
 """By room, the rooms that it may import."""
 ENGINE = {
-    "streamer.aio", "streamer.directory", "streamer.file_reads", "streamer.formats", "streamer.helpers",
+    "streamer.aio", "streamer.directory", "streamer.file_reads", "streamer.finish", "streamer.formats",
+    "streamer.helpers",
     "streamer.linux", "streamer.plan", "streamer.relay", "streamer.relay.deliver", "streamer.relay.fetch",
     "streamer.relay.staging", "streamer.relay.statistics", "streamer.retry", "streamer.s3",
     "streamer.s3.client", "streamer.s3.manifests", "streamer.s3.pages", "streamer.schedule",

@@ -18,8 +18,9 @@ from sidecar.process.early_signals import STOPS
 from sidecar.process.exits import Exit, exit_code
 from sidecar.process.logs import log
 from sidecar.process.signals import handled
-from sidecar.process.terminal import asking, in_foreground
+from sidecar.process.terminal import asking
 from streamer.errors import SinkError
+from streamer.finish import FORWARDED, in_foreground
 from streamer.linux import is_ready
 from streamer.scratch import scratch_directory
 
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from sidecar.observe.state import JobState
 
 
-FORWARDED = (*STOPS, signal.SIGUSR1, signal.SIGUSR2)
 GRACE = 10
 """Seconds from a channel's failure until `exec` sends the trainer SIGTERM, and from SIGTERM until SIGKILL."""
 

@@ -1,27 +1,19 @@
-"""The terminal of a command in the foreground: whether there is one, and a question at it."""
+"""A question at the terminal of a command in the foreground."""
 
 from __future__ import annotations
 
-import os
 import sys
 import termios
 from typing import TYPE_CHECKING
 
 from streamer.file_reads import outside
+from streamer.finish import in_foreground
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 LONGEST = 86_400.0
 """Most seconds that an answer may take."""
-
-
-def in_foreground() -> bool:
-    """Return whether Ctrl-C in a terminal signals this process group, and so its children too."""
-    try:
-        return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
-    except (OSError, ValueError):
-        return False
 
 
 def asking() -> Callable[[str], Awaitable[str]] | None:
