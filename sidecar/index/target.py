@@ -31,7 +31,7 @@ from streamer.s3.object_put import NewObject, put_object
 from streamer.scratch import scratch_directory
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Sequence
+    from collections.abc import AsyncIterator, Sequence
 
     from sidecar.index.file import IndexFile
     from sidecar.index.objects import Access
@@ -187,8 +187,13 @@ class IndexUpload:
         )
 
     async def _put(self, uri: S3Uri, copy: StoredIndex) -> str | None:
-        def read(position: int, count: int) -> Awaitable[bytes]:
-            return in_thread(copy.read, position, count)
+        position = 0
+
+        async def read(count: int) -> bytes:
+            nonlocal position
+            data = await in_thread(copy.read, position, min(count, copy.size - position))
+            position += len(data)
+            return data
 
         return await put_object(
             self._access.clients.control,

@@ -102,13 +102,16 @@ class Uploads:
         with _unreadable():
             fd = await in_thread(open_file, self.root, file)
         try:
-            status = os.fstat(fd)
+            status, offset = os.fstat(fd), 0
 
-            async def read(offset: int, count: int) -> bytes:
+            async def read(count: int) -> bytes:
+                nonlocal offset
+                count = min(count, status.st_size - offset)
                 with _unreadable():
                     data = await in_thread(os.pread, fd, count, offset)
                 if len(data) < count:
                     raise FileChanged
+                offset += count
                 self.moved += count
                 return data
 

@@ -1,7 +1,10 @@
 """Writes an object to S3: whole, or not at all.
 
-    up to `PART` bytes    one PUT
-    more                  a multipart upload, its parts in parallel; it is aborted if it fails
+    fewer bytes than a part    one PUT
+    more                       a multipart upload, its parts in parallel; it is aborted if it fails
+
+The bytes are read in order, and their number need not be known. A part is read when one of `requests` is
+free, and has it until it is sent. An object that waits in `before_made` has none: those before it need them.
 
 The request that makes the object names the ETag that it replaces (If-Match), or that there is none
 (If-None-Match), so that of two writers one learns of the other. It has the CRC-64NVME of the whole object,
@@ -24,16 +27,16 @@ from typing import TYPE_CHECKING, Any
 from streamer.errors import BadAnswer, Denied, ErrorContext, Missing, SourceChanged, SourceError
 from streamer.retry import retry_while_unavailable
 from streamer.s3.checksums import Stored, kinds, stored_sum
-from streamer.s3.client.faults import first_error
+from streamer.s3.client.faults import EXPLANATIONS, first_error
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
 
     from streamer.retry import RetryPolicy
     from streamer.s3.client.session import S3Client
 
 PART = 8 << 20
-"""Bytes of a part, which is in memory while it is sent; more if the object has over `MOST_PARTS` of these."""
+"""Bytes of a part, which is in memory while it is sent; more if the object may have over `MOST_PARTS`."""
 MOST_PARTS = 10_000
 """S3's limit."""
 PARTS_IN_FLIGHT = 4
@@ -46,6 +49,7 @@ _UPLOAD_GONE = "NoSuchUpload"
 """Code of a part or a completion after the upload has been completed, perhaps by the same request."""
 _NOT_ALLOWED = {"AccessDenied", "403"}
 """Codes without permission; a response without a body has its status in the place of the code."""
+_WHOLE = {"ChecksumType": "FULL_OBJECT"}
 _UNSUPPORTED = {"NotImplemented", "InvalidArgument", "InvalidRequest"}
 """Codes with which servers refuse a condition that they do not know."""
 
@@ -54,17 +58,26 @@ async def _at_once() -> None:
     """Let the object be made as soon as its bytes are read."""
 
 
+def _unnoted(*_: object) -> None:
+    """Keep no record of multipart uploads."""
+
+
 @dataclass(frozen=True, slots=True)
 class NewObject:
     """The bytes of an object that is to be written."""
 
-    size: int
-    read: Callable[[int, int], Awaitable[bytes]]
-    """Returns bytes, by offset and number; called once for each part."""
+    most: int
+    """Upper bound of its bytes, which sets the size of its parts."""
+    read: Callable[[int], Awaitable[bytes]]
+    """Returns the next bytes, as many as it is asked for; fewer only at the end."""
     before_made: Callable[[], Awaitable[None]] = _at_once
-    """Called when all bytes are read, before the request that makes the object; may raise."""
+    """Awaited when all bytes are read, before the request that makes the object; may raise, and may wait."""
     requests: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(PARTS_IN_FLIGHT))
     """Limits the parts in flight."""
+    headers: Mapping[str, Any] = field(default_factory=dict)
+    """Parameters of the request that begins the object, in botocore's names: Metadata, SSEKMSKeyId, ..."""
+    on_upload: Callable[[str, bool], None] = _unnoted
+    """Called with the id of a multipart upload: True when it has begun, False when it has ended."""
 
 
 async def put_object(
@@ -85,23 +98,24 @@ async def put_object(
     conditional = client.sends_if_match and replaces != ANY
     upload = _Upload(client, context, new, policy, on_wait)
     try:
-        return await upload.run(_conditions(replaces) if conditional else {})
-    except Denied as error:
-        if error.code in _NOT_ALLOWED:
-            denied = Denied(
-                "the credentials may not write this object; they need s3:PutObject on it (S3 responded "
-                f"{'403 AccessDenied' if error.code == 'AccessDenied' else 403})",
-                error.context,
-            )
-            raise denied from error
+        with _denied("s3:PutObject", new.headers):
+            return await upload.run(_conditions(replaces) if conditional else {})
+    except Denied:
         raise
     except SourceError as error:
-        if error.code == _UPLOAD_GONE or (conditional and error.code in _CONFLICTS):
-            return await upload.etag_if_same()
+        if upload.made and (error.code == _UPLOAD_GONE or (conditional and error.code in _CONFLICTS)):
+            etag = await upload.etag_if_same()
+            if conditional or etag is not None:
+                return etag
         if conditional and error.code in _UNSUPPORTED:
             raise BadAnswer(
                 f"{error.message}; if the endpoint has no conditional PUT, set Penstock.Endpoint.IfMatch: "
                 "omit, and let one program write at a time",
+                error.context,
+            ) from error
+        if error.code == _UPLOAD_GONE:
+            raise BadAnswer(
+                f"{error.message}; a lifecycle rule or another program has removed the parts: upload again",
                 error.context,
             ) from error
         if isinstance(error, SourceChanged):  # its text is that of a GET
@@ -111,6 +125,66 @@ async def put_object(
                 error.context,
             ) from error
         raise
+
+
+async def prove_writable(
+    client: S3Client,
+    context: ErrorContext,
+    headers: Mapping[str, Any],
+    *,
+    policy: RetryPolicy,
+    on_wait: Callable[[SourceError], None] | None = None,
+) -> None:
+    """Begin an upload of the object and abort it, as proof of the permissions, those on its KMS key included.
+
+    `headers`: see `NewObject`. Raises SourceError. S3 asks for kms:Decrypt only when parts are sent.
+    """
+    upload = _Upload(client, context, NewObject(0, _nothing, headers=headers), policy, on_wait)
+    with _denied("s3:PutObject", headers):
+        begun = await upload.begin()
+    with _denied("s3:AbortMultipartUpload", {}):
+        await retry_while_unavailable(
+            lambda _: abort_upload(client, context, begun["UploadId"]),
+            policy,
+            on_wait=on_wait,
+            what="an upload",
+        )
+
+
+async def abort_upload(client: S3Client, context: ErrorContext, upload_id: str) -> None:
+    """Abort a multipart upload, if there is one of this id. Raises SourceError."""
+    try:
+        name = {"Bucket": context.bucket, "Key": context.key}
+        await client.send("abort_multipart_upload", context, **name, UploadId=upload_id)
+    except SourceError as error:
+        if error.code != _UPLOAD_GONE:
+            raise
+
+
+async def _nothing(_: int) -> bytes:
+    return b""
+
+
+@contextlib.contextmanager
+def _denied(action: str, headers: Mapping[str, Any]) -> Iterator[None]:
+    """Name the action, and those on the KMS key, in the error of a request without permission.
+
+    The text of S3, which may name the action, the resource and the policy, stays in front.
+    """
+    try:
+        yield
+    except Denied as error:
+        explanation = EXPLANATIONS.get(error.code, "")
+        if error.code not in _NOT_ALLOWED or explanation not in error.message:
+            raise
+        words, _, response = error.message.partition(explanation)
+        keys = ", and kms:GenerateDataKey and kms:Decrypt on its key" if "SSEKMSKeyId" in headers else ""
+        denied = Denied(
+            f"{words}the credentials may not write this object; they need {action} on it{keys}{response}",
+            error.context,
+        )
+        denied.code = error.code
+        raise denied from error
 
 
 def _conditions(replaces: str | None) -> dict[str, str]:
@@ -134,90 +208,114 @@ class _Upload:
         self._policy = policy
         self._on_wait = on_wait
         self._crc64 = kinds()["CRC64NVME"]
+        self._part_size = max(PART, -(-new.most // MOST_PARTS))
+        self._upload: dict[str, str] = {}
+        """Parameters that name the multipart upload; empty if there is none."""
+        self._sent: dict[int, tuple[str, int, int]] = {}
+        """ETag, CRC and size of the parts that were sent, by number."""
+        self._size = 0
+        """Bytes of the object, once all are read."""
         self._crc = 0
         """CRC-64NVME of the whole object, once all bytes are read."""
         self._hashed = b""
         """What has the ETag's MD5, where ETags are MD5s: the body, or those of the parts."""
         self._suffix = ""
         """What follows it in an ETag, in S3's way."""
+        self.made = False
+        """Whether the request that makes the object may have been sent."""
 
     async def run(self, conditions: Mapping[str, str]) -> str:
         """Write the object; return its ETag. Raises SourceError."""
-        if self._new.size > PART:
-            made = await self._in_parts(conditions)
-        else:
-            async with self._new.requests:
-                body = await self._new.read(0, self._new.size)
-                self._crc = self._crc64(memoryview(body), 0)
-                self._hashed = body
-                await self._new.before_made()
-                made = await self._send("put_object", Body=body, **_sum(self._crc), **conditions)
-        stored = stored_sum(made)
-        if stored is not None and stored.algorithm == "CRC64NVME" and stored.value != self._crc:
-            raise BadAnswer("the endpoint has stored other bytes than were sent; upload again", self._context)
-        etag = made.get("ETag")
-        if not isinstance(etag, str) or not etag.strip('"'):
-            raise BadAnswer("the response to PUT has no ETag", self._context)
-        return etag.strip('"')
-
-    async def _in_parts(self, conditions: Mapping[str, str]) -> Any:
-        """Write the object by a multipart upload; return the response to its completion."""
-        whole = {"ChecksumType": "FULL_OBJECT"}
-        begun = await self._send("create_multipart_upload", ChecksumAlgorithm="CRC64NVME", **whole)
-        upload = {"UploadId": begun["UploadId"]}
-        size = max(PART, -(-self._new.size // MOST_PARTS))
         try:
             try:
-                async with asyncio.TaskGroup() as group:
-                    sent = [
-                        group.create_task(
-                            self._part(number, start, min(size, self._new.size - start), upload)
-                        )
-                        for number, start in enumerate(range(0, self._new.size, size), 1)
-                    ]
+                async with asyncio.TaskGroup() as parts:
+                    await self._part(1, parts)
             except BaseExceptionGroup as errors:
                 raise first_error(errors) from errors
             await self._new.before_made()
-            self._join([part.result() for part in sent], size)
-            parts = [{"ETag": f'"{part.result()[0]}"', "PartNumber": n} for n, part in enumerate(sent, 1)]
-            return await self._send(
-                "complete_multipart_upload",
-                MultipartUpload={"Parts": parts},
-                MpuObjectSize=self._new.size,
-                **upload,
-                **whole,
-                **_sum(self._crc),
-                **conditions,
-            )
+            self.made = True
+            if self._upload:
+                made = await self._complete(conditions)
+            else:
+                async with self._new.requests:
+                    made = await self.send(
+                        "put_object", Body=self._hashed, **self._new.headers, **_sum(self._crc), **conditions
+                    )
         except BaseException:
-            with contextlib.suppress(Exception):  # what ended the upload is raised
-                await self._call("abort_multipart_upload", upload)
+            if self._upload:
+                with contextlib.suppress(Exception):  # what ended the upload is raised
+                    await abort_upload(self._client, self._context, self._upload["UploadId"])
+                    self._note(begun=False)
             raise
+        stored = stored_sum(made)
+        if stored is not None and stored.algorithm == "CRC64NVME" and stored.value != self._crc:
+            raise BadAnswer("the endpoint has stored other bytes than were sent; upload again", self._context)
+        return self._named(made, "ETag").strip('"')
 
-    async def _part(self, number: int, start: int, size: int, upload: Mapping[str, str]) -> tuple[str, int]:
-        """Send a part of at most `size` bytes; return its ETag and its CRC."""
+    async def begin(self) -> dict[str, str]:
+        """Begin a multipart upload; return the parameters that name it. Raises SourceError."""
+        begun = await self.send(
+            "create_multipart_upload", ChecksumAlgorithm="CRC64NVME", **_WHOLE, **self._new.headers
+        )
+        return {"UploadId": self._named(begun, "UploadId")}
+
+    async def _part(self, number: int, parts: asyncio.TaskGroup) -> None:
+        """Read a part, let another task read the next one, and send it. The first part begins the upload.
+
+        If all bytes are less than a part they are kept, for a PUT.
+        """
         async with self._new.requests:
-            body = await self._new.read(start, min(size, self._new.size - start))
+            body = await self._new.read(self._part_size)
             crc = self._crc64(memoryview(body), 0)
-            made = await self._send("upload_part", Body=body, PartNumber=number, **upload, **_sum(crc))
-        return made["ETag"].strip('"'), crc
+            if len(body) == self._part_size:
+                if number == 1:
+                    self._upload = await self.begin()
+                    self._note(begun=True)
+                parts.create_task(self._part(number + 1, parts))
+            elif number == 1:
+                self._size, self._crc, self._hashed = len(body), crc, body
+                return
+            elif not body:
+                return
+            made = await self.send("upload_part", Body=body, PartNumber=number, **self._upload, **_sum(crc))
+        self._sent[number] = self._named(made, "ETag"), crc, len(body)
 
-    def _join(self, parts: list[tuple[str, int]], size: int) -> None:
-        """Take the CRC, and what the ETag is made of, from the parts, of `size` bytes each but the last."""
+    async def _complete(self, conditions: Mapping[str, str]) -> Any:
+        """Make the object of the parts; return the response."""
         from awscrt.checksums import combine_crc64nvme
 
-        left = self._new.size
-        for _, crc in parts:
-            self._crc = combine_crc64nvme(self._crc, crc, min(size, left))
-            left -= size
+        sent = [self._sent[number] for number in range(1, len(self._sent) + 1)]
+        for _, crc, size in sent:
+            self._crc, self._size = combine_crc64nvme(self._crc, crc, size), self._size + size
         with contextlib.suppress(ValueError):  # they are no MD5s
-            self._hashed = b"".join(bytes.fromhex(etag) for etag, _ in parts)
-            self._suffix = f"-{len(parts)}"
+            self._hashed = b"".join(bytes.fromhex(etag.strip('"')) for etag, _, _ in sent)
+            self._suffix = f"-{len(sent)}"
+        made = await self.send(
+            "complete_multipart_upload",
+            MultipartUpload={"Parts": [{"ETag": each[0], "PartNumber": n} for n, each in enumerate(sent, 1)]},
+            MpuObjectSize=self._size,
+            **self._upload,
+            **_WHOLE,
+            **_sum(self._crc),
+            **conditions,
+        )
+        self._note(begun=False)
+        return made
+
+    def _note(self, *, begun: bool) -> None:
+        self._new.on_upload(self._upload["UploadId"], begun)
+
+    def _named(self, response: Mapping[str, Any], name: str) -> str:
+        """Return what the response has of this name. Raises BadAnswer if it has none."""
+        value = response.get(name)
+        if not isinstance(value, str) or not value.strip('"'):
+            raise BadAnswer(f"the response to PUT has no {name}", self._context)
+        return value
 
     async def etag_if_same(self) -> str | None:
         """Return the ETag of the object that is in S3 if it has the bytes that were sent, else None."""
         try:
-            found = await self._send("head_object", ChecksumMode="ENABLED")
+            found = await self.send("head_object", ChecksumMode="ENABLED")
         except (BadAnswer, Denied, Missing):
             return None
         etag, stored = str(found.get("ETag", "")).strip('"'), stored_sum(found)
@@ -226,9 +324,9 @@ class _Upload:
             same = stored == Stored("CRC64NVME", self._crc)
         else:  # only now, because an MD5 costs more than all else
             same = etag == md5(self._hashed, usedforsecurity=False).hexdigest() + self._suffix
-        return etag if same and found.get("ContentLength") == self._new.size else None
+        return etag if same and found.get("ContentLength") == self._size else None
 
-    async def _send(self, operation: str, **parameters: Any) -> Any:
+    async def send(self, operation: str, **parameters: Any) -> Any:
         """Send a request of aiobotocore's client until it is answered. Raises SourceError."""
         return await retry_while_unavailable(
             lambda _: self._call(operation, parameters), self._policy, on_wait=self._on_wait, what="an upload"

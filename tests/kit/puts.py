@@ -12,6 +12,8 @@ from awscrt.checksums import crc64nvme
 
 from tests.kit.raw import etag
 
+Spoil = Callable[[str, web.Request, web.Response], web.Response]
+"""Returns what is sent in place of the right answer, from the operation, the request and that answer."""
 Written = tuple[str, str, str]
 """Operation, `bucket/key`, and the condition: an ETag, `*`, or nothing."""
 
@@ -33,6 +35,7 @@ class Puts:
     """Parts by upload id."""
     on_part: Callable[[], None] = lambda: None
     """Called with each part that has arrived."""
+    spoil: Spoil = lambda _operation, _request, response: response
     lost: int = 0
     """Number of the next objects that are made, and whose responses say 503."""
     garbled: int = 0
@@ -40,7 +43,7 @@ class Puts:
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         name = f"{request.match_info['bucket']}/{request.match_info['key']}"
-        upload, part = request.query.get("uploadId"), request.query.get("partNumber")
+        upload = request.query.get("uploadId")
         body = await request.read()
         if self.garbled and request.method == "PUT":
             self.garbled, body = self.garbled - 1, bytes([body[0] ^ 1]) + body[1:]
@@ -52,16 +55,20 @@ class Puts:
         }[request.method]
         self.seen.append((operation, name, condition.strip('"')))
         if self.refused:
-            return _error(*self.refused.popleft())
+            return error(*self.refused.popleft())
+        return self.spoil(operation, request, self._right(operation, request, name, body))
+
+    def _right(self, operation: str, request: web.Request, name: str, body: bytes) -> web.Response:
+        upload, part = request.query.get("uploadId"), request.query.get("partNumber")
         if request.method == "PUT" and request.headers["x-amz-checksum-crc64nvme"] != _crc(body):
-            return _error(400, "BadDigest")
+            return error(400, "BadDigest")
         if operation == "PutObject":
             return self._make(name, body, request)
         if operation == "CreateMultipartUpload":
             self.uploads[number := f"upload{len(self.seen)}"] = {}
-            return _xml("InitiateMultipartUploadResult", f"<UploadId>{number}</UploadId>")
+            return xml("InitiateMultipartUploadResult", f"<UploadId>{number}</UploadId>")
         if upload not in self.uploads:
-            return _error(404, "NoSuchUpload")
+            return error(404, "NoSuchUpload")
         if operation == "UploadPart":
             self.uploads[upload][int(part or 0)] = body
             self.on_part()
@@ -74,13 +81,13 @@ class Puts:
     def _complete(self, name: str, upload: str, request: web.Request) -> web.Response:
         whole = b"".join(data for _, data in sorted(self.uploads[upload].items()))
         if request.headers["x-amz-checksum-crc64nvme"] != _crc(whole):
-            return _error(400, "BadDigest")
+            return error(400, "BadDigest")
         made = self._make(name, whole, request)
         if self.content().get(name) == whole:
             del self.uploads[upload]
         if made.status != 200:
             return made
-        return _xml("CompleteMultipartUploadResult", f"<ETag>{made.headers['ETag']}</ETag>")
+        return xml("CompleteMultipartUploadResult", f"<ETag>{made.headers['ETag']}</ETag>")
 
     def _make(self, name: str, body: bytes, request: web.Request) -> web.Response:
         if self.before:
@@ -88,16 +95,16 @@ class Puts:
         objects = self.content()
         now, wanted = objects.get(name), request.headers.get("If-Match")
         if wanted is not None and now is None:
-            return _error(404, "NoSuchKey")
+            return error(404, "NoSuchKey")
         if (wanted is not None and wanted.strip('"') != etag(now or b"")) or (
             "If-None-Match" in request.headers and now is not None
         ):
-            return _error(412, "PreconditionFailed")
+            return error(412, "PreconditionFailed")
         objects[name] = body
         self.checksums[name] = {"x-amz-checksum-crc64nvme": _crc(body), "x-amz-checksum-type": "FULL_OBJECT"}
         if self.lost:
             self.lost -= 1
-            return _error(503, "ServiceUnavailable")
+            return error(503, "ServiceUnavailable")
         return web.Response(headers={"ETag": f'"{etag(body)}"'})
 
 
@@ -105,13 +112,13 @@ def _crc(body: bytes) -> str:
     return base64.b64encode(crc64nvme(body).to_bytes(8, "big")).decode()
 
 
-def _xml(name: str, inside: str) -> web.Response:
+def xml(name: str, inside: str) -> web.Response:
     return web.Response(text=f"<{name}>{inside}</{name}>", content_type="application/xml")
 
 
-def _error(status: int, code: str) -> web.Response:
+def error(status: int, code: str, message: str = "scripted") -> web.Response:
     return web.Response(
         status=status,
-        text=f"<Error><Code>{code}</Code><Message>scripted</Message></Error>" if code else "",
+        text=f"<Error><Code>{code}</Code><Message>{message}</Message></Error>" if code else "",
         content_type="application/xml",
     )

@@ -62,7 +62,7 @@ def pages_from(request: pytest.FixtureRequest) -> PagesFrom:
     return opened
 
 
-BOTH_LOOPS = {"test_epochs", "test_separation", "test_splice"}
+BOTH_LOOPS = {"test_epochs", "test_object_put", "test_separation", "test_splice"}
 """Modules whose subject a loop can change: who is woken by which event of a socket or a FIFO."""
 
 
