@@ -9,6 +9,7 @@ job, the rules between channels, and the reading of the file.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from sidecar.config.document import FileMistakes, read_document
 from sidecar.config.index_place import index_uri
 from sidecar.config.mistakes import RuleError, explain, kind_of, mistakes
 from sidecar.config.model import Model
-from sidecar.config.outputs import CheckpointConfig, OutputDataConfig
+from sidecar.config.outputs import DEFAULT_BASE, CheckpointConfig, OutputDataConfig
 from sidecar.config.request import (
     LONGEST_NAME,
     AlgorithmSpecification,
@@ -29,7 +30,6 @@ from sidecar.config.request import (
     ResourceConfig,
 )
 from sidecar.config.settings import PenstockConfig
-from sidecar.config.written import check_written, written_warnings
 from sidecar.process.logs import log
 from sidecar.process.resources import Footprint, default_budget, memory_limit
 from streamer.errors import ConfigError
@@ -147,20 +147,39 @@ class Job(Model):
 
     @model_validator(mode="after")
     def _writable(self) -> Self:
-        check_written(self.training_job_name, self.output_data_config, self.checkpoint_config, self.penstock)
+        penstock, checkpoints = self.penstock, self.checkpoint_config
+        for section, name, config in (
+            ("Output", "OutputDataConfig", self.output_data_config),
+            ("Checkpoints", "CheckpointConfig", checkpoints),
+        ):
+            if section.lower() in penstock.model_fields_set and config is None:
+                raise RuleError(f"has no meaning without {name}; add it", at=("Penstock", section))
+        writes = self.output or self.checkpoints
+        if penstock.upload.bandwidth is not None and writes is None:
+            raise RuleError("has no meaning without OutputDataConfig; add it", at=("Penstock", "Upload"))
+        if writes is not None and not re.fullmatch(r"(?!\.\.?\Z)[A-Za-z0-9._-]+", self.training_job_name):
+            raise RuleError(
+                f"{self.training_job_name!r} is part of keys; use letters of ASCII, digits, '.', '-' and '_'",
+                at=("TrainingJobName",),
+            )
+        base = penstock.base_directory or DEFAULT_BASE
+        if checkpoints is not None and (other := checkpoints.overlaps(base)) is not None:
+            raise RuleError(
+                f"{checkpoints.directory(base)} overlaps {other}, which has other files; leave LocalPath "
+                "out, or name a directory of its own",
+                at=("CheckpointConfig", "LocalPath"),
+            )
         return self
 
     @property
     def output(self) -> OutputDataConfig | None:
         """Where the model goes; None if it is not uploaded."""
-        extras = self.penstock.output
-        return None if extras is not None and extras.is_ignored else self.output_data_config
+        return None if self.penstock.output.is_ignored else self.output_data_config
 
     @property
     def checkpoints(self) -> CheckpointConfig | None:
         """Where checkpoints are restored from and uploaded to; None if neither is done."""
-        extras = self.penstock.checkpoints
-        return None if extras is not None and extras.is_ignored else self.checkpoint_config
+        return None if self.penstock.checkpoints.is_ignored else self.checkpoint_config
 
     @property
     def budget(self) -> int:
@@ -281,8 +300,8 @@ def warnings(job: Job) -> list[str]:
         for name, count in sorted(Counter(upper).items())
         if count > 1
     ]
-    named = "training_job_name" in job.model_fields_set
-    texts += written_warnings(job.training_job_name if named else None, job.output, job.checkpoints)
+    if job.output is not None and "training_job_name" not in job.model_fields_set:
+        texts.append("no TrainingJobName: all jobs without one replace each other's model; add a name")
     if "s3://" in (model_dir := job.hyper_parameters.get("model_dir", "")):
         texts.append(
             f"HyperParameters.model_dir is {model_dir}, and the trainer has no credentials there; let it "

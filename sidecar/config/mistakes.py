@@ -39,6 +39,8 @@ _ADVICE = {
     "Mix": "write {Weights: [7, 2, 1]}",
     "Block": "write a size from 1 B to 1 TiB, such as 4MiB",
     "KmsKeyId": "write the id or the ARN of a key, or alias/NAME",
+    "Output": "write ignore, or {Replace: true}",
+    "Checkpoints": "write ignore, or {Restore: newest}",
     "HedgeBudget": "write a share between 0 and 1, such as 0.05",
 }
 """By key, the form of its value."""

@@ -11,20 +11,23 @@ The first host writes `output/model.tar.gz`, another one `output/<host>/model.ta
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, StrictStr
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    StrictStr,
+    model_validator,
+)
 
 from sidecar.config.model import Model, Size
 from sidecar.config.sources import SourceUri, parse_source
 from streamer.plan import S3Uri
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 DEFAULT_BASE = "/opt/ml"
-IGNORE = "ignore"
-"""Value of `Penstock.Output` and `Penstock.Checkpoints` by which nothing is written to S3."""
 _OWN = ("input", "model", "output")
 """Directories of the base directory that have other contents than checkpoints."""
 
@@ -104,61 +107,36 @@ def _contains(directory: str, path: str) -> bool:
 
 
 class _Ignorable(Model):
-    """A section that the word `ignore` may replace."""
+    """A section in whose place the job file may have the word `ignore`."""
+
+    model_config = ConfigDict(json_schema_extra={"type": ["object", "string"], "pattern": "^ignore$"})
 
     _ignored: bool = PrivateAttr(default=False)
 
+    @model_validator(mode="wrap")
+    @classmethod
+    def _or_ignore(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        section = handler({} if value == "ignore" else value)
+        section._ignored = value == "ignore"  # noqa: SLF001 - of this class
+        return section
+
     @property
     def is_ignored(self) -> bool:
-        """Whether the job file has the word `ignore` in place of the section."""
         return self._ignored
 
 
-_Section = TypeVar("_Section", bound=_Ignorable)
-
-
-def _or_ignore(section: type[_Section], example: str) -> Callable[[Any], Any]:
-    """Return the validator of a section, which turns `ignore` into one that is ignored."""
-
-    def validate(value: Any) -> Any:
-        if value == IGNORE:
-            ignored = section()
-            ignored._ignored = True  # noqa: SLF001 - of this class
-            return ignored
-        if isinstance(value, (dict, section)):
-            return value
-        raise ValueError(f"{value!r} is no section; write {IGNORE}, or a mapping such as {example}")
-
-    return validate
-
-
 class OutputExtras(_Ignorable):
-    """What `OutputDataConfig` does not say."""
+    """What `OutputDataConfig` does not say. `ignore`: nothing is uploaded after the training."""
 
     replace: bool = False
-    """Whether a model may be replaced that is not of a training job of this name."""
+    """Whether a model is replaced that is not of a training job of this name."""
 
 
 class CheckpointExtras(_Ignorable):
-    """What `CheckpointConfig` does not say."""
+    """What `CheckpointConfig` does not say. `ignore`: nothing is restored, or uploaded meanwhile."""
 
     restore: Literal["all", "newest"] = "all"
     """`newest`: of the directories in S3Uri only the one that was written last, and the files beside it."""
-
-
-Output = Annotated[
-    OutputExtras,
-    BeforeValidator(
-        _or_ignore(OutputExtras, "{Replace: true}"), json_schema_input_type=Literal["ignore"] | OutputExtras
-    ),
-]
-Checkpoints = Annotated[
-    CheckpointExtras,
-    BeforeValidator(
-        _or_ignore(CheckpointExtras, "{Restore: newest}"),
-        json_schema_input_type=Literal["ignore"] | CheckpointExtras,
-    ),
-]
 
 
 class UploadConfig(Model):

@@ -18,7 +18,7 @@ from pydantic.alias_generators import to_pascal
 
 from sidecar.config.endpoint import BARE_URL, REGION, check_together, check_url, resolved
 from sidecar.config.model import Model, Size
-from sidecar.config.outputs import Checkpoints, Output, UploadConfig
+from sidecar.config.outputs import CheckpointExtras, OutputExtras, UploadConfig
 from streamer.errors import ConfigError
 from streamer.file_reads import read_file
 from streamer.s3.client.endpoint import STALL_TIMEOUT, Endpoint, IfMatch
@@ -159,10 +159,8 @@ class PenstockConfig(Model):
     own rule is `objects`."""
     bandwidth: Annotated[Size, Field(gt=0)] | None = None
     """Bytes per second into all FIFOs together. Unset: no limit. Those of one channel: its own section."""
-    output: Output | None = None
-    """What OutputDataConfig does not say. `ignore`: nothing is uploaded after the training."""
-    checkpoints: Checkpoints | None = None
-    """What CheckpointConfig does not say. `ignore`: nothing is restored, and nothing uploaded meanwhile."""
+    output: OutputExtras = OutputExtras()
+    checkpoints: CheckpointExtras = CheckpointExtras()
     upload: UploadConfig = UploadConfig()
     endpoint: EndpointConfig = EndpointConfig()
     admin: AdminConfig = AdminConfig()

@@ -141,15 +141,15 @@ def test_the_trainer_finds_the_directory_of_the_checkpoints(tmp_path: Path) -> N
         ),
         (
             {"Penstock": {"Upload": {"Bandwidth": "1MB"}}},
-            "Penstock.Upload: has no meaning in a job that writes",
+            "Penstock.Upload: has no meaning without OutputDataConfig; add it",
         ),
         (
             OUTPUT | {"Penstock": {"Output": "ignore", "Upload": {"Bandwidth": "1MB"}}},
-            "Penstock.Upload: has no meaning in a job that writes",
+            "Penstock.Upload: has no meaning without OutputDataConfig; add it",
         ),
         (
             OUTPUT | {"Penstock": {"Output": "keep"}},
-            "Penstock.Output: 'keep' is no section; write ignore, or",
+            r"Penstock.Output: must be a mapping .* is a text; write ignore, or \{Replace: true\}",
         ),
         (
             OUTPUT | {"Penstock": {"Output": {"Replaces": True}}},
@@ -167,8 +167,8 @@ def test_the_trainer_finds_the_directory_of_the_checkpoints(tmp_path: Path) -> N
             "did you mean 'GZIP'",
         ),
         ({"OutputDataConfig": {"S3OutputPath": "s3://b", "KmsKeyId": "a key"}}, "KmsKeyId.* alias/NAME"),
-        (OUTPUT | {"TrainingJobName": "a/b"}, "TrainingJobName: 'a/b' is part of the keys"),
-        (CHECKPOINTS | {"TrainingJobName": ".."}, "TrainingJobName: '..' is part of the keys"),
+        (OUTPUT | {"TrainingJobName": "a/b"}, "TrainingJobName: 'a/b' is part of keys"),
+        (CHECKPOINTS | {"TrainingJobName": ".."}, "TrainingJobName: '..' is part of keys"),
         (
             {"CheckpointConfig": {"S3Uri": "s3://b/c", "LocalPath": "checkpoints"}},
             "'checkpoints' is no absolute path, or has '..' in it; write one such as",
@@ -208,7 +208,6 @@ def test_what_is_ignored_is_not_written() -> None:
     )
     assert some.output is some.output_data_config
     assert some.checkpoints is some.checkpoint_config
-    assert some.penstock.output is not None
     assert some.penstock.output.replace
     assert some.penstock.upload.bandwidth == 5_000_000
 
@@ -218,10 +217,6 @@ def test_what_is_ignored_is_not_written() -> None:
     [
         ({"HyperParameters": {"model_dir": '"s3://b/model"'}}, "HyperParameters.model_dir"),
         ({"HyperParameters": {"model_dir": "s3://b/model"}}, "HyperParameters.model_dir"),
-        (
-            {"OutputDataConfig": {"S3OutputPath": "s3://b/run/checkpoints/"}} | CHECKPOINTS,
-            "a prefix of its own",
-        ),
         ({"HyperParameters": {"model_dir": "/opt/ml/model"}} | OUTPUT | CHECKPOINTS, ""),
     ],
 )
@@ -232,6 +227,4 @@ def test_warnings(keys: dict[str, Any], word: str) -> None:
 
 
 def test_a_model_of_no_name_is_warned_of() -> None:
-    assert (
-        "without TrainingJobName" in warnings(Job.model_validate({"InputDataConfig": [CHANNEL]} | OUTPUT))[0]
-    )
+    assert "no TrainingJobName" in warnings(Job.model_validate({"InputDataConfig": [CHANNEL]} | OUTPUT))[0]
