@@ -45,6 +45,16 @@ async def first_of(*runners: Coroutine[Any, Any, object]) -> None:
             task.cancel()
 
 
+async def readable(fd: int) -> None:
+    """Wait until a descriptor can be read."""
+    loop, arrived = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(fd, arrived.set)
+    try:
+        await arrived.wait()
+    finally:
+        loop.remove_reader(fd)
+
+
 def thread_worked() -> float:
     """Return the seconds that the calling thread has run or waited for a processor, in total.
 

@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
 """`penstock-finish -- python train.py`: runs the trainer, and ends when its results are in S3.
 
-Python 3.8 or newer and its library alone: the sidecar puts this file on the volume, for images that contain
-nothing of Penstock.
+Python 3.8 and its library are enough: the sidecar puts this file on the volume, for images without Penstock.
 
     process 1         if this is it: forwards signals to a child, and removes zombies (`fork_if_first`)
     penstock-finish   finds a sidecar, starts the trainer, forwards signals, waits for the trainer's end;
@@ -10,16 +9,14 @@ nothing of Penstock.
     trainer           in a session of its own; under a terminal in this one, for Ctrl-C and terminal input
 
 The exit code is the trainer's, 128 + n if signal n ended it, or `NOT_UPLOADED` without the proof that all is
-in S3: the sidecar's reply says so, or no sidecar is there, or it ends before it has replied.
+in S3: the sidecar says so, or no sidecar is there, or it ends before it has replied.
 
-Nothing polls. A sidecar holds both FIFOs open. So the write end of the request FIFO cannot be opened without
-a sidecar (ENXIO), and poll(2) reports POLLERR on it when the sidecar ends, however that ends. The requester
-locks the request FIFO, because another one could take its reply. A reply repeats the id of its request: those
-to requesters that were killed are still in the FIFO. A request begins with a line feed, which ends the half
-line of such a one.
+Nothing polls. A sidecar holds both FIFOs open. So the request FIFO cannot be opened without one (ENXIO), and
+poll(2) reports POLLERR there when the sidecar ends, however it ends. A requester locks that FIFO, because
+another one could take its reply. A reply repeats the id of its request, because replies to requesters that
+were killed are still in the FIFO, and a request begins with a line feed, to end the half line of such a one.
 
-`penstock exec` has `fork_if_first` and `in_foreground` from here. Its own wait for the trainer is on an event
-loop, because channels may fail meanwhile.
+`penstock exec` waits for the trainer on an event loop, since channels may fail meanwhile; it shares the rest.
 """
 
 from __future__ import annotations
@@ -45,34 +42,27 @@ REASON = 1024
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 FORWARDED = (*_STOPS, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that the trainer gets."""
-_USAGE = f"""Usage: {PROGRAM} [--] COMMAND [ARGUMENT]...
-
-Runs COMMAND, the trainer, and waits until the sidecar has uploaded its results to S3. The exit code is
-COMMAND's, or {NOT_UPLOADED} if something was not uploaded.
-"""
 
 
 def main() -> None:
     """Run the command line."""
-    command = sys.argv[1:]
-    if command[:1] in (["-h"], ["--help"]):
-        sys.stdout.write(_USAGE)
-        return
-    if command[:1] == ["--"]:
-        del command[0]
-    if not command:
-        sys.stderr.write(_USAGE)
-        sys.exit(2)
+    command = sys.argv[2 if sys.argv[1:2] == ["--"] else 1 :]
+    if not command or sys.argv[1] in ("-h", "--help"):
+        _say("usage: penstock-finish [--] COMMAND [ARGUMENT]...")
+        _say(f"runs COMMAND, the trainer, and ends with its code, or {NOT_UPLOADED} if not all is in S3")
+        sys.exit(0 if command else 2)
     fork_if_first()
     sys.exit(_finish(command))
 
 
 def _finish(command: list[str]) -> int:
     """Run the trainer and wait for the upload; return the exit code."""
-    base = _base()
+    config = os.path.dirname(os.path.abspath(__file__))
+    on_volume, environment = config.endswith("/input/config"), os.environ.get("SAGEMAKER_BASE_DIR")
+    base = config[: -len("/input/config")] if on_volume else environment or "/opt/ml"
     try:
-        os.close(_open_requests(base))
-    except _NoReplyError as error:
+        os.close(_open(base, REQUESTS, os.O_WRONLY))
+    except ConnectionError as error:
         _say(f"the trainer is not started: {error}")
         return NOT_UPLOADED
     numbers = {signal.SIGCHLD, *FORWARDED}
@@ -83,7 +73,7 @@ def _finish(command: list[str]) -> int:
     _note_stops(numbers.intersection(_STOPS))
     try:
         uploaded, text = _ask(base, code)
-    except _NoReplyError as error:
+    except ConnectionError as error:
         uploaded, text = NOT_UPLOADED, f"nothing proves that its results are in S3: {error}"
     if text:
         _say(text)
@@ -92,34 +82,20 @@ def _finish(command: list[str]) -> int:
 
 def _say(text: str) -> None:
     with contextlib.suppress(OSError):  # nobody reads it any more
-        sys.stderr.write(f"{PROGRAM}: {text}\n")
-        sys.stderr.flush()
-
-
-def _base() -> str:
-    """Return the base directory: two above this file if that is on the volume."""
-    config = os.path.dirname(os.path.abspath(__file__))
-    if config.endswith("/input/config"):
-        return os.path.dirname(os.path.dirname(config))
-    return os.environ.get("SAGEMAKER_BASE_DIR") or "/opt/ml"
-
-
-# The trainer
+        print(f"{PROGRAM}: {text}", file=sys.stderr, flush=True)  # noqa: T201 - for the trainer's log
 
 
 def fork_if_first() -> None:
     """Return in a child if this process is process 1, which ends with the child's exit code; else at once.
 
-    The kernel makes process 1 of a container the parent of every process of the trainer whose own parent has
-    ended. Each stays a zombie until process 1 waits for it; subprocesses and event loops wait for their own
-    children alone.
+    The kernel makes process 1 of a container the parent of processes whose own parent has ended. Each stays a
+    zombie until process 1 waits for it; subprocesses and event loops wait for their own children alone.
     """
     if os.getpid() != 1:
         return
     numbers = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
-    child = os.fork()
-    if child:
+    if child := os.fork():
         os._exit(_forward(child, numbers))
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -140,12 +116,10 @@ def _forward(child: int, numbers: set[signal.Signals]) -> int:
                 with contextlib.suppress(OSError):
                     os.kill(-1 if first and hung_up else child, received.si_signo)
             continue
-        while True:
-            ended, status = os.waitpid(-1, os.WNOHANG)
-            if ended == child:
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            if ended[0] == child:
+                status = ended[1]
                 return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-            if not ended:
-                break
 
 
 def in_foreground() -> bool:
@@ -160,26 +134,15 @@ def _run(command: list[str], numbers: set[signal.Signals]) -> int:
     """Run the trainer; return its exit code, as a shell would. The signals of `numbers` stay blocked."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would leave no exit code
+    alone, ignored = not in_foreground(), [signal.SIGPIPE, signal.SIGXFSZ]  # by Python
     try:
         child = os.posix_spawnp(
-            command[0],
-            command,
-            os.environ,
-            setsid=not in_foreground(),
-            setsigmask=before,
-            setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # which Python ignores
+            command[0], command, os.environ, setsid=alone, setsigmask=before, setsigdef=ignored
         )
     except OSError as error:
         _say(f"cannot run {command[0]}: {error.strerror}")
         return 127 if error.errno == errno.ENOENT else 126
     return _forward(child, numbers)
-
-
-# The request
-
-
-class _NoReplyError(Exception):
-    """The sidecar has not replied; the text says why, and what to do."""
 
 
 def _note_stops(numbers: set[signal.Signals]) -> None:
@@ -199,22 +162,21 @@ def _note_stops(numbers: set[signal.Signals]) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
 
 
-def _open_requests(base: str) -> int:
-    """Open the request FIFO for writing. Raises _NoReplyError."""
-    path = os.path.join(base, "input", "data", REQUESTS)
+def _open(base: str, name: str, flags: int) -> int:
+    """Open a FIFO of the sidecar's. Raises ConnectionError, with what to do."""
+    path = os.path.join(base, "input", "data", name)
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+        fd = os.open(path, flags | os.O_NONBLOCK)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENXIO):
-            raise _NoReplyError(
+            raise ConnectionError(
                 f"no sidecar serves {os.path.dirname(path)}: start `penstock run` with this base directory, "
                 "mount its volume here, or set SAGEMAKER_BASE_DIR"
             ) from error
-        raise _NoReplyError(
-            f"{path}: {error.strerror}: run this as the sidecar's user, or set Penstock.FifoMode"
-        ) from error
+        do = "run this as the sidecar's user, or set Penstock.FifoMode"
+        raise ConnectionError(f"{path}: {error.strerror}: {do}") from error
     if not stat.S_ISFIFO(os.fstat(fd).st_mode):
-        raise _NoReplyError(f"{path} is not a FIFO: remove it, and start the sidecar again")
+        raise ConnectionError(f"{path} is not a FIFO: remove it, and start the sidecar again")
     return fd
 
 
@@ -229,22 +191,15 @@ def _reason(base: str) -> str:
 
 
 def _ask(base: str, code: int) -> tuple[int, str]:
-    """Request the end of the upload; return the code and the text of the reply. Raises _NoReplyError."""
-    requests = _open_requests(base)
-    path = os.path.join(base, "input", "data", REPLIES)
-    try:
-        replies = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    except OSError as error:
-        raise _NoReplyError(f"{path}: {error.strerror}") from error
+    """Request the end of the upload; return code and text of the reply. Raises ConnectionError."""
+    requests, replies = _open(base, REQUESTS, os.O_WRONLY), _open(base, REPLIES, os.O_RDONLY)
     fcntl.flock(requests, fcntl.LOCK_EX)
     os.set_blocking(requests, True)
     request = {"id": os.urandom(8).hex(), "code": code, "reason": _reason(base) if code else ""}
     line = f"\n{json.dumps(request)}\n".encode()
-    try:
+    with contextlib.suppress(BrokenPipeError):  # poll(2) reports it, too
         while line:
             line = line[os.write(requests, line) :]
-    except BrokenPipeError:
-        line = b""  # poll(2) reports it, too
     poll, received = select.poll(), b""
     poll.register(requests, 0)
     poll.register(replies, select.POLLIN)
@@ -254,7 +209,7 @@ def _ask(base: str, code: int) -> tuple[int, str]:
         for reply in map(json.loads, lines):
             if reply["id"] == request["id"]:
                 return reply["code"], reply["text"]
-    raise _NoReplyError("the sidecar ended before it had replied; its log says why")
+    raise ConnectionError("the sidecar ended before it had replied; its log says why")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from sidecar.process.exits import Exit, exit_code
 from sidecar.process.logs import log
 from sidecar.process.signals import handled
 from sidecar.process.terminal import asking
+from streamer.aio import readable
 from streamer.errors import SinkError
 from streamer.finish import FORWARDED, in_foreground
 from streamer.linux import is_ready
@@ -236,12 +237,9 @@ def _living(group: int) -> int | None:
 
 async def _end_of(process: int) -> None:
     """Wait for the end of a process; close `process`, its pidfd."""
-    loop, ended = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(process, ended.set)
     try:
-        await ended.wait()
+        await readable(process)
     finally:
-        loop.remove_reader(process)
         os.close(process)
 
 

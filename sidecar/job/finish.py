@@ -4,28 +4,24 @@
     serve             await a request ─▶ on_request(code, reason) ─▶ reply; one request after the other
     end of the block  remove the FIFOs; a requester that waits sees that it gets no reply
 
-Both descriptors are open for reading and writing, and this object owns them. So the request FIFO has a reader
-as long as this process lives, and no end; a reply is written at once, also if its requester was killed.
-Nothing blocks: a line of a reply fits into a pipe of one page.
-
-Whoever may read the channels' FIFOs may write requests: the trainer. A line that is not a request is left
-out, because any process of that user may write there.
+Both descriptors are open for reading and writing. So the request FIFO has a reader as long as this process
+lives, and no end; a reply is written at once, also if its requester was killed. Nothing blocks: a reply fits
+into a pipe of one page. Whoever may read the channels' FIFOs, the trainer, may write requests.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
-import stat
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sidecar.process.logs import log
 from streamer import finish
+from streamer.aio import readable
 from streamer.directory import Directory
 from streamer.errors import SinkError
+from streamer.sink.fifo_names import check_fifo
 from streamer.trailer import replace_file
 
 if TYPE_CHECKING:
@@ -39,19 +35,8 @@ TEXT = 600
 """Most characters of a reply's text: the line is shorter than a page, whatever they are."""
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A trainer's end."""
-
-    id: str
-    code: int
-    """Exit code, as a shell has it."""
-    reason: str
-    """What the trainer has written about its failure."""
-
-
-def parse_request(line: bytes) -> Request | None:
-    """Return the request of a line; None if it is not one."""
+def parse_request(line: bytes) -> tuple[str, int, str] | None:
+    """Return a request's id, the trainer's exit code and the reason of a failure; None for another line."""
     try:
         document = json.loads(line)
         own, code, reason = document["id"], document["code"], document["reason"]
@@ -60,11 +45,11 @@ def parse_request(line: bytes) -> Request | None:
     texts = (
         isinstance(own, str) and len(own) <= 64 and isinstance(reason, str) and len(reason) <= finish.REASON
     )
-    return Request(own, code, reason) if texts and type(code) is int and 0 <= code < 256 else None
+    return (own, code, reason) if texts and type(code) is int and 0 <= code < 256 else None
 
 
 class FinishRequests:
-    """The sidecar's ends of both FIFOs. `finish_requests` makes and closes it."""
+    """The sidecar's ends of both FIFOs, which `finish_requests` opens and closes."""
 
     def __init__(self, requests: int, replies: int) -> None:
         """`requests`, `replies`: descriptors of the FIFOs, for reading and writing."""
@@ -79,15 +64,15 @@ class FinishRequests:
         `Exit.NOT_UPLOADED` and a text for the trainer's log. Its errors are raised.
         """
         while True:
-            request = await self._next()
-            log.info("the trainer has ended", code=request.code, reason=request.reason)
-            code, text = await on_request(request.code, request.reason)
-            reply = json.dumps({"id": request.id, "code": code, "text": text[:TEXT]})
+            request, code, reason = await self._next()
+            log.info("the trainer has ended", code=code, reason=reason)
+            result, text = await on_request(code, reason)
+            reply = json.dumps({"id": request, "code": result, "text": text[:TEXT]})
             with contextlib.suppress(BlockingIOError):
                 os.read(self._replies, LONGEST)  # replies to requesters that were killed
             os.write(self._replies, f"{reply}\n".encode())
 
-    async def _next(self) -> Request:
+    async def _next(self) -> tuple[str, int, str]:
         """Await a request; name lines that are not requests in the log."""
         while True:
             while b"\n" in self._received:
@@ -96,59 +81,42 @@ class FinishRequests:
                     return request
                 if line:
                     log.warning("not a request of penstock-finish", line=line[:200].decode(errors="replace"))
-            if len(self._received) > LONGEST:
-                self._received = self._received[-1:]  # still the middle of a line
-            self._received += await self._read()
-
-    async def _read(self) -> bytes:
-        loop, arrived = asyncio.get_running_loop(), asyncio.Event()
-        loop.add_reader(self._requests, arrived.set)
-        try:
-            await arrived.wait()
-        finally:
-            loop.remove_reader(self._requests)
-        return os.read(self._requests, LONGEST)
+            await readable(self._requests)
+            # A line that is too long loses its beginning, and is no request.
+            self._received = self._received[-LONGEST:] + os.read(self._requests, LONGEST)
 
 
 @contextlib.contextmanager
 def finish_requests(layout: Layout, *, fifo_mode: int) -> Iterator[FinishRequests]:
-    """Offer the FIFOs and the program until the end of the block. Raises SinkError.
-
-    The directories exist, and this process has locked them.
-    """
+    """Offer FIFOs and program until the end of the block, in directories that exist. Raises SinkError."""
     modes = {finish.REQUESTS: fifo_mode | (fifo_mode & 0o444) >> 1, finish.REPLIES: fifo_mode}
     with contextlib.ExitStack() as stack:
         try:
             here = stack.enter_context(Directory.at(layout.place))
             fds = [_fifo(here, name, mode, stack) for name, mode in modes.items()]
-            with (
-                Directory.at(os.path.join(layout.root, "input", "config")) as config,
-                open(finish.__file__, "rb") as source,
-                config.errors(finish.PROGRAM),
-            ):
-                replace_file(finish.PROGRAM, source.read(), mode=0o755, dir_fd=config.fd)
+            with open(finish.__file__, "rb") as file:
+                program = file.read()
+            config = stack.enter_context(Directory.at(os.path.join(layout.root, "input", "config")))
+            with config.errors(finish.PROGRAM):
+                replace_file(finish.PROGRAM, program, mode=0o755, dir_fd=config.fd)
         except OSError as error:
-            raise SinkError(
-                f"cannot make {error.filename}: {error.strerror}; remove it, and let this user write there"
-            ) from error
-        yield FinishRequests(*fds)
+            do = "remove it, and let this user write there"
+            raise SinkError(f"cannot make {error.filename}: {error.strerror}; {do}") from error
+        try:
+            yield FinishRequests(*fds)
+        finally:
+            for name in modes:
+                with contextlib.suppress(OSError):
+                    here.remove(name)
 
 
 def _fifo(here: Directory, name: str, mode: int, stack: contextlib.ExitStack) -> int:
-    """Make a FIFO and open both its ends; `stack` closes and removes it. Raises OSError."""
+    """Make a FIFO and open both its ends; `stack` closes them. Raises OSError, Shortage."""
     with here.errors(name):
         here.remove(name)  # of an earlier sidecar, perhaps with bytes
         os.mkfifo(name, mode, dir_fd=here.fd)
         fd = os.open(name, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here.fd)
         stack.callback(os.close, fd)
-        status = os.fstat(fd)
-        if not stat.S_ISFIFO(status.st_mode) or status.st_uid != os.geteuid():
-            raise SinkError(f"{here.path}/{name} was replaced; let no other user write there")
+        check_fifo(os.path.join(here.path, name), os.fstat(fd))
         os.fchmod(fd, mode)  # mkfifo(3) applies the umask
-    stack.callback(_removed, here, name)
     return fd
-
-
-def _removed(here: Directory, name: str) -> None:
-    with contextlib.suppress(OSError):
-        here.remove(name)

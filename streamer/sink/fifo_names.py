@@ -61,10 +61,11 @@ def shortages(path: str) -> Iterator[None]:
 def check_name(path: str) -> None:
     """Raise Shortage if `path` exists and is not a FIFO of this user."""
     with contextlib.suppress(FileNotFoundError):
-        _check(path, os.lstat(path))
+        check_fifo(path, os.lstat(path))
 
 
-def _check(path: str, status: os.stat_result) -> None:
+def check_fifo(path: str, status: os.stat_result) -> None:
+    """Raise Shortage unless the status is that of a FIFO of this user."""
     if not stat.S_ISFIFO(status.st_mode) or status.st_uid != os.geteuid():
         raise Shortage(f"{path} exists and is not a FIFO of ours; remove it or rename the channel")
 
@@ -124,7 +125,7 @@ class FifoNames:
         """Keep an O_PATH descriptor of the epoch's FIFO and set its mode. Raises OSError, Shortage."""
         path_fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here.fd)
         try:
-            _check(os.path.join(self._directory, name), os.fstat(path_fd))
+            check_fifo(os.path.join(self._directory, name), os.fstat(path_fd))
             # mkfifo(3) applies the umask; the mode is for the trainer's user or group.
             os.chmod(descriptor_path(path_fd), self._mode)
         except (OSError, Shortage):
