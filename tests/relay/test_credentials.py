@@ -12,7 +12,7 @@ import datetime as dt
 import functools
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
@@ -20,10 +20,11 @@ from xml.sax.saxutils import escape
 import pytest
 from aiohttp import web
 from botocore.credentials import ReadOnlyCredentials
+from botocore.utils import JSONFileCache, LoginTokenLoader, SSOTokenLoader
 
 from sidecar.doctor.remedies import remedy
 from sidecar.process.exits import Exit, exit_code
-from streamer.errors import Denied, ErrorContext, Expired, GaveUp, SourceError
+from streamer.errors import Denied, ErrorContext, Expired, GaveUp, PenstockError, SourceError
 from streamer.plan import ObjectRef, Part, Plan, S3Uri, Segment
 from streamer.relay.fetch.part_fetch import PartFetch
 from streamer.relay.staging.buffers import BufferPool, BufferStages
@@ -42,6 +43,7 @@ from tests.kit.pipes import eventually, off_loop, read_all
 from tests.kit.planning import plan_prefix
 from tests.kit.stub import S3Stub, stalls
 
+SSO = "https://x.test/"
 pytestmark = [
     pytest.mark.usefixtures("no_leaks"),
     pytest.mark.asyncio(loop_factories=["asyncio"]),  # botocore's waits are slow, and know no other
@@ -708,6 +710,52 @@ async def test_a_source_that_wants_a_login_names_the_command(
         ):
             pass
     assert all("no answer for 5 s" in str(each) for each in waits)
+
+
+def saved_by_sso(folder: Path, session: str | None) -> None:
+    SSOTokenLoader(JSONFileCache(str(folder / ".aws/sso/cache"))).save_token(SSO, {}, session)
+
+
+def saved_by_login(folder: Path, session: str | None) -> None:
+    LoginTokenLoader(JSONFileCache(str(folder / ".aws/login/cache"))).save_token(session, {})
+
+
+def saved(folder: Path, _: str | None) -> None:
+    (folder / "ca.pem").touch()
+
+
+@pytest.mark.parametrize(
+    ("setting", "session", "save"),
+    [
+        (f"sso_start_url = {SSO}", None, saved_by_sso),
+        ("sso_session = s", "s", saved_by_sso),
+        ("login_session = l", "l", saved_by_login),
+        ("ca_bundle = HOME/ca.pem", None, saved),
+    ],
+)
+async def test_a_file_of_a_profile_that_blocks_is_named(
+    bare: S3Stub,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    setting: str,
+    session: str | None,
+    save: Callable[[Path, str | None], None],
+) -> None:
+    """botocore and OpenSSL would read it in the event loop."""
+    save(tmp_path, session)
+    (file,) = [each for each in tmp_path.rglob("*") if each.is_file()]
+    file.unlink()
+    os.mkfifo(file)
+    (tmp_path / "config").write_text(
+        f"[profile lab]\nregion = us-east-1\n{setting.replace('HOME', str(tmp_path))}\n"
+        f"[sso-session s]\nsso_region = us-east-1\nsso_start_url = {SSO}\n"
+    )
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    with pytest.raises(PenstockError, match=f"cannot read {file}.*{setting.partition(' ')[0]} of "):
+        async with open_clients(Endpoint(url=bare.url, profile="lab"), connections=1):
+            pass
 
 
 async def test_a_metadata_service_behind_too_few_hops_is_told(

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from functools import partial
+from hashlib import sha1, sha256
 from typing import Any
 
 from streamer.errors import Denied
@@ -28,7 +29,7 @@ _LONGEST_FILE = 1024 * 1024
 def token_files(session: Any, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the paths of the token files that the environment and a botocore session's profile name.
 
-    The profile may build upon others (`source_profile`).
+    The profile may build upon others (`source_profile`). A login's token is in a file of its name's hash.
     """
     files = {name: path for name in TOKEN_FILES if (path := environment.get(name))}
     profiles = session.full_config.get("profiles", {})
@@ -37,6 +38,14 @@ def token_files(session: Any, environment: Mapping[str, str]) -> dict[str, str]:
         profile = profiles.get(name, {})
         if path := profile.get("web_identity_token_file"):
             files[f"web_identity_token_file of profile {name}"] = path
+        for key, folder, hashed in (
+            ("sso_start_url", "~/.aws/sso/cache", sha1),
+            ("sso_session", "~/.aws/sso/cache", sha1),
+            ("login_session", environment.get("AWS_LOGIN_CACHE_DIRECTORY", "~/.aws/login/cache"), sha256),
+        ):
+            if value := profile.get(key):
+                path = os.path.join(folder, f"{hashed(value.encode()).hexdigest()}.json")
+                files[f"{key} of profile {name}"] = os.path.expanduser(os.path.expandvars(path))
         name = profile.get("source_profile")
     return files
 

@@ -166,7 +166,10 @@ async def open_clients(
     check_variables(endpoint, os.environ)
     if (key := endpoint.reading.sse_customer_key) is not None:
         remember(key, md5(key, usedforsecurity=False).digest())
-    await _check_certificates(endpoint, stall_timeout)
+    bundle, named = endpoint.ca_bundle, "Endpoint.CaBundle"
+    if not bundle:
+        bundle, named = ca_bundle_of(os.environ), "AWS_CA_BUNDLE"
+    await _check_certificates(bundle, named, stall_timeout, needed=bool(endpoint.ca_bundle))
     settings = settings_of(endpoint, os.environ)
     async with contextlib.AsyncExitStack() as stack:
         opener = _Opener(endpoint, settings, stack, connections=connections, stall_timeout=stall_timeout)
@@ -199,6 +202,7 @@ async def open_clients(
             )
             return
         session = await opener.session()
+        await _check_certificates(session.ca_bundle, "ca_bundle of the profile", stall_timeout, needed=False)
         await session.resolve_credentials(RetryPolicy(give_up_after=give_up_after), on_wait, ask)
         control.credentials = data.credentials = session.credentials
         await control.opened()
@@ -215,19 +219,18 @@ async def open_clients(
         )
 
 
-async def _check_certificates(endpoint: Endpoint, limit: float) -> None:
-    """Read the file of certificates, because OpenSSL reads it in the event loop. Raises ConfigError."""
-    bundle, name = endpoint.ca_bundle, "Endpoint.CaBundle"
-    if not bundle:
-        bundle, name = ca_bundle_of(os.environ), "AWS_CA_BUNDLE"
+async def _check_certificates(bundle: str | None, named: str, limit: float, *, needed: bool) -> None:
+    """Read the file of certificates, because OpenSSL reads it in the event loop. Raises ConfigError.
+
+    `named`: what names the file. `needed`: whether it must exist; without TLS nothing reads it.
+    """
     try:
         if bundle:
             await outside(partial(read_here, bundle, again=True), seconds=limit)
     except OSError as error:
-        # Without TLS nothing reads the environment's file, so it may be missing.
-        if endpoint.ca_bundle or error.errno in (errno.ESPIPE, errno.ETIMEDOUT):
+        if needed or error.errno in (errno.ESPIPE, errno.ETIMEDOUT):
             raise ConfigError(
-                f"cannot read {bundle}: {error.strerror}; {name} must name a PEM file"
+                f"cannot read {bundle}: {error.strerror}; {named} must name a PEM file"
             ) from error
 
 
