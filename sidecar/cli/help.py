@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -40,6 +41,7 @@ GROUPS = {
     "Watch a running sidecar": ("probe", "top", "set"),
     "Move data without a job file": ("cat", "upload"),
 }
+_is_job_file = re.compile(r"[^-].*\.(?:ya?ml|json)").fullmatch
 SHELLS = ("bash", "zsh", "fish")
 
 
@@ -59,17 +61,22 @@ class Command(click.Command):
                 _lines(formatter, [self.page])
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        given = list(args)
+        given, option = list(args), {"-c", "--config"}
+        takes_file = any(each.name == "path" and "-c" in each.opts for each in self.params)
+        file = next((each for each in given if takes_file and _is_job_file(each)), "")
+        mistake = click.UsageError(f"the job file is an option: write -c {file}", ctx)
         try:
-            return super().parse_args(ctx, args)
+            rest = super().parse_args(ctx, args)
         except click.NoSuchOption:
             raise  # click names the options that are spelled alike
         except click.UsageError:
-            files = [each for each in given if each.endswith((".yaml", ".yml", ".json"))]
-            takes_file = any(each.name == "path" and "-c" in each.opts for each in self.params)
-            if files and takes_file and not {"-c", "--config"} & set(given):
-                raise click.UsageError(f"the job file is an option: write -c {files[0]}", ctx) from None
+            if file and not option & set(given):
+                raise mistake from None
             raise
+        program = next(iter(ctx.params.get("command") or ()), "")  # of `exec`
+        if program and program == file and not option & set(given[: given.index(file)]):
+            raise mistake
+        return rest
 
 
 class CommandGroup(Command, click.Group):

@@ -454,8 +454,8 @@ def test_the_line_of_the_help_is_one_that_bash_takes(tmp_path: Path) -> None:
 
 
 def test_a_job_file_without_its_option_is_named(tmp_path: Path) -> None:
-    for command in ("run", "plan", "check"):
-        done = penstock(command, "job.yaml")
+    for command in (["run"], ["plan"], ["check"], ["exec"]):
+        done = penstock(*command, "job.yaml", *["true"] * ("exec" in command))
         assert done.returncode == 2
         assert "the job file is an option: write -c job.yaml" in done.stderr
 
@@ -466,6 +466,8 @@ def test_a_misspelled_option_is_named_and_not_the_job_file() -> None:
     assert "No such option '--confg'" in done.stderr
     assert "--config" in done.stderr.replace("--confg", "")
     assert "the job file is an option" not in done.stderr
+    done = penstock("exec", "-c", "absent.yaml", "job.yaml", "true")
+    assert "absent.yaml" in done.stderr
 
 
 @pytest.mark.parametrize("variable", [False, True])
