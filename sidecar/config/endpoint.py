@@ -11,6 +11,7 @@ import contextlib
 import re
 from typing import TYPE_CHECKING, Any
 
+from sidecar.process.wording import settings_of_profile
 from streamer.errors import ConfigError
 from streamer.file_reads import read_file
 from streamer.s3.client.endpoint import Endpoint, RequestOptions, check_endpoint
@@ -54,7 +55,7 @@ def resolved(values: Mapping[str, Any]) -> Endpoint:
     path = values["sse_customer_key_file"]
     reading = RequestOptions(values["requester_pays"], read_customer_key(path) if path else None)
     rest = {name: values[name] for name in values.keys() - {"requester_pays", "sse_customer_key_file"}}
-    return Endpoint(**rest, reading=reading)
+    return Endpoint(**rest, reading=reading, on_profile=settings_of_profile)
 
 
 def endpoint_of_options(options: Mapping[str, Any]) -> Endpoint:

@@ -21,6 +21,8 @@ VARIABLES = {
 """By key, the variables that have its value if the key is left out; the first that is set counts."""
 _names: dict[str, str] = {}
 """By key of the job file, the user's own name."""
+_settled: set[str] = set()
+"""Keys that an option, a variable or the job file has given."""
 _KEYS = re.compile(
     r"(?:Penstock\.)?((?:Endpoint\.)?[A-Z][A-Za-z0-9]+)\b"
     r"(: (?:true|false)\b|: (?=omit\b|[a-z]+-[a-z]+-[0-9]))?"
@@ -31,9 +33,17 @@ def settings_came_from(given: Collection[str], options: Mapping[str, str] | None
     """Note the keys that the user has given, and the option of each key if there is no job file."""
     _names.clear()
     _names.update(options or {})
+    _settled.clear()
+    _settled.update(given)
     for key, variables in VARIABLES.items():
         if key not in given and (name := next((each for each in variables if os.environ.get(each)), None)):
             _names[key] = name
+            _settled.add(key)
+
+
+def settings_of_profile(names: Mapping[str, str]) -> None:
+    """Note the names of the settings that a profile has, by their keys, unless they are given otherwise."""
+    _names.update({key: name for key, name in names.items() if key not in _settled})
 
 
 def spelled(text: str) -> str:

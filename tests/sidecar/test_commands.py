@@ -494,6 +494,21 @@ def test_an_error_names_what_the_user_has_written(tmp_path: Path, variable: bool
     assert f"and {name} or AWS_REGION right" in done.stderr
 
 
+@pytest.mark.parametrize("services", [False, True])
+def test_an_error_names_the_setting_of_a_profile(tmp_path: Path, services: bool) -> None:
+    url = "endpoint_url = http://127.0.0.1:1"
+    own = f"services = s\n[services s]\ns3 =\n  {url}" if services else url
+    (tmp_path / "config").write_text(f"[profile lab]\nregion = us-east-1\n{own}\n")
+    environment = {name: os.environ[name] for name in os.environ if "AWS" not in name}
+    environment |= {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "AWS_PROFILE": "lab"}
+    environment["AWS_CONFIG_FILE"] = str(tmp_path / "config")
+    document = job("", tmp_path / "ml", "b/train/", GiveUpAfter=0.1)
+    del document["Penstock"]["Endpoint"]
+    for command in (["cat", "s3://b/k"], ["run", "-c", write_job(tmp_path / "job.yaml", document)]):
+        done = penstock(*command, *["--give-up-after", "0.1"] * ("cat" in command), env=environment)
+        assert "check that the endpoint is up, and endpoint_url of profile lab or" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("text", "own"),
     [

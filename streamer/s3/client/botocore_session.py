@@ -123,6 +123,11 @@ class BotocoreSession:
         self._stall_timeout = stall_timeout
         self._http_session = partial(BoundedSession, passed=passed)
         session = self._session = _session(endpoint.profile, self._http_session)
+        profile, settings = session.get_config_variable("profile"), session.get_scoped_config()
+        names = {"Endpoint.Url": "endpoint_url", "Endpoint.CaBundle": "ca_bundle"}
+        found = settings | ({"endpoint_url": ""} if "services" in settings else {})
+        of = f"of profile {profile or 'default'}"
+        endpoint.on_profile({key: f"{name} {of}" for key, name in names.items() if name in found})
         session.register_component("data_loader", _models(session.get_config_variable("data_path")))
         parsers = _ParserFactory()
         parsers.set_parser_defaults(timestamp_parser=timestamp)

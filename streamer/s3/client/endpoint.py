@@ -15,7 +15,7 @@ import os
 import re
 import stat
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import md5
 from ipaddress import IPv6Address
@@ -113,6 +113,8 @@ class Endpoint:
     ca_bundle: str | None = None
     if_match: IfMatch = "send"
     reading: RequestOptions = field(default_factory=RequestOptions)
+    on_profile: Callable[[Mapping[str, str]], None] = field(default=lambda _: None, compare=False)
+    """Called with the profile's names of settings, by their keys in the job file."""
 
 
 def check_endpoint(url: str) -> None:
