@@ -115,6 +115,13 @@ class Job(Model):
                     f"channel {stem!r}; rename one",
                     at=at,
                 )
+        for index, channel in enumerate(self.input_data_config):
+            changes, epochs = channel.penstock.mix and channel.penstock.mix.then, self.penstock.epochs
+            if changes and epochs is not None and (last := changes[-1].epoch) >= epochs:
+                raise RuleError(
+                    f"epoch {last} is after the last one, {epochs - 1}; raise Penstock.Epochs, or remove it",
+                    at=("InputDataConfig", index, "Penstock", "Mix", "Then", len(changes) - 1, "Epoch"),
+                )
         sharded = any(
             (channel.source.sharded or channel.penstock.ranks is not None)
             and channel.penstock.by_record is None

@@ -122,6 +122,10 @@ MISTAKES = [
             *then("{Epoch: 1, Step: 4, Weights: [1, 1]}, {Epoch: 1, Weights: [2, 1]}")),
     Mistake("a change at the first step", "without the weights of the first step, which Mix.Weights has",
             *then("{Epoch: 0, Weights: [1, 1]}")),
+    Mistake("a change after the last epoch", "Then[0].Epoch: epoch 3 is after the last one, 2; raise",
+            "Penstock:\n", "  Penstock: {Records: {Format: fixed:8}, Ranks: {Count: 1, GlobalBatch: 1}, "
+            "AlsoFrom: [s3://b/x/], Mix: {Weights: [1, 2], Then: [{Epoch: 3, Weights: [2, 1]}]}}\n"
+            "Penstock:\n  Epochs: 3\n"),
     Mistake("a change without an epoch", "Epoch: is required", *then("{Step: 4, Weights: [1, 1]}")),
     Mistake("weights of a change too fine", "round them, as to three digits",
             *then("{Epoch: 1, Weights: [1, 0.333333]}")),
