@@ -129,10 +129,11 @@ class Layout:
             ) from error
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[Callable[[], None]]:
+    def locked(self, fifo_mode: int | None = None) -> Iterator[Callable[[], None]]:
         """Own the tree until the end of the block. Raises SinkError if another sidecar owns it.
 
         The block calls the function when its FIFOs are offered, for readers (`streamer.readers.core.late`).
+        `fifo_mode`: who may read a FIFO may read the lock file.
         """
         path = os.path.join(self.data, SIDECAR_LOCK)
         try:
@@ -150,6 +151,8 @@ class Layout:
             ) from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if fifo_mode is not None:
+                os.fchmod(fd, 0o600 | fifo_mode & 0o044)
             os.ftruncate(fd, 0)
             os.write(fd, b"%d\n" % os.getpid())
         except BlockingIOError:

@@ -207,7 +207,7 @@ class Supervisor:
         layout.create()
         for exposed in layout.exposure():
             log.warning("directory exposed", why=exposed)
-        offers = stack.enter_context(layout.locked())
+        offers = stack.enter_context(layout.locked(job.penstock.fifo_mode))
         write_config_files(layout, job, hosts)
         return offers
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import stat
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ from streamer.errors import ChannelError
 from streamer.readers import PipeReader
 from streamer.readers.core.position import FORMAT, ReaderPosition
 from streamer.readers.core.stream import PipeStream
-from streamer.trailer import TrailerState, withdrawn_path
+from streamer.trailer import SIDECAR_LOCK, TrailerState, withdrawn_path
 from tests.kit.users import NOBODY, root
 from tests.readers.feeder import Feeder
 
@@ -69,7 +70,7 @@ def test_an_epoch_that_is_offered_or_open_is_not_over(feeder: Feeder, offers: Ca
     assert "did not appear" in why(feeder, 0)
     os.mkfifo(withdrawn_path(feeder.pipe_dir, "train", 0))
     feeder.withdraw(0)
-    assert "that this one cannot see has opened this FIFO already: a FIFO has one reader" in why(feeder, 0)
+    assert "another user or container has opened this FIFO already: a FIFO has one reader" in why(feeder, 0)
 
 
 @pytest.mark.parametrize("made", [True, False])
@@ -83,6 +84,42 @@ def test_no_sidecar_runs(feeder: Feeder, caplog: pytest.LogCaptureFixture, made:
     assert cause in why(feeder, 0, timeout=2.2)
     (warning,) = caplog.messages
     assert re.search(r"yet, and the reader waits for it \d s more; no sidecar runs", warning)
+
+
+def test_a_keeper_without_a_sidecar(feeder: Feeder, caplog: pytest.LogCaptureFixture) -> None:
+    """The FIFO has a writer, so the wait has no end; a sidecar that starts again goes on."""
+    with Layout(feeder.base).locked() as offer:
+        offer()
+    feeder.publish(0, "open")
+    path = feeder.path("train", 0)
+    os.mkfifo(path)
+    with PipeStream(path, patience=4) as stream:
+        stream.open()
+        keeper = os.open(path, os.O_WRONLY)
+        try:
+            assert stream.read(1) is None
+            assert stream.read(1) is None
+        finally:
+            os.close(keeper)
+    (warning,) = caplog.messages
+    assert "train_0 brings no bytes: its keeper holds it open; no sidecar runs: no process has l" in warning
+
+
+@root
+def test_another_user_sees_that_no_sidecar_runs(feeder: Feeder) -> None:
+    """Who may read the FIFOs may read the lock."""
+    with Layout(feeder.base).locked(0o640):
+        path = Path(feeder.pipe_dir, SIDECAR_LOCK)
+        assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    os.chown(path, 0, 7)
+    child = os.fork()
+    if not child:
+        for each in path.parents[:-2]:
+            os.chmod(each, 0o755)
+        os.setgroups([7])
+        os.setuid(NOBODY)
+        os._exit("no sidecar runs" not in why(feeder, 0))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 @pytest.fixture
@@ -103,7 +140,7 @@ def test_this_process_keeps_the_epoch_before(feeder: Feeder, kept_fifo: str) -> 
         assert "; this process still has train_0 open: a variable or a tr" in why(feeder, 1, timeout=0.1)
     finally:
         os.close(fd)
-    assert "; a process that this one cannot see still has train_0 open" in why(feeder, 1, timeout=0.1)
+    assert "; a process of another user or container still has train_0 open" in why(feeder, 1, timeout=0.1)
     feeder.publish(0, "failed", error="it is gone")
     assert "; train_0 has failed: it is gone" in why(feeder, 1, timeout=0.1)
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from streamer.trailer import Trailer
 
 _THIS = "this process", "a variable or a traceback keeps its iterator; delete it, or read it to its end"
-_OTHER = "a process that this one cannot see", "end it, or the iterator or pool that it works for"
+_OTHER = "a process of another user or container", "end it, or the iterator or pool that it works for"
 """Who keeps a FIFO open, and what is to be done."""
 SidecarState = Literal["unknown", "ended", "starting", "ready"]
 

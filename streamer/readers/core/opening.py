@@ -37,6 +37,8 @@ AT_ONCE = 1.0
 """Seconds after which it is logged if no sidecar runs."""
 WARNED_BEFORE = 1.0
 """Least seconds from the warning to the error."""
+ALONE = 3
+"""Looks, one a second, that find no sidecar before that is logged; a restart takes about two."""
 
 ELSEWHERE = (
     "if the sidecar is ready, its directory is another one: set SAGEMAKER_BASE_DIR, or mount its volume"
@@ -62,6 +64,8 @@ class Opening:
         self._deadline = 0.0
         self._warned = False
         """Whether the wait has been logged."""
+        self._alone = 0
+        """Successive looks that have found a writer and no sidecar."""
         self._used = False
         """Whether a writer may have seen this reader, so that the epoch counts as read."""
 
@@ -131,6 +135,14 @@ class Opening:
             self._warned = True
             left = deadline - time.monotonic()
             logger.warning("%s yet, and the reader waits for it %.0f s more; %s", what, left, self._offer())
+
+    def look_for_sidecar(self) -> None:
+        """Log once that no sidecar runs while its keeper holds the FIFO open, which then waits for ever."""
+        proof = self._proof
+        alone = proof.withdrawn_path is not None and sidecar_state(proof.directory) == "ended"
+        self._alone = self._alone + 1 if alone else 0
+        if self._alone == ALONE:
+            logger.warning("%s brings no bytes: its keeper holds it open; %s", proof.base, why_late(proof))
 
     def open_withdrawn(self) -> ReadEnd | None:
         """Open the FIFO that another process of this reader has opened; return None if its epoch has ended.

@@ -297,7 +297,9 @@ class PipeStream(io.RawIOBase):
             with self._judged():
                 self._proof.check_source(self.received)
             end = self._read_end
-            if end is not None and not (self._begun or end.has_writer or has_writer(end.fd)):
+            if end is None or self._begun or end.has_writer or has_writer(end.fd):
+                self._opening.look_for_sidecar()
+            else:
                 self._opening.tell(f"{self.name} has no writer", self._deadline)
 
     def _end(self) -> int:
