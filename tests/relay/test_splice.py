@@ -21,7 +21,7 @@ from streamer.s3.client.endpoint import Endpoint
 from streamer.s3.client.session import open_clients
 from streamer.s3.http import body
 from streamer.s3.http.client import Response
-from streamer.s3.http.poller import FairPoller
+from streamer.s3.http.poller import FairPoller, OnReadable
 from streamer.s3.http.pool import ConnectionPool
 from streamer.s3.http_source import why_not, why_not_splice
 from tests.kit.faults import chunked, resets_after
@@ -125,10 +125,10 @@ class CountingPoller(FairPoller):
 
     reports = 0
 
-    def add(self, fd: int, on_readable: Callable[[], None]) -> None:
-        def report() -> None:
+    def add(self, fd: int, on_readable: OnReadable) -> None:
+        def report() -> Callable[[], None] | None:
             self.reports += 1
-            on_readable()
+            return on_readable()
 
         super().add(fd, report)
 
