@@ -2,7 +2,7 @@
 
     at        open a directory by its path, from / on        open, create   files in it
     enter     open a directory below it                      move, remove, remove_tree
-    make      the same, and make what is missing             size, names
+    add, make the same, and make what is missing             size, names
 
 Whoever may write on the volume of the FIFOs, such as the trainer's user, can replace any name on it by a link
 at any time, between two calls too. A path that is joined and then opened follows that link, and the sidecar
@@ -61,30 +61,34 @@ class Directory:
 
     def enter(self, *names: str) -> Directory:
         """Open the directory below this one that is reached by `names`, each in the one before."""
-        return self._walk(names, make=False)
+        return self._walk(names, make=False, replace=False)
+
+    def add(self, *names: str) -> Directory:
+        """Make the directory that `enter` would open; ENOTDIR if a step is a link or not a directory."""
+        return self._walk(names, make=True, replace=False)
 
     def make(self, *names: str) -> Directory:
         """Make the directory that `enter` would open; replace what is not a directory on the way."""
-        return self._walk(names, make=True)
+        return self._walk(names, make=True, replace=True)
 
-    def _walk(self, names: tuple[str, ...], *, make: bool) -> Directory:
+    def _walk(self, names: tuple[str, ...], *, make: bool, replace: bool) -> Directory:
         here = Directory(self.path, os.dup(self.fd))
         try:
             for name in names:
-                here._step(name, make=make)
+                here._step(name, make=make, replace=replace)
         except BaseException:
             here.close()
             raise
         return here
 
-    def _step(self, name: str, *, make: bool) -> None:
+    def _step(self, name: str, *, make: bool, replace: bool) -> None:
         with self.errors(name):
             if make:
                 self.mkdir(name)
             try:
                 fd = os.open(name, _STEP, dir_fd=self.fd)
             except NotADirectoryError:
-                if not make:
+                if not replace:
                     raise
                 os.unlink(name, dir_fd=self.fd)
                 os.mkdir(name, dir_fd=self.fd)

@@ -29,7 +29,7 @@ from streamer.linux import lock_byte
 from streamer.trailer import OFFERS, RUNS, SIDECAR_LOCK, parse_trailer_name, read_trailer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from sidecar.config.hosts import Hosts
     from sidecar.config.job import Job
@@ -108,14 +108,14 @@ class Layout:
         try:
             os.makedirs(self.root, exist_ok=True)
             with Directory.at(self.root) as root:
-                for names in _TREE:
-                    _make(root, names)
+                for *above, name in _TREE:
+                    with root.add(*above) as here:
+                        here.mkdir(name)
                 root.enter("input", "config").close()
             Directory.at(self.place).close()
             if self.checkpoints:
                 with Directory.at("/") as top:
-                    _make(top, self.checkpoints.strip("/").split("/"))
-                Directory.at(self.checkpoints).close()
+                    top.add(*self.checkpoints.strip("/").split("/")).close()
         except OSError as error:
             if error.errno == errno.ENOTDIR:
                 raise SinkError(
@@ -257,13 +257,6 @@ class Layout:
             elif status.st_mode & stat.S_IWOTH and not sticky_or_mount:
                 warnings.append(f"{path} may be written by all, who may replace FIFOs; chmod o-w it")
         return warnings
-
-
-def _make(top: Directory, names: Sequence[str]) -> None:
-    """Make the directory that is reached from `top` by `names`, and those above it, if they are missing."""
-    for depth, name in enumerate(names):
-        with top.enter(*names[:depth]) as here:
-            here.mkdir(name)
 
 
 def _user(pid: int) -> int | None:
