@@ -15,6 +15,8 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from botocore import session
+from botocore.validate import ParamValidator
 
 from examples.demo.server import free_ports
 from sidecar.cli import cli
@@ -412,8 +414,9 @@ def test_the_probes_and_the_shard_of_a_real_sidecar(
 # AWS
 
 
-def test_policies_are_valid_and_allow_reading_alone(tmp_path: Path) -> None:
+def test_policies_are_valid_and_allow_what_they_say(tmp_path: Path) -> None:
     policies = {path.stem: json.loads(path.read_text()) for path in (ROOT / "deploy/aws").glob("*.json")}
+    rules = policies.pop("lifecycle")["Rules"]
     resources = {
         "Bucket": {
             "Type": "AWS::S3::BucketPolicy",
@@ -424,24 +427,43 @@ def test_policies_are_valid_and_allow_reading_alone(tmp_path: Path) -> None:
             "Type": "AWS::IAM::Role",
             "Properties": {
                 "AssumeRolePolicyDocument": policies[name],
-                "Policies": [{"PolicyName": "read", "PolicyDocument": policies["read-policy"]}],
+                "Policies": [
+                    {"PolicyName": kind, "PolicyDocument": policies[f"{kind}-policy"]}
+                    for kind in ("read", "write")
+                ],
             },
         }
         for name in ("trust-irsa", "trust-pod-identity")
     }
+    rule = rules[0] | {"Id": rules[0]["ID"], "Prefix": rules[0]["Filter"]["Prefix"]}
+    del rule["ID"], rule["Filter"]  # CloudFormation's names
+    resources["Uploads"] = {
+        "Type": "AWS::S3::Bucket", "Properties": {"LifecycleConfiguration": {"Rules": [rule]}},
+    }  # fmt: skip
     template = tmp_path / "template.json"
     template.write_text(json.dumps({"AWSTemplateFormatVersion": "2010-09-09", "Resources": resources}))
     ran = subprocess.run(
         [os.path.join(SCRIPTS, "cfn-lint"), str(template)], capture_output=True, text=True, check=False
     )
     assert ran.returncode == 0, ran.stdout
-    for name in ("read-policy", "bucket-policy"):
+    reads = {"s3:ListBucket", "s3:GetObject", "s3:GetObjectVersion", "kms:Decrypt"}
+    writes = {"s3:PutObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts", "kms:GenerateDataKey"}
+    versions = {"s3:GetObjectVersion"}  # of manifests
+    for name, due in (
+        ("read-policy", reads),
+        ("bucket-policy", reads - {"kms:Decrypt"}),
+        ("write-policy", reads - versions | writes),
+    ):
+        allowed: set[str] = set()
         for statement in policies[name]["Statement"]:
             actions = statement["Action"]
-            for action in [actions] if isinstance(actions, str) else actions:
-                reads = {"s3:ListBucket", "s3:GetObject", "s3:GetObjectVersion", "kms:Decrypt"}
-                assert statement["Effect"] == "Deny" or action in reads
-            assert statement["Effect"] == "Deny" or statement["Resource"] != "*"
+            if statement["Effect"] == "Allow":
+                allowed.update([actions] if isinstance(actions, str) else actions)
+                assert statement["Resource"] != "*"
+        assert allowed == due
+    request = session.Session().get_service_model("s3").operation_model("PutBucketLifecycleConfiguration")
+    given = {"Bucket": "b", "LifecycleConfiguration": {"Rules": rules}}
+    assert not ParamValidator().validate(given, request.input_shape).has_errors()
     reported = {
         place
         for text in policies["read-policy"]["Statement"]
