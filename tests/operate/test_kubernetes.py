@@ -51,8 +51,8 @@ def each_source(sources: tuple[str, ...] | list[Any] = SOURCES) -> pytest.MarkDe
     return pytest.mark.parametrize("source", sources)
 
 
-def size(quantity: str) -> int:
-    return int(quantity[:-2]) * UNIT[quantity[-2:]]
+def size(quantity: str) -> float:
+    return float(quantity[:-2]) * UNIT[quantity[-2:]]
 
 
 @pytest.fixture
@@ -122,12 +122,35 @@ def test_every_value_of_the_chart_is_in_its_schema() -> None:
         ({"job": {"ResourceConfig": {"InstanceCount": 3}}}, "asks for 3 hosts, and hosts is 1"),
         ({"job": {"Penstock": {"Admin": {"Port": 1}}}}, "Penstock.Admin is set by the chart"),
         ({"admin": {"protect": "all"}}, "tokenSecret"),
+        ({"job": {"CheckpointConfig": {"LocalPath": "/data"}}}, "LocalPath is not below /opt/ml"),
+        ({"volumes": {"output": 0}}, "output"),
     ],
 )
 def test_values_that_contradict_are_refused(values: Any, words: str) -> None:
     ran = manifests.chart(values)
     assert ran.returncode != 0
     assert words in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("volumes", "rate", "limit", "startup", "grace"),
+    [
+        ({}, 100, "2Gi", 600, 82),
+        ({"model": 140, "checkpoints": 1800.5, "files": 20}, 250.5, "1961.5Gi", 8404, 8383),
+        ({"model": 0.1, "output": 0.2}, 1, "0.3Gi", 600, 383),
+    ],
+)
+def test_sizes_and_times_are_computed(
+    volumes: dict[str, float], rate: float, limit: str, startup: int, grace: int
+) -> None:
+    """Startup: 600 s and checkpoints and files; grace: 60 s and model, output and checkpoints."""
+    ran = manifests.chart({"volumes": volumes, "sidecar": {"megabytesPerSecond": rate}})
+    assert ran.returncode == 0, ran.stderr
+    pod = manifests.Pod(next(each for each in yaml.safe_load_all(ran.stdout) if each["kind"] == "Job"))
+    (ml,) = (each for each in pod.spec["volumes"] if each["name"] == "ml")
+    assert ml["emptyDir"] == {"sizeLimit": limit}
+    assert pod.sidecar["startupProbe"]["failureThreshold"] == startup
+    assert pod.spec["terminationGracePeriodSeconds"] == grace
 
 
 def test_instance_groups_count_as_hosts(tmp_path: Path) -> None:
@@ -284,7 +307,8 @@ def test_the_sidecar_starts_before_the_trainer_and_is_given_what_it_takes(source
     assert (pod.keeper is not None) == (source in WITH_KEEPER)
     assert "emptyDir" in volumes["ml"]
     assert pod.spec["securityContext"]["fsGroup"] == pod.spec["securityContext"]["runAsGroup"]
-    assert pod.spec["terminationGracePeriodSeconds"] > job.penstock.drain_for
+    results = size(volumes["ml"]["emptyDir"]["sizeLimit"]) / 1e8  # seconds to S3
+    assert pod.spec["terminationGracePeriodSeconds"] >= job.penstock.drain_for + 40 + results
     assert size(serving["resources"]["limits"]["memory"]) >= job.budget + 256 * MIB
     assert "cpu" not in serving["resources"]["limits"]
 

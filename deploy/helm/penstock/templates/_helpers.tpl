@@ -31,6 +31,9 @@ values say beside that is refused, not overwritten. */}}
 {{- if .Values.admin.tokenSecret }}
 {{- $admin = merge $admin (dict "TokenFile" "/run/secrets/penstock/token" "Protect" .Values.admin.protect) }}
 {{- end }}
+{{- if not (dig "CheckpointConfig" "LocalPath" "/opt/ml/" .Values.job | hasPrefix "/opt/ml/") }}
+{{- fail "job.CheckpointConfig.LocalPath is not below /opt/ml, the volume that sidecar and trainer share; choose a directory there" }}
+{{- end }}
 {{- $own := dict "Penstock" (dict "Admin" $admin) }}
 {{- $asked := int (dig "ResourceConfig" "InstanceCount" $hosts .Values.job) }}
 {{- $groups := dig "ResourceConfig" "InstanceGroups" list .Values.job }}
@@ -44,6 +47,16 @@ values say beside that is refused, not overwritten. */}}
 {{- fail (printf "job.ResourceConfig asks for %d hosts, and hosts is %d; make them agree" (int $asked) $hosts) }}
 {{- end }}
 {{- toYaml (mergeOverwrite (deepCopy .Values.job) $own) }}
+{{- end }}
+
+{{/* The sum of these volumes in GiB, and the seconds that they take between pod and S3. */}}
+{{- define "penstock.gib" -}}
+{{- $sum := 0.0 }}
+{{- range rest . }}{{ $sum = addf $sum (index (first $).Values.volumes .) }}{{ end }}
+{{- round $sum 3 }}
+{{- end }}
+{{- define "penstock.seconds" -}}
+{{- divf (mulf (include "penstock.gib" . | float64) 1073.741824) (first .).Values.sidecar.megabytesPerSecond | ceil | int }}
 {{- end }}
 
 {{- define "penstock.confined" -}}
@@ -110,7 +123,7 @@ startupProbe:
   httpGet: {path: /readyz, port: admin}
   periodSeconds: 1
   timeoutSeconds: 5
-  failureThreshold: {{ .Values.sidecar.startupSeconds }}
+  failureThreshold: {{ include "penstock.seconds" (list . "checkpoints" "files") | add .Values.sidecar.startupSeconds }}
 readinessProbe:
   httpGet: {path: /readyz, port: admin}
   periodSeconds: 10
