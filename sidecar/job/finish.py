@@ -100,8 +100,9 @@ def finish_requests(layout: Layout, *, fifo_mode: int) -> Iterator[FinishRequest
             with config.errors(finish.PROGRAM):
                 replace_file(finish.PROGRAM, program, mode=0o755, dir_fd=config.fd)
         except OSError as error:
-            do = "remove it, and let this user write there"
-            raise SinkError(f"cannot make {error.filename}: {error.strerror}; {do}") from error
+            raise SinkError(
+                f"cannot make {error.filename}: {error.strerror}; remove it, and let this user write there"
+            ) from error
         try:
             yield FinishRequests(*fds)
         finally:
