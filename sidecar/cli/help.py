@@ -23,7 +23,7 @@ EXITS = {
     Exit.CHANGED: "An object was replaced or deleted after it was listed.",
     Exit.LOCAL: "A directory, FIFO, port or limit of this machine is at fault.",
     Exit.CORRUPT: "An object is corrupt.",
-    Exit.NOT_UPLOADED: "`upload`: files were left out; each is named.",
+    Exit.NOT_UPLOADED: "Something was not uploaded; the log names it.",
     Exit.NOT_FOUND: "`exec`: the command does not exist.",
     Exit.INTERRUPTED: "Ctrl-C, or a second signal.",
     Exit.READER_GONE: "`cat`: the reader of standard output has left.",

@@ -57,7 +57,7 @@ class Exit(IntEnum):
     CORRUPT = 8
     """An object is corrupt: it cannot be inflated, or its bytes do not match its checksum."""
     NOT_UPLOADED = 9
-    """Files were left out of an upload; each is named in the log."""
+    """Something of value was not uploaded: files, a model, output or checkpoints. The log names it."""
     NOT_FOUND = 127
     """`exec`: the command does not exist, as in a shell."""
     INTERRUPTED = 130
