@@ -64,8 +64,8 @@ def endless(request: Request) -> bytes:
         (paged(listing(("data/train/9", 1, "e"), ("data/train/1", 1, "e"))), "names the object twice"),
         (paged(answer(200)), "the listing is invalid"),
         (
-            paged(answer(200, b"<html><body>Welcome to the hotel</body></html>")),
-            "the listing is invalid",
+            lambda _: answer(200, b"<html><body>Welcome to the hotel</body></html>"),
+            "not S3's: 200 ok .it says 'Welcome to the hotel'",
         ),
         (paged(answer(204)), "no valid IsTruncated"),
         (lambda _: listing(("data/train/0", 1 << 64, "e")), "object size: over 2"),
