@@ -139,7 +139,7 @@ def manifest(
     from sidecar.commands import manifest as command
     from sidecar.config.endpoint import endpoint_of_options
     from sidecar.process.runner import run as run_loop
-    from streamer.plan import parse_s3_uri
+    from streamer.plan import parse_address
 
     set_up_log("warning")
     note_options()
@@ -158,7 +158,7 @@ def manifest(
     else:
         give_up_after = source.pop("give_up_after")
         listing = command.list_objects(
-            [parse_s3_uri(uri) for uri in uris],
+            [parse_address(uri) for uri in uris],
             endpoint=endpoint_of_options(source),
             selection=selection,
             give_up_after=give_up_after,
@@ -260,7 +260,7 @@ def cat(
     from sidecar.config.endpoint import endpoint_of_options
     from sidecar.process.resources import default_budget, memory_limit
     from sidecar.process.runner import run as run_loop
-    from streamer.plan import parse_s3_uri
+    from streamer.plan import parse_address
     from streamer.relay.transport import TransportSpec
     from streamer.retry import RetryPolicy
     from streamer.schedule.concurrency import SMALLEST_PART
@@ -276,7 +276,7 @@ def cat(
             f"--memory-budget {human_bytes(budget)} must hold two parts of --part-size {human_bytes(part)}, "
             f"and a part at least 64 KiB"
         )
-    parsed = [parse_s3_uri(uri) for uri in uris]
+    parsed = [parse_address(uri) for uri in uris]
     spec = TransportSpec(
         buckets={uri.bucket for uri in parsed},
         channels=[],
@@ -332,7 +332,7 @@ def upload(
     from sidecar.commands import upload as command
     from sidecar.config.endpoint import endpoint_of_options
     from sidecar.process.runner import run as run_loop
-    from streamer.plan import parse_s3_uri
+    from streamer.plan import parse_address
     from streamer.retry import RetryPolicy
 
     set_up_log("warning")
@@ -340,7 +340,7 @@ def upload(
     figures = run_loop(
         command.upload(
             directory,
-            parse_s3_uri(uri),
+            parse_address(uri),
             endpoint=endpoint_of_options(endpoint),
             policy=RetryPolicy(give_up_after=give_up_after),
             replace=replace,

@@ -19,7 +19,7 @@ from sidecar.process.progress import progress_line
 from sidecar.process.resources import memory_limit
 from sidecar.records.strays import option_advice, warn_of_strays
 from streamer.errors import ConfigError, SinkError
-from streamer.plan import S3Uri, parse_object_uri, parse_s3_uri
+from streamer.plan import S3Uri, parse_address, parse_object_uri
 from streamer.plan.uris import LONGEST_KEY
 from streamer.retry import RetryPolicy, retry_while_unavailable
 from streamer.s3.client.endpoint import STALL_TIMEOUT
@@ -102,7 +102,7 @@ def read_keys(path: str, prefix: str | None, selection: Selection) -> Found:
 
     `prefix`: URI that each line follows; None: each line is a URI. Blank lines count for nothing.
     """
-    start = None if prefix is None else parse_s3_uri(prefix)
+    start = None if prefix is None else parse_address(prefix)
     before, keys = str(start or ""), selection.keys("" if start is None else start.key)
     items, buckets = list[tuple[str, str]](), dict[str, S3Uri]()
     for number, line in enumerate(_lines(path), 1):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from streamer.plan import S3Uri, parse_s3_uri
+from streamer.plan import S3Uri, parse_address
 
 SUFFIX = ".index"
 
@@ -16,7 +16,7 @@ def index_uri(place: str, channel: str) -> S3Uri | None:
     """
     if "://" not in place:
         return None
-    bucket, prefix = parse_s3_uri(place)
+    bucket, prefix = parse_address(place)
     folder = prefix if not prefix or prefix.endswith("/") else f"{prefix}/"
     return S3Uri(bucket, f"{folder}{channel}{SUFFIX}")
 

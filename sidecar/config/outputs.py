@@ -24,8 +24,8 @@ from pydantic import (
 )
 
 from sidecar.config.model import Model, Size
-from sidecar.config.sources import SourceUri, parse_source
-from streamer.plan import S3Uri
+from sidecar.config.sources import SourceUri
+from streamer.plan import S3Uri, parse_address
 
 DEFAULT_BASE = "/opt/ml"
 _OWN = ("input", "model", "output")
@@ -48,7 +48,7 @@ class OutputDataConfig(Model):
 
     def folder(self, job: str) -> S3Uri:
         """Return what the keys of all output of a training job begin with."""
-        bucket, key = parse_source(self.s3_output_path)
+        bucket, key = parse_address(self.s3_output_path)
         return S3Uri(bucket, f"{_as_folder(key)}{job}/output/")
 
     def target(self, what: Literal["model", "output"], job: str, host: str | None) -> S3Uri:
@@ -81,7 +81,7 @@ class CheckpointConfig(Model):
     @property
     def uri(self) -> S3Uri:
         """Bucket, and what precedes the paths of the files in their keys."""
-        bucket, key = parse_source(self.s3_uri)
+        bucket, key = parse_address(self.s3_uri)
         return S3Uri(bucket, _as_folder(key))
 
     def directory(self, base: str) -> str:

@@ -14,8 +14,8 @@ from pydantic import BeforeValidator, Field, StrictInt, StrictStr, model_validat
 
 from sidecar.config.extras import SELECTING, SELECTING_FILES, ChannelExtras
 from sidecar.config.model import Model
-from sidecar.config.sources import DataSource, S3DataSource, parse_source
-from streamer.plan import S3Uri
+from sidecar.config.sources import DataSource, S3DataSource
+from streamer.plan import S3Uri, parse_address
 
 if TYPE_CHECKING:
     from sidecar.config.records import RecordsConfig
@@ -245,7 +245,7 @@ class ChannelConfig(Model):
     @property
     def sources(self) -> tuple[S3Uri, ...]:
         """The URI of the source and those of AlsoFrom, in stream order."""
-        return (self.source.uri, *map(parse_source, self.penstock.also_from))
+        return (self.source.uri, *map(parse_address, self.penstock.also_from))
 
     def refusal_as_file(self) -> str | None:
         """Return why this channel cannot be in File mode, and what to do; None if it can."""

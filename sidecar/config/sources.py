@@ -5,38 +5,15 @@ A URI of S3 is `s3://…`, or an `https://` address of Amazon S3.
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, ClassVar, Literal, Self
-from urllib.parse import unquote, urlsplit
 
 from pydantic import BeforeValidator, Field, StrictStr, model_validator
 
 from sidecar.config.model import Model, valid_for
-from streamer.errors import ConfigError
-from streamer.plan import S3Uri, checked_uri, parse_s3_uri
+from streamer.plan import S3Uri, parse_address
 
-_AWS_HOST = re.compile(r"(?:(?P<bucket>.+)\.)?s3(?:[.-][a-z0-9.-]+)?\.amazonaws\.com(?:\.cn)?")
-
-
-def parse_source(uri: str) -> S3Uri:
-    """Parse `s3://…` or an `https://` address of Amazon S3. Raises ConfigError."""
-    if not uri.startswith("https://"):
-        return parse_s3_uri(uri)
-    try:
-        parts = urlsplit(uri)
-    except ValueError as error:
-        raise ConfigError(f"{uri!r} is not a URL ({error}): write s3://BUCKET/PREFIX") from error
-    host = _AWS_HOST.fullmatch(parts.netloc)
-    bucket, key = (host["bucket"] if host else None), parts.path.removeprefix("/")
-    if host and not bucket:
-        bucket, _, key = key.partition("/")
-    if not bucket or parts.query or parts.fragment:
-        raise ConfigError(f"{uri!r} is not an address of an object in Amazon S3: write s3://BUCKET/PREFIX")
-    return checked_uri(uri, unquote(bucket), unquote(key))
-
-
-SourceUri = Annotated[StrictStr, Field(max_length=1024), valid_for(parse_source)]
-"""A URI of objects, as text; `parse_source` parses it."""
+SourceUri = Annotated[StrictStr, Field(max_length=1024), valid_for(parse_address)]
+"""A URI of objects, as text; `parse_address` parses it."""
 
 
 def _no_converse(value: object) -> object:
@@ -99,7 +76,7 @@ class S3DataSource(Model):
 
     @property
     def uri(self) -> S3Uri:
-        return parse_source(self.s3_uri)
+        return parse_address(self.s3_uri)
 
     @property
     def sharded(self) -> bool:

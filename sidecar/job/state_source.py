@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from sidecar.process.logs import log
 from streamer.errors import ConfigError, ObjectMissing
 from streamer.file_reads import outside
-from streamer.plan import S3Uri, parse_s3_uri
+from streamer.plan import S3Uri, parse_address
 from streamer.retry import RetryPolicy
 from streamer.s3.manifests.body import read_manifest
 from streamer.step_state import FILE_NAME
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from streamer.errors import SourceError
     from streamer.s3.client.session import Clients
 
-_OTHER_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 """Begins a URI, also S3's with a slash too few. Such a file would be absent, and the job begin anew."""
 LONGEST = 16 << 20
 """Most bytes of a state. One of each of 10,000 FIFOs takes 3 MB."""
@@ -42,10 +42,8 @@ async def read_states(value: str, clients: Clients, *, give_up_after: float) -> 
         raise ConfigError("--resume is empty; name a file, a directory or an S3 URI")
     if value.lstrip().startswith(("{", "[")):
         return value
-    if value.startswith("s3://"):
+    if _URI.match(value):
         where, raw = await _object(value, clients, RetryPolicy(give_up_after=give_up_after))
-    elif _OTHER_URI.match(value):
-        raise ConfigError(f"--resume: {value!r} is no S3 URI: write s3://BUCKET/KEY, a file or a directory")
     else:
         try:
             where, raw = await outside(_file, value)
@@ -77,7 +75,7 @@ def _file(path: str) -> tuple[str, bytes | None]:
 
 
 async def _object(value: str, clients: Clients, policy: RetryPolicy) -> tuple[str, bytes | None]:
-    uri = parse_s3_uri(value)
+    uri = parse_address(value)
     if not uri.key or uri.key.endswith("/"):
         uri = S3Uri(uri.bucket, uri.key + FILE_NAME)
     raw = bytearray()

@@ -31,7 +31,7 @@ from streamer.plan.segments import (
 )
 from streamer.plan.shards import Balance, Shard
 from streamer.plan.shuffle import Permutation
-from streamer.plan.uris import S3Uri, checked_uri, parse_object_uri, parse_s3_uri
+from streamer.plan.uris import S3Uri, parse_address, parse_object_uri, parse_s3_uri
 from streamer.plan.validators import bare_etag, is_modified
 
 __all__ = [
@@ -53,10 +53,10 @@ __all__ = [
     "Segment",
     "Shard",
     "bare_etag",
-    "checked_uri",
     "cut",
     "frame",
     "is_modified",
+    "parse_address",
     "parse_object_uri",
     "parse_partial",
     "parse_s3_uri",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import NamedTuple
+from urllib.parse import unquote
 
 from streamer.errors import ConfigError
 
@@ -28,6 +29,26 @@ _BUCKET = re.compile(
 )
 """Bucket as AWS's clients accept it: a name, or the ARN of an access point. They take `.` and `..` too, but
 in a URL's path such a name is a step: proxies and servers resolve it (RFC 3986 §5.2.4), to another bucket."""
+_AWS = r"(?:[.-][a-z0-9.-]+)?\.amazonaws\.com(?:\.cn)?"
+_AWS_URL = re.compile(
+    rf"https://(?:s3{_AWS}/(?P<bucket>[^/?#]+)|(?P<host>[^/?#@]+)\.s3(?!-accesspoint){_AWS})(?:/(?P<key>[^?#]*))?"
+)
+"""An address of Amazon S3, with the bucket in the path or in the host name."""
+_MEANT = tuple(
+    re.compile(form, re.DOTALL | re.IGNORECASE).fullmatch
+    for form in (
+        r"https://[^/]*\bconsole\.[^/]+/s3/[a-z]+/(?P<bucket>[^/?]+)(?:.*[?&]prefix=(?P<key>[^&]*))?.*",
+        r"https://(?P<point>[^/]+)-(?P<account>\d{12})\.s3-accesspoint\.(?P<region>[^/.]+)\.[^/]+/?(?P<key>[^?]*).*",
+        rf"https?://(?P<bucket>[^/?]+)\.s3{_AWS}(?:/(?P<key>[^?]*).*)?",
+        rf"https?://s3{_AWS}/(?P<bucket>[^/?]+)/?(?P<key>[^?]*).*",
+        r"(?P<scheme>https?://)(?P<bucket>[^/?]+)\.(?P<host>(?:s3|oss|obs|cos|storage)[.-][^/?@]+)/?(?P<key>[^?]*).*",
+        r"(?P<scheme>https?://)(?P<host>[^/?@]+)/(?P<bucket>[^/?]+)/?(?P<key>[^?]*).*",
+        r"s3://(?P<host>[^/@]+:\d+)/(?P<bucket>[^/]+)/(?P<key>.+)",
+        r"(?:s3://)?arn:aws[^:]*:s3:::(?P<bucket>[^/]+)/?(?P<key>.*)",
+        r"(?!file:|https?:|(?-i:s3://))(?:[a-z][a-z0-9+.-]*:/+|s3(?::|//))(?P<bucket>[^/]+)/?(?P<key>.*)",
+    )
+)
+"""Other forms in which people write a bucket and a key, the first that fits."""
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _VERSION = re.compile(r"(.*)\?versionId=([^?&/]+)", re.DOTALL)
 
@@ -36,8 +57,30 @@ def parse_s3_uri(uri: str) -> S3Uri:
     """Split `s3://bucket/prefix` (contract §3). Raises ConfigError for anything else."""
     match = _URI.fullmatch(uri)
     if match is None:
-        raise ConfigError(f"{uri!r} is not an S3 URI: write s3://BUCKET/PREFIX")
+        raise ConfigError(f"{uri!r} is not an S3 URI: write {_meant(uri)}")
     return checked_uri(uri, *match.groups())
+
+
+def parse_address(uri: str) -> S3Uri:
+    """Parse `s3://…` or an `https://` address of Amazon S3. Raises ConfigError."""
+    if (match := _AWS_URL.fullmatch(uri)) is None:
+        return parse_s3_uri(uri)
+    return checked_uri(uri, unquote(match["bucket"] or match["host"]), unquote(match["key"] or ""))
+
+
+def _meant(uri: str) -> str:
+    """Return the S3 URI for another form of a bucket and a key; the general form for any other text."""
+    for form in _MEANT:
+        if (match := form(uri)) is not None:
+            found = match.groupdict("")
+            bucket, key = unquote(found.get("bucket", "")), unquote(found["key"])
+            if "point" in found:
+                bucket = "arn:aws:s3:{region}:{account}:accesspoint/{point}".format(**found)
+            if not _BUCKET.fullmatch(bucket):
+                continue
+            url = f"{found.get('scheme', 'http://')}{found['host']}" if "host" in found else ""
+            return f"s3://{bucket}/{key}" + (f", and {url} as Penstock.Endpoint.Url" if url else "")
+    return "s3://BUCKET/PREFIX"
 
 
 def checked_uri(uri: str, bucket: str, key: str) -> S3Uri:
@@ -45,7 +88,7 @@ def checked_uri(uri: str, bucket: str, key: str) -> S3Uri:
     if not _BUCKET.fullmatch(bucket):
         raise ConfigError(
             f"{uri!r} does not name a bucket: a name has letters, digits, dots, hyphens and underscores "
-            "alone, and is not . or .."
+            f"alone, and is not . or ..; write {_meant(uri)}"
         )
     if _SURROGATE.search(uri):
         raise ConfigError(f"{uri!r} holds half a surrogate pair, which no key can")

@@ -97,7 +97,7 @@ def test_keys_that_plan_adds_leave_all_others_as_they_are(tmp_path: Path) -> Non
         (f"{S3}__AttributeNames", [f"a{n}" for n in range(17)], "at most 16 items"),
         (f"{S3}__InstanceGroupNames", ["a", "a"], "name each once"),
         (f"{S3}__InstanceGroupNames", list("abcdef"), "at most 5 items"),
-        (f"{S3}__S3Uri", "https://elsewhere.example/b/p", "write s3://BUCKET/PREFIX"),
+        (f"{S3}__S3Uri", "https://elsewhere.example/b/p", "write s3://b/p, and https://elsewhere.example as"),
         (f"{S3}__S3Uri", "s3://b/" + "k" * 1100, "1024"),
         (
             f"{S3}__AttributeNames",
@@ -358,7 +358,7 @@ def test_both_kinds_of_address(uri: str, expected: tuple[str, str]) -> None:
 )  # fmt: skip
 def test_a_bucket_that_is_a_step_of_a_path_is_refused(uri: str) -> None:
     """A proxy or server would resolve `/../k` to the bucket `k`, or to the service itself."""
-    with pytest.raises(ValueError, match="does not name a bucket|is not an address"):
+    with pytest.raises(ValueError, match="does not name a bucket|is not an S3 URI"):
         Job.model_validate(document(**{f"{S3}__S3Uri": uri}))
 
 

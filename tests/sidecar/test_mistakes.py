@@ -192,7 +192,7 @@ MISTAKES = [
     Mistake("manifest without a URI", "write an S3URI, or --keys FILE", command="manifest"),
     Mistake("a state that is none", "must be what a reader's state_dict() returns",
             command="run -c job.yaml --resume {}"),
-    Mistake("a state in another store", "write s3://BUCKET/KEY, a file or a directory",
+    Mistake("a state in another store", "is not an S3 URI: write s3://b/x",
             command="run -c job.yaml --resume gs://b/x"),
     # What is written by guess
     Mistake("a tab", "indent with spaces", "- ChannelName", "\t- ChannelName"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from streamer.plan import (
     Shard,
     bare_etag,
     cut,
+    parse_address,
     parse_s3_uri,
 )
 from streamer.plan.folds import number_of_parts
@@ -133,7 +135,39 @@ def test_uris(text: str, uri: S3Uri) -> None:
     assert parse_s3_uri(text) == uri
 
 
-@pytest.mark.parametrize("text", ["", "b/p", "https://b/p", "s3:/b", "s3:///p"])
+ACCOUNT = "123456789012"
+POINT = f"arn:aws:s3:us-west-2:{ACCOUNT}:accesspoint/ap"
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("s3a://b/p", "s3://b/p"), ("S3://b/p", "s3://b/p"), ("s3:/b/p", "s3://b/p"), ("s3//b/p", "s3://b/p"),
+        ("gs://b/p", "s3://b/p"), ("arn:aws:s3:::b/p", "s3://b/p"), ("s3://arn:aws:s3:::b", "s3://b/"),
+        ("https://b.s3.amazonaws.com/p%20q?X-Amz-Signature=x", "s3://b/p q"),
+        ("http://s3.eu-west-1.amazonaws.com/b/p", "s3://b/p"),
+        (f"https://ap-{ACCOUNT}.s3-accesspoint.us-west-2.amazonaws.com/p", f"s3://{POINT}/p"),
+        ("https://us-east-1.console.aws.amazon.com/s3/buckets/b?region=x&prefix=p/q/&c=1", "s3://b/p/q/"),
+        ("https://s3.console.aws.amazon.com/s3/buckets/b", "s3://b/"),
+        ("http://minio:9000/b/p", "s3://b/p, and http://minio:9000 as Penstock.Endpoint.Url"),
+        ("s3://minio:9000/b/p", "s3://b/p, and http://minio:9000 as Penstock.Endpoint.Url"),
+        ("https://b.oss-cn-x.aliyuncs.com/p", "s3://b/p, and https://oss-cn-x.aliyuncs.com as "),
+        ("https://storage.googleapis.com/b/p", "s3://b/p, and https://storage.googleapis.com as "),
+    ],
+)  # fmt: skip
+def test_another_form_of_a_bucket_is_written_as_a_uri(text: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"write {meant}")):
+        parse_address(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["https://b.s3.dualstack.x.amazonaws.com/p", "https://s3.amazonaws.com.cn/b/p"]
+)
+def test_addresses_of_amazon_s3(text: str) -> None:
+    assert parse_address(text) == S3Uri("b", "p")
+
+
+@pytest.mark.parametrize("text", ["", "b/p", "/b/p", "file:///p", "https://b", "s3:///p", "s3://u:p@b/k"])
 def test_not_uris(text: str) -> None:
     with pytest.raises(ConfigError, match="s3://BUCKET/PREFIX"):
         parse_s3_uri(text)

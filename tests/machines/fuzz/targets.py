@@ -30,7 +30,6 @@ from botocore.parsers import create_parser
 from sidecar.config.hosts import identify
 from sidecar.config.job import load_job
 from sidecar.config.settings import read_token
-from sidecar.config.sources import parse_source
 from sidecar.job.environment import resource_config
 from sidecar.job.layout import Layout, platform_resource_config
 from sidecar.job.resume import parse_saved
@@ -46,7 +45,7 @@ from streamer.formats.tar import TarReader, sample
 from streamer.formats.tfrecord import TFRecordReader
 from streamer.formats.transform import BadContent, Transform
 from streamer.inflate import Inflater
-from streamer.plan import ObjectRef, Part, S3Uri, Segment, parse_object_uri
+from streamer.plan import ObjectRef, Part, S3Uri, Segment, parse_address, parse_object_uri
 from streamer.readers.core.config import channels_in, check_channel
 from streamer.readers.core.position import ReaderPosition
 from streamer.readers.core.state import EpochState
@@ -370,7 +369,7 @@ def place_of(data: bytes) -> None:
 
 def uris(data: bytes) -> None:
     text = data.decode("utf-8", "replace")
-    for parse in (parse_source, parse_object_uri):
+    for parse in (parse_address, parse_object_uri):
         try:
             parse(text)
         except PenstockError:
