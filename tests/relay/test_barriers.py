@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import trustme
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 
 from streamer.errors import Barred, BarredNow, ErrorContext, GaveUp, SourceError
 from streamer.plan import S3Uri
@@ -241,6 +249,60 @@ def test_without_a_variable_there_is_no_proxy(monkeypatch: pytest.MonkeyPatch) -
     for name in ("http_proxy", "HTTP_PROXY"):
         monkeypatch.delenv(name, raising=False)
     assert proxy_of("http://s3.test") is None
+
+
+@pytest.mark.parametrize(
+    ("reason", "remedy"),
+    [
+        ("certificate verify failed: invalid CA certificate", "lacks a field"),
+        ("certificate verify failed: Missing Authority Key Identifier", "lacks a field"),
+        ("certificate verify failed: EE certificate key too weak", "with a key of 2,048 bits"),
+        ("dh key too small", "with a key of 2,048 bits"),
+        ("unsafe legacy renegotiation disabled", "RFC 5746"),
+        ("certificate verify failed: unable to get local issuer certificate", "ca-certificates.crt"),
+    ],
+)
+def test_the_text_names_what_a_middlebox_lacks(reason: str, remedy: str) -> None:
+    assert remedy in str(tls_failed(ssl.SSLError(1, reason), ErrorContext(), before=False))
+
+
+def certified(folder: Path) -> ssl.SSLContext:
+    """A server whose authority, `folder/ca.pem`, leaves out what RFC 5280 demands and curl does not."""
+    keys = [ec.generate_private_key(ec.SECP256R1()) for _ in range(2)]
+    now, certificates = datetime.now(UTC), []
+    extensions: list[tuple[x509.ExtensionType, bool]] = [
+        (x509.BasicConstraints(ca=True, path_length=None), False),
+        (x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), False),
+    ]
+    for name, key, (extension, critical) in zip("ab", keys, extensions, strict=True):
+        own, issuer = (x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, each)]) for each in (name, "a"))
+        builder = x509.CertificateBuilder(issuer, own, key.public_key(), x509.random_serial_number())
+        builder = builder.not_valid_before(now - timedelta(1)).not_valid_after(now + timedelta(1))
+        certificates.append(builder.add_extension(extension, critical).sign(keys[0], SHA256()))
+    (folder / "ca.pem").write_bytes(certificates[0].public_bytes(Encoding.PEM))
+    private = keys[1].private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    (folder / "b.pem").write_bytes(private + certificates[1].public_bytes(Encoding.PEM))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "b.pem")
+    return context
+
+
+async def test_a_company_s_certificate_that_is_not_strict(
+    credentials: None, tmp_path: Path, *, by_aiobotocore: bool
+) -> None:
+    with wire_server(certified(tmp_path)) as server:
+        server.objects["b/data/0"] = b"x"
+        bundle = str(tmp_path / "ca.pem")
+        strict = ssl.create_default_context(cafile=bundle)
+        strict.verify_flags |= ssl.VERIFY_X509_STRICT
+        address = urlsplit(server.url)
+        with (
+            socket.create_connection((address.hostname, address.port)) as sock,
+            pytest.raises(ssl.SSLCertVerificationError, match="(?i)basic constraints|key identifier"),
+        ):
+            await asyncio.to_thread(strict.wrap_socket, sock, server_hostname="127.0.0.1")
+        async with clients_of(server, by_aiobotocore=by_aiobotocore, ca_bundle=bundle) as clients:
+            assert await listed(clients, lambda _: None) == 1
 
 
 @pytest.mark.parametrize("reason", ["TLS/SSL connection has been closed (EOF)", "tlsv1 alert internal error"])

@@ -43,13 +43,19 @@ def both(
     name: str = "localhost",
     host: str = "localhost",
     version: ssl.TLSVersion | None = None,
+    ciphers: str = "",
     write_ends: Callable[[], tuple[socket.socket, socket.socket]] = socket.socketpair,
 ) -> Iterator[Any]:
     """A connection of ours to `host`, its socket, and the other end with a certificate for `name`."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     if version is not None:
         context.minimum_version = context.maximum_version = version
-    authority.issue_cert(name).configure_cert(context)
+    if ciphers:
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+        context.set_ciphers(ciphers)
+    authority.issue_cert(
+        name, key_type=trustme.KeyType.RSA if ciphers else trustme.KeyType.ECDSA
+    ).configure_cert(context)
     ours, theirs = write_ends()
     with ours, theirs:
         ours.setblocking(False)
@@ -94,6 +100,13 @@ def everything(connection: Any, room: bytearray) -> tuple[bytes, bool]:
 )
 def test_the_right_name_is_believed(authority: trustme.CA, trust: TlsContext, name: str, host: str) -> None:
     with both(authority, trust, name=name, host=host) as (connection, _, server):
+        server.send(b"hello")
+        assert everything(connection, bytearray(100)) == (b"hello", False)
+
+
+@pytest.mark.parametrize("ciphers", ["ECDHE-RSA-AES256-SHA384", "AES128-GCM-SHA256", "AES128-SHA256"])
+def test_ciphers_of_old_middleboxes(authority: trustme.CA, trust: TlsContext, ciphers: str) -> None:
+    with both(authority, trust, ciphers=ciphers) as (connection, _, server):
         server.send(b"hello")
         assert everything(connection, bytearray(100)) == (b"hello", False)
 

@@ -32,10 +32,13 @@ _MAY_PASS = re.compile(
 _NO_TLS = "if the server has no TLS at this port, write http:// in Penstock.Endpoint.Url"
 _REMEDIES = {
     "expired|not yet valid": "renew the server's certificate, or set this machine's clock",
-    "key identifier|key usage|critical": "the certificate lacks what Python demands: issue it anew, or "
-    "do without Transport: aiobotocore",
+    "invalid CA|key identifier|key usage|critical": "the authority's certificate lacks a field: issue it anew",
+    "too weak|too small": "issue the certificate anew, with a key of 2,048 bits and SHA-256",
+    "legacy renegotiation": "the server, or the middlebox before it, lacks secure renegotiation (RFC 5746): "
+    "update it",
     "verify failed": "Penstock.Endpoint.CaBundle must have the certificate of the server's authority if that "
-    "is a private one, and Penstock.Endpoint.Url a name in the server's certificate",
+    "is a private one (this machine's are often in /etc/ssl/certs/ca-certificates.crt), and "
+    "Penstock.Endpoint.Url a name in the server's certificate",
     "certificate required|alert (?:bad|no|unknown|unsupported) c|alert certificate": "the server demands a "
     "client certificate, and Penstock has none: name another endpoint",
     "protocol version|unsupported protocol|no protocols": "the server speaks neither TLS 1.2 nor 1.3: update "
@@ -61,7 +64,8 @@ def tls_failed(error: BaseException, context: ErrorContext, *, before: bool) -> 
     reason = str(refusals[-1]) if refusals else ""
     if not reason or _MAY_PASS.search(reason):
         return None
-    remedy = next((fix for pattern, fix in _REMEDIES.items() if re.search(pattern, reason)), _NO_TLS)
+    fits = (fix for pattern, fix in _REMEDIES.items() if re.search(pattern, reason, re.IGNORECASE))
+    remedy = next(fits, _NO_TLS)
     return barred(f"TLS failed ({quoted(reason)}); {remedy}", context, before=before)
 
 

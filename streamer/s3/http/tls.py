@@ -31,8 +31,8 @@ from streamer.units import KIB
 
 CIPHERS = b"TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256"
 """Cipher suites of TLS 1.3; S3 chooses the first."""
-OLDER_CIPHERS = b"ECDHE+AESGCM:ECDHE+CHACHA20:DHE+AESGCM:!aNULL:!aDSS"
-"""Cipher suites of TLS 1.2."""
+OLDER_CIPHERS = b"ECDHE+AESGCM:ECDHE+CHACHA20:DHE+AESGCM:ECDHE+AES:RSA+AESGCM:RSA+AES:!aNULL:!aDSS"
+"""Cipher suites of TLS 1.2. The last three are for old load balancers and middleboxes; curl has them too."""
 _EOF = -1
 """pyOpenSSL's errno for a connection closed without a TLS alert."""
 
