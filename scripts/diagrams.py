@@ -357,7 +357,7 @@ FOUNDATION = {
     "streamer", "streamer.errors", "streamer.units", "streamer.trailer", "streamer.secrets", "streamer.aio",
     "streamer.key_list", "streamer.launchers", "streamer.linux", "streamer.inflate", "streamer.retry",
     "streamer.escaping",
-    "streamer.shares", "streamer.step_state", "streamer.cancellation", "streamer.directory",
+    "streamer.step_state", "streamer.cancellation", "streamer.directory",
     "streamer.file_reads", "streamer.finish", "sidecar",
 }  # fmt: skip
 """Rooms that import no other room; the diagram has them as a list, without arrows."""
@@ -477,7 +477,7 @@ def rooms(colours: dict[str, str]) -> Canvas:
     c.text(
         24,
         719,
-        "Every room may import errors, units, cancellation, escaping, launchers, shares and step_state; "
+        "Every room may import errors, units, cancellation, escaping, launchers and step_state; "
         "the table below names who imports the others.",
         size=11,
         colour="muted",

@@ -20,7 +20,7 @@ from tests.kit.stub import S3Stub
 ROOT = Path(__file__).parent.parent
 BASE = {
     "streamer", "streamer.errors", "streamer.units",
-    "streamer.cancellation", "streamer.escaping", "streamer.launchers", "streamer.shares",
+    "streamer.cancellation", "streamer.escaping", "streamer.launchers",
     "streamer.step_state",
 }  # fmt: skip
 """Names that every room may use."""
@@ -32,7 +32,6 @@ MAY_IMPORT = {
     "streamer.cancellation": set(),
     "streamer.escaping": set(),
     "streamer.launchers": set(),
-    "streamer.shares": set(),
     "streamer.step_state": set(),
     "streamer.trailer": set(),
     "streamer.key_list": set(),
@@ -57,7 +56,7 @@ MAY_IMPORT = {
         "streamer.file_reads", "streamer.linux", "streamer.retry", "streamer.secrets",
     },
     "streamer.s3.signing": {"streamer.plan", "streamer.s3.client"},
-    "streamer.s3.http": {"streamer.linux", "streamer.s3.client", "streamer.s3.signing"},
+    "streamer.s3.http": {"streamer.aio", "streamer.linux", "streamer.s3.client", "streamer.s3.signing"},
     "streamer.s3": {
         "streamer.plan", "streamer.retry", "streamer.secrets",
         "streamer.s3.client", "streamer.s3.http", "streamer.s3.signing",

@@ -18,8 +18,7 @@ from streamer.errors import ErrorContext, ObjectMissing, PenstockError, SourceCh
 from streamer.plan import ObjectRef, bare_etag, is_modified
 from streamer.plan.validators import described, modified
 from streamer.s3.client.faults import clock_ahead
-from streamer.s3.pages.control_client import ControlClient
-from streamer.s3.pages.object_get import read_first
+from streamer.s3.pages.object_get import ControlClient, read_first
 from streamer.s3.ranges import check_header, transformation
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from streamer.relay.shared_stream import SharedStream
 from streamer.relay.transport import Transport, open_transport, why_read
 from streamer.s3.client.session import open_clients
 from streamer.schedule.concurrency import MOST_REQUESTS
-from streamer.sink.name_watch import NameWatch
+from streamer.sink.fifo_names import NameWatch
 from streamer.sink.write_ends import KeeperWriteEnds
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from streamer.formats.transform import SKIP
 from streamer.plan import Arrangement, Shard
 from streamer.s3.manifests.manifest import Manifest
 from streamer.s3.manifests.object_finder import ObjectClients
-from streamer.s3.pages.control_client import ControlClient
+from streamer.s3.pages.object_get import ControlClient
 from streamer.s3.pages.object_info import ObjectInspector
 from streamer.s3.pages.open_plan import OpenPlan
 from streamer.s3.pages.pages import PageSource

@@ -20,7 +20,7 @@ from streamer.aio import in_thread
 from streamer.directory import Directory
 from streamer.errors import SinkError
 from streamer.linux import write_remedy
-from streamer.relay.limits import open_files
+from streamer.relay.transport import open_files
 from streamer.sink.fifo_names import check_name
 from streamer.trailer import fifo_path
 from streamer.units import MIB, decimal_bytes, human_bytes

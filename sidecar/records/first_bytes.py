@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from sidecar.records.rank_advice import Advice
 from streamer.errors import PenstockError
 from streamer.formats.signatures import LOOKED_AT, foreign, recognised
-from streamer.s3.pages.control_client import ControlClient
-from streamer.s3.pages.object_get import read_first
+from streamer.s3.pages.object_get import ControlClient, read_first
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -18,8 +18,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from streamer.errors import PenstockError
-from streamer.s3.pages.control_client import ControlClient
-from streamer.s3.pages.object_get import read_first
+from streamer.s3.pages.object_get import ControlClient, read_first
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

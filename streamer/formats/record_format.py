@@ -10,11 +10,11 @@ from streamer.formats import recordio, tar, tfrecord
 from streamer.formats.borders import (
     BadRecord,
     BorderScanner,
+    LineScanner,
     RecordIOScanner,
+    TarScanner,
     TFRecordScanner,
 )
-from streamer.formats.line_borders import LineScanner
-from streamer.formats.tar_borders import TarScanner
 from streamer.units import KIB
 
 Kind = Literal["TFRecord", "RecordIO", "lines", "tar", "fixed"]

@@ -19,16 +19,17 @@ from streamer.formats.transform import Join
 from streamer.plan.digest import parse_partial
 from streamer.plan.entries import Entries
 from streamer.plan.growth import Growth
-from streamer.plan.parts import Part, cut
-from streamer.plan.plan import Arrangement, Plan
-from streamer.plan.position import START, Position, ResumePoint
-from streamer.plan.segments import (
+from streamer.plan.parts import (
     LONGEST_RECORD,
     ObjectRef,
     ObjectStart,
+    Part,
     Segment,
+    cut,
     frame,
 )
+from streamer.plan.plan import Arrangement, Plan
+from streamer.plan.position import START, Position, ResumePoint
 from streamer.plan.shards import Balance, Shard
 from streamer.plan.shuffle import Permutation
 from streamer.plan.uris import S3Uri, parse_address, parse_object_uri, parse_s3_uri

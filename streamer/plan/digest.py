@@ -20,7 +20,7 @@ import re
 from json.encoder import encode_basestring_ascii as quoted
 from typing import TYPE_CHECKING, Any
 
-from streamer.plan.segments import ObjectRef
+from streamer.plan.parts import ObjectRef
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

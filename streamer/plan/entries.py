@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from streamer.errors import ConfigError
 from streamer.formats.recordio import MAX_PAYLOAD
-from streamer.plan.segments import ObjectRef
+from streamer.plan.parts import ObjectRef
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -15,10 +15,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from streamer.plan.entries import framed
-from streamer.plan.parts import cut
+from streamer.plan.parts import ObjectRef, ObjectStart, cut
 from streamer.plan.record_plan import RecordPlan
 from streamer.plan.record_table import only_object
-from streamer.plan.segments import ObjectRef, ObjectStart
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -25,11 +25,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streamer.errors import ConfigError
 from streamer.plan.epoch_cache import EpochCache
-from streamer.plan.mix import Picks
+from streamer.plan.mix import Picks, next_source
 from streamer.plan.record_order import BLOCK, RecordOrder, Run
 from streamer.plan.record_selection import RecordSelection, select_records
 from streamer.plan.record_table import only_object
-from streamer.shares import next_source
 from streamer.units import counted
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from streamer.formats.recordio import header, padding
 from streamer.plan.digest import Digests, parse_partial, partial_digest
 from streamer.plan.entries import Entries
 from streamer.plan.epoch_cache import EpochCache
-from streamer.plan.segments import ObjectRef, Segment
+from streamer.plan.parts import ObjectRef, Segment
 from streamer.plan.shards import Shard, lightest
 from streamer.plan.shuffle import Permutation
 

@@ -27,10 +27,10 @@ from streamer.errors import ConfigError
 from streamer.plan.digest import Digests
 from streamer.plan.epoch_cache import EpochCache
 from streamer.plan.order_columns import sum_columns
+from streamer.plan.parts import Segment
 from streamer.plan.pieces import START, OrderSums, Walk, joined, sum_order
 from streamer.plan.plan import Plan
 from streamer.plan.record_table import EndMarks, only_object
-from streamer.plan.segments import Segment
 from streamer.plan.shards import Shard
 from streamer.units import counted
 
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 
     from streamer.plan.entries import Entries
     from streamer.plan.mixed_order import Order
+    from streamer.plan.parts import ObjectRef
     from streamer.plan.pieces import Checkpoint, Piece
     from streamer.plan.position import Position
     from streamer.plan.record_order import Deal
     from streamer.plan.record_table import RecordTable
-    from streamer.plan.segments import ObjectRef
 
 CHECKPOINT_EVERY = 1 << 13
 """Runs of the order and slices of ranks between two checkpoints: a resume walks over so many in some ten

@@ -10,7 +10,7 @@ from array import array
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from streamer.errors import ConfigError, CorruptObject, ErrorContext
-from streamer.plan.segments import ObjectRef
+from streamer.plan.parts import ObjectRef
 from streamer.units import counted
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from streamer.errors import ConfigError
 from streamer.plan.globs import compile_globs
-from streamer.plan.segments import ObjectRef
+from streamer.plan.parts import ObjectRef
 from streamer.plan.strays import Strays
 from streamer.plan.uris import S3Uri
 from streamer.units import counted, decimal_bytes

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from streamer.relay.statistics import ChannelStatistics
     from streamer.s3.checksums import Outcome
     from streamer.s3.ranges import RangeSource
-    from streamer.sink.name_watch import NameWatch
+    from streamer.sink.fifo_names import NameWatch
     from streamer.sink.write_ends import WriteEnds
 
 

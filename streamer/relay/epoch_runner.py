@@ -19,8 +19,7 @@ from streamer.aio import first_of, in_thread, task_group
 from streamer.errors import KeeperLost, ReaderGone, Shortage, SinkError, SourceError
 from streamer.plan.folds import object_starts
 from streamer.relay.deliver.key_list import KeyList
-from streamer.relay.epoch_trailers import last_trailer
-from streamer.relay.failed_epoch import fail_epoch
+from streamer.relay.epoch_trailers import fail_epoch, last_trailer
 from streamer.retry import retry_while_refused
 
 if TYPE_CHECKING:

@@ -2,20 +2,22 @@
 
 The order of preference is `splice` (bodies stay in the kernel), `buffered` (this package's own HTTP client
 copies them once), `aiobotocore`. The first that is possible is chosen. `Transport.reason` states why.
+Requests and pipes share the process's open files, which limit both.
 """
 
 from __future__ import annotations
 
 import contextlib
+import resource
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from streamer.errors import ConfigError
-from streamer.linux import PIPE_SIZE
+from streamer.aio import thread_worked
+from streamer.errors import ConfigError, SinkError
+from streamer.linux import PIPE_SIZE, pipe_allowance
 from streamer.plan import Plan
-from streamer.relay.limits import RequestLimits, open_files, pipe_limits
 from streamer.relay.staging.buffers import BUFFER_SIZE, BufferPool, BufferStages, TappedStages
 from streamer.relay.staging.pipes import PipePool, PipeStages
 from streamer.relay.staging.stage import Stages
@@ -29,9 +31,9 @@ from streamer.s3.range_gets import LeftToAiobotocore
 from streamer.s3.ranges import RangeSource, ignore
 from streamer.s3.signing.requests import RangeSigner
 from streamer.schedule.budget import MemoryBudget
-from streamer.schedule.concurrency import ConcurrencyController
+from streamer.schedule.concurrency import LARGEST_PART, MOST_REQUESTS, WORTH, ConcurrencyController
 from streamer.schedule.hedging import Hedging
-from streamer.units import MIB
+from streamer.units import MIB, counted
 
 HEDGED = 0.05
 """Default fraction of all bytes that hedges may fetch a second time."""
@@ -220,3 +222,85 @@ def _no_splice(clients: Clients, reserved_bytes: int, channels: int, *, to_pipes
             "for users without privilege, /proc/sys/fs/pipe-user-pages-soft"
         )
     return None
+
+
+OWN_FILES, CHANNEL_FILES = 48, 8
+"""File descriptors set aside for the process, and for each channel. Pipes and connections for parts get the
+rest: a channel without a FIFO or trailer stops, but one with fewer connections is only slower."""
+ENOUGH_FILES = 65_536
+"""Soft limit of open files that the process sets, up to the hard limit; the usual soft limit is 1,024."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """Limits set by the job file and by the limit of open files."""
+
+    requests_in_flight: int | None
+    part_size: int | None
+    fit: int
+    """Requests that the limit of open files allows; as many files are left for pipes."""
+
+    @property
+    def most(self) -> int:
+        return min(self.requests_in_flight or MOST_REQUESTS, self.fit)
+
+    @property
+    def bounded(self) -> str:
+        """Value of `Transport.few_files`."""
+        if self.most == (self.requests_in_flight or MOST_REQUESTS):
+            return ""
+        return (
+            f"at most {counted(self.most, 'connection')} fit into the limit of open files; raise `ulimit -n`"
+        )
+
+    def concurrency(
+        self,
+        requests_in_flight: int,
+        part_size: int,
+        *,
+        largest_part: int = LARGEST_PART,
+        worth: float = WORTH,
+    ) -> ConcurrencyController:
+        """Return the controller; the arguments are start values, which the job file's values replace."""
+        return ConcurrencyController(
+            min(self.requests_in_flight or requests_in_flight, self.most),
+            self.part_size or part_size,
+            fixed_limit=self.requests_in_flight is not None,
+            fixed_part=self.part_size is not None,
+            most=min(self.most, MOST_REQUESTS),
+            largest_part=largest_part,
+            worth=worth,
+            worked=thread_worked,
+        )
+
+
+def open_files(channels: int) -> int:
+    """Raise the soft limit of open files; return how many requests and pipes may use.
+
+    Raises SinkError if they are fewer than two per channel.
+    """
+    files, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files < ENOUGH_FILES:
+        files = ENOUGH_FILES if hard == resource.RLIM_INFINITY else min(hard, ENOUGH_FILES)
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+        except (OSError, ValueError):  # a seccomp profile may forbid this: use the limit as it is
+            files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    left = files - OWN_FILES - channels * CHANNEL_FILES
+    if left < 2 * channels:
+        least = OWN_FILES + channels * (CHANNEL_FILES + 2)
+        raise SinkError(
+            f"{files} open files are too few for {counted(channels, 'FIFO')}; raise `ulimit -n` to {least}"
+        )
+    return left
+
+
+def pipe_limits(channels: int, files: int) -> tuple[int, int]:
+    """Return the bytes of pipes that the user may have, and how many pipes `files` allows (two files each).
+
+    FIFOs take pipe pages too; a channel may briefly have two FIFOs.
+    """
+    most = files // 2
+    allowance = pipe_allowance()
+    by_files = most * PIPE_SIZE
+    return by_files if allowance is None else min(by_files, allowance - 2 * channels * PIPE_SIZE), most

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from streamer.plan import ObjectStart, Position
-    from streamer.sink.name_watch import NameWatch
+    from streamer.sink.fifo_names import NameWatch
 
 KEPT_KEY_LISTS = 4
 """Number of last epochs whose key lists are kept; a reader may be in the epoch before the present one."""

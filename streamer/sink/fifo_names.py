@@ -13,6 +13,9 @@ A FIFO has one reader (contract §1.3). If its reader closes it and another prog
 has reported the close, the kernel reports nothing, and the other program would get the rest of the epoch for
 a whole one. So a FIFO that has had a byte has no name that a reader looks for. The name that it gets is for
 the workers of a reader (`streamer.readers.torch.workers`), and for the next sidecar.
+
+`NameWatch` reports names that may have been removed or replaced, by one inotify(7) watch for all channels,
+since the kernel grants a user few. An event is only a hint: who waits for it compares the name with the FIFO.
 """
 
 from __future__ import annotations
@@ -26,14 +29,13 @@ from typing import TYPE_CHECKING
 
 from streamer.directory import Directory
 from streamer.errors import Shortage
-from streamer.linux import descriptor_path
+from streamer.linux import changed_names, descriptor_path, open_inotify, watch_for_losses
 from streamer.sink.write_ends import WRITE_END
 from streamer.trailer import fifo_path, withdrawn_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from streamer.sink.name_watch import NameWatch
 
 _SPACE, _FILES = "free space or inodes on that file system", "raise the limit of open files (ulimit -n)"
 _REMEDIES = {
@@ -207,3 +209,47 @@ class FifoNames:
             self.let_go(epoch)
             with contextlib.suppress(OSError), Directory.at(self._directory) as here:
                 self.unlink(epoch, here)
+
+
+class NameWatch:
+    """Watches the names of one directory, for the running event loop, until `close`."""
+
+    def __init__(self, directory: str) -> None:
+        """Raises OSError where the kernel, a sandbox or a limit forbids inotify."""
+        self._directory = directory
+        self._waiting: dict[bytes, asyncio.Event] = {}
+        self._fd = open_inotify()
+        try:
+            watch_for_losses(self._fd, directory)
+            self._loop = asyncio.get_running_loop()
+            self._loop.add_reader(self._fd, self._on_events)
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def __repr__(self) -> str:
+        return f"<NameWatch {self._directory}, {len(self._waiting)} names>"
+
+    def renew(self) -> None:
+        """Watch the directory that has the path now, which may be another one than before."""
+        with contextlib.suppress(OSError):  # it does not exist, which its user notices
+            watch_for_losses(self._fd, self._directory)
+
+    @contextlib.contextmanager
+    def changes(self, name: str) -> Iterator[asyncio.Event]:
+        """Return an event that is set whenever `name` may have been removed or replaced. One user a name."""
+        changed = self._waiting[os.fsencode(name)] = asyncio.Event()
+        try:
+            yield changed
+        finally:
+            del self._waiting[os.fsencode(name)]
+
+    def _on_events(self) -> None:
+        names = changed_names(self._fd)
+        for name in self._waiting if b"" in names else names & self._waiting.keys():
+            self._waiting[name].set()
+
+    def close(self) -> None:
+        """End the watch."""
+        self._loop.remove_reader(self._fd)
+        os.close(self._fd)

@@ -29,7 +29,7 @@ from streamer.s3.client.session import Clients, open_clients
 from streamer.s3.pages.pages import PageSource
 from streamer.s3.ranges import RangeSource
 from streamer.schedule.budget import ChannelQuota
-from streamer.sink.name_watch import NameWatch
+from streamer.sink.fifo_names import NameWatch
 from streamer.sink.write_ends import LocalWriteEnds
 from streamer.trailer import Trailer, withdrawn_path
 from tests.kit.pipes import eventually, off_loop

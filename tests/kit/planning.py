@@ -10,8 +10,8 @@ from streamer.plan import Arrangement, Entries, Plan, S3Uri
 from streamer.s3.client.session import Clients
 from streamer.s3.manifests.manifest import Manifest
 from streamer.s3.manifests.object_finder import ObjectClients
-from streamer.s3.pages.control_client import ControlClient
 from streamer.s3.pages.listing import listed_runs
+from streamer.s3.pages.object_get import ControlClient
 from streamer.s3.pages.object_info import ObjectInspector
 from streamer.s3.pages.pages import PageSource, open_pages
 from streamer.s3.pages.prefix_pages import PrefixPages

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sidecar.doctor import storage
+from streamer.aio import FairPoller
 from streamer.errors import ErrorContext, Transient
 from streamer.s3.client.endpoint import Endpoint
 from streamer.s3.client.session import open_clients
 from streamer.s3.http import pool as pools
-from streamer.s3.http.poller import FairPoller
 from streamer.s3.http.pool import ConnectionPool
 from tests.kit.pipes import eventually
 

@@ -15,8 +15,7 @@ from streamer.errors import Denied
 from streamer.plan import S3Uri
 from streamer.s3.client.endpoint import Endpoint
 from streamer.s3.client.session import open_clients
-from streamer.s3.pages.control_client import ControlClient
-from streamer.s3.pages.object_get import read_first
+from streamer.s3.pages.object_get import ControlClient, read_first
 from streamer.s3.pages.pages import PageSource
 from tests.kit.planning import plan_prefix
 from tests.kit.raw import RawServer, Request, answer, listing, raw_server

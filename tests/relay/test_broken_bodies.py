@@ -23,10 +23,10 @@ import trustme
 from aiohttp import ClientPayloadError
 from botocore.awsrequest import AWSPreparedRequest, HTTPHeaders
 
+from streamer.aio import FairPoller
 from streamer.plan import S3Uri
 from streamer.retry import RetryPolicy
 from streamer.s3.client.redirects import PinnedSession, surplus_after
-from streamer.s3.http.poller import FairPoller
 from streamer.s3.manifests.body import read_manifest
 from tests.kit.harness import Running, clients_of, failure, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all

@@ -20,10 +20,10 @@ import pytest
 import trustme
 from aiohttp import web
 
+from streamer.aio import FairPoller
 from streamer.errors import Barred, ErrorContext
 from streamer.s3.client.doubt import DOUBTED
 from streamer.s3.client.endpoint import RequestOptions
-from streamer.s3.http.poller import FairPoller
 from streamer.s3.http.pool import ConnectionPool
 from streamer.s3.http_source import tls_context
 from tests.kit.harness import RunChannel, Running, fill, running_channel

@@ -13,8 +13,7 @@ from streamer.errors import Denied, ForeignAnswer, SourceError, Throttled, Trans
 from streamer.plan import ObjectRef, S3Uri
 from streamer.retry import RetryPolicy
 from streamer.s3.client.session import Clients
-from streamer.s3.pages.control_client import ControlClient
-from streamer.s3.pages.object_get import read_first
+from streamer.s3.pages.object_get import ControlClient, read_first
 from streamer.s3.pages.object_info import open_inspector
 from tests.kit.harness import RunChannel, clients_of
 from tests.kit.pipes import off_loop, read_all

@@ -14,7 +14,7 @@ import pytest
 from backports import zstd
 
 from streamer.plan import Arrangement, Position, ResumePoint, S3Uri, Shard
-from streamer.relay.deliver import resume_points
+from streamer.relay.deliver import object_ends
 from streamer.relay.transport import Wish
 from tests.kit.harness import RunChannel, Running, clients_of, fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all, read_exactly, read_some
@@ -155,7 +155,7 @@ async def test_an_epoch_goes_on_at_the_exact_byte(
     run: RunChannel, stub: S3Stub, tmp_path: Path, join: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From every mark that an epoch tells, at any byte after it: within an object, in the end mark."""
-    monkeypatch.setattr(resume_points, "MARK_EVERY", 100_000)
+    monkeypatch.setattr(object_ends, "MARK_EVERY", 100_000)
     objects = PUT[join](stub, 5)
     due = ONE[join](objects)
     async with run(stub, tmp_path, join) as running:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from streamer.aio import FairPoller, OnReadable
 from streamer.errors import ErrorContext, Transient
 from streamer.linux import PIPE_SIZE
 from streamer.relay.staging import pipes
@@ -21,7 +22,6 @@ from streamer.s3.client.endpoint import Endpoint
 from streamer.s3.client.session import open_clients
 from streamer.s3.http import body
 from streamer.s3.http.client import Response
-from streamer.s3.http.poller import FairPoller, OnReadable
 from streamer.s3.http.pool import ConnectionPool
 from streamer.s3.http_source import why_not, why_not_splice
 from tests.kit.faults import chunked, resets_after

@@ -7,10 +7,10 @@ import socket
 
 import pytest
 
+from streamer.aio import FairPoller
 from streamer.errors import ErrorContext, Truncated
 from streamer.s3.http.body import HttpBody
 from streamer.s3.http.connection import Connection
-from streamer.s3.http.poller import FairPoller
 from tests.kit.stub import turns
 
 

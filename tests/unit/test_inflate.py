@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from streamer.errors import CorruptObject
 from streamer.inflate import LONGEST_HEADER, OUTPUT, Inflater
 from streamer.plan import ObjectRef
-from streamer.relay.deliver.object_errors import not_inflatable
+from streamer.relay.deliver.lookahead import not_inflatable
 
 REF = ObjectRef("b", "data/part.gz", 1, "e")
 CONTENT = random.Random(3).randbytes(50) + b"abc" * 1000

@@ -23,8 +23,7 @@ from streamer.inflate import Inflater
 from streamer.plan import ObjectRef, Segment
 from streamer.relay.deliver import lookahead, transform_runner
 from streamer.relay.deliver.epoch_writer import EpochWriter
-from streamer.relay.deliver.lookahead import STEP
-from streamer.relay.deliver.object_errors import not_inflatable
+from streamer.relay.deliver.lookahead import STEP, not_inflatable
 from streamer.relay.deliver.transform_runner import TransformRunner
 from streamer.relay.statistics import StateTimer
 from streamer.sink.outlet import PipeOutlet

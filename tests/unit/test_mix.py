@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 from streamer.errors import ConfigError
 from streamer.plan import Entries, ObjectRef, S3Uri, Segment
 from streamer.plan.folds import offset_of, records_before
-from streamer.plan.mix import LARGEST_SUM, Mix, MixBy, Picks, Until, lowest_terms
+from streamer.plan.mix import LARGEST_SUM, Mix, MixBy, Picks, Until, lowest_terms, next_source
 from streamer.plan.mixed_order import MixedOrder
 from streamer.plan.record_order import Deal
 from streamer.plan.record_plan import RecordPlan
 from streamer.plan.split import Split
-from streamer.shares import next_source
 from tests.unit import reference
 from tests.unit.reference import Record
 from tests.unit.test_record_order import Table, dealt, records, seeds

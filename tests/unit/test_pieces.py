@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamer.directory import Directory
-from streamer.relay.files.pieces import PieceCutter
-from streamer.relay.files.target import TargetFile
+from streamer.relay.files.target import PieceCutter, TargetFile
 
 NOWHERE = Directory("/nowhere", -1)
 

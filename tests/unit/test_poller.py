@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 
-from streamer.s3.http.poller import AT_ONCE, FairPoller
+from streamer.aio import AT_ONCE, FairPoller
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
 

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 from streamer.errors import ReaderGone
 from streamer.plan import Position, ResumePoint
 from streamer.relay.deliver.epoch_writer import EpochWriter
-from streamer.relay.deliver.object_ends import ObjectEnds
-from streamer.relay.deliver.resume_points import ResumePoints
+from streamer.relay.deliver.object_ends import ObjectEnds, ResumePoints
 from streamer.relay.deliver.taking import LESS_TAKEN, MOST_TAKEN, Taking
 from streamer.relay.deliver.transform_runner import TransformRunner
 from streamer.relay.deliver.wrap import transform_of

@@ -18,21 +18,50 @@ Only this thread changes `_made`, and only the thread that delivers `_helped` an
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
 from streamer.aio import WorkerThread, finished
-from streamer.errors import PenstockError
+from streamer.errors import CorruptObject, ErrorContext, PenstockError, SinkError
+from streamer.formats.transform import BadContent
 from streamer.inflate import LARGEST_WINDOW, Inflater
-from streamer.relay.deliver.object_errors import not_inflatable
+from streamer.scratch import scratch_folder
 from streamer.units import KIB, MIB
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Iterator
 
     from streamer.plan import ObjectRef
+
+
+def not_inflatable(ref: ObjectRef, what: str, offset: int) -> CorruptObject:
+    """Return the error of an object that cannot be inflated. `offset`: byte of the object."""
+    return CorruptObject(f"the object {what}", ErrorContext(ref.bucket, ref.key, offset))
+
+
+@contextlib.contextmanager
+def transforming(ref: ObjectRef, *, inflated: bool) -> Iterator[None]:
+    """Raise the error of a transform as one of the object `ref`: CorruptObject, or SinkError for its spool.
+
+    `inflated`: the transform has the object's content, whose offsets are not those of the object.
+    """
+    try:
+        yield
+    except BadContent as error:
+        offset, text = error.offset, str(error)
+        if inflated and offset is not None:
+            offset, text = None, f"{text}; at byte {offset} of what it inflates to"
+        raise CorruptObject(text, ErrorContext(ref.bucket, ref.key, offset)) from error
+    except OSError as error:
+        raise SinkError(
+            f"cannot spool s3://{ref.bucket}/{ref.key} in {scratch_folder()}: {error.strerror}; an object "
+            "that is inflated and wrapped is spooled whole: let TMPDIR name a directory with space for it"
+        ) from error
+
 
 STEP = 1 * MIB
 """Maximum bytes that a thread inflates at once. Between two steps it needs the interpreter's lock, for which

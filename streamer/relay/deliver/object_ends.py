@@ -1,13 +1,24 @@
-"""Remembers where the last objects of a stream ended, to detect a reader that stopped at an object's end.
+"""Where the objects of a stream end, and where a restart may go on in a stream that is transformed.
 
-A program that expects one archive may stop at the end mark of the first object; `Join` is the remedy.
+A program that expects one archive may stop at the end mark of the first object, and `Join` is the remedy: so
+the ends of the last objects are remembered, to detect a reader that stopped there. If objects are inflated or
+joined, a restart goes on at the last resume point that was reported, the first byte of an object, and
+inflates or joins again from there.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from typing import TYPE_CHECKING
 
-from streamer.units import KIB
+from streamer.plan import ResumePoint
+from streamer.units import KIB, MIB
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from streamer.plan import Position
+
 
 LAST_ENDS = 1024
 """Number of object ends remembered: a FIFO holds 1 MiB, and an archive has more than 1 KiB."""
@@ -37,3 +48,24 @@ class ObjectEnds:
         limit too, so that a reader is rarely there by chance.
         """
         return any(0 <= offset - end <= min(MOST_BUFFERED, size // 64) for end, size in self._ends)
+
+
+MARK_EVERY = 8 * MIB
+"""Minimum bytes of a stream between two resume points, which a restart inflates or joins again."""
+
+
+class ResumePoints:
+    """Reports the resume points of one channel, at least `MARK_EVERY` bytes of its stream apart."""
+
+    def __init__(self, first: Position, report: Callable[[ResumePoint], None]) -> None:
+        """`first`: where the channel begins."""
+        self._report = report
+        self._last = (first.epoch, first.offset)
+        """Epoch and offset of the last point reported."""
+
+    def reach(self, epoch: int, point: ResumePoint) -> None:
+        """Report the start of an object, if enough bytes lie between it and the last point reported."""
+        last = self._last[1] if self._last[0] == epoch else 0
+        if point.streamed - last >= MARK_EVERY:
+            self._last = (epoch, point.streamed)
+            self._report(point)

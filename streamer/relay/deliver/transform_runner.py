@@ -34,8 +34,7 @@ from typing import TYPE_CHECKING
 from streamer.aio import WorkerThread, finished
 from streamer.linux import keep_free_memory
 from streamer.relay.deliver.epoch_writer import ByteQueue
-from streamer.relay.deliver.lookahead import MOST_AT_ONCE, STEP, Lookahead
-from streamer.relay.deliver.object_errors import transforming
+from streamer.relay.deliver.lookahead import MOST_AT_ONCE, STEP, Lookahead, transforming
 from streamer.relay.deliver.wrap import SPOOL_MEMORY
 from streamer.units import KIB, MIB
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from streamer.aio import finished, in_thread
 from streamer.errors import SinkError
 from streamer.linux import PIPE_SIZE, Pipe
-from streamer.relay.files.pieces import FilePiece, PieceCutter
+from streamer.relay.files.target import FilePiece, PieceCutter
 from streamer.units import KIB
 
 if TYPE_CHECKING:

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 
 import httptools
 
+from streamer.aio import FairPoller
 from streamer.errors import ErrorContext, InvalidResponse, SourceError, Transient
 from streamer.s3.client.documents import MAX_DOCUMENT, MAX_ERROR_BODY, checked_document
 from streamer.s3.client.faults import broken, not_understood
 from streamer.s3.http.body import HttpBody
-from streamer.s3.http.poller import FairPoller
 from streamer.s3.http.pool import ConnectionPool
 from streamer.s3.http.response import HeaderParser, ResponseHeader
 from streamer.units import counted

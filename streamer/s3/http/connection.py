@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from streamer.linux import bytes_unread
 
 if TYPE_CHECKING:
-    from streamer.s3.http.poller import FairPoller, OnReadable
+    from streamer.aio import FairPoller, OnReadable
     from streamer.s3.http.tls import TlsContext
 
 LOW_WATER = 256 * 1024

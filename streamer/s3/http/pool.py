@@ -23,7 +23,7 @@ from streamer.s3.client.barriers import tls_failed
 from streamer.s3.http.connection import Connection, TlsConnection
 
 if TYPE_CHECKING:
-    from streamer.s3.http.poller import FairPoller
+    from streamer.aio import FairPoller
     from streamer.s3.http.tls import TlsContext
 
 CONNECT_TIMEOUT = 10.0

@@ -25,8 +25,7 @@ from streamer.plan.validators import is_validator, validator_of
 from streamer.retry import ANSWER_FAILED, Attempts, RetryPolicy, raising_the_last
 from streamer.s3.client.doubt import Withheld
 from streamer.s3.client.session import Clients, S3Client
-from streamer.s3.pages.control_client import ControlClient
-from streamer.s3.pages.object_get import ObjectResponse, open_object
+from streamer.s3.pages.object_get import ControlClient, ObjectResponse, open_object
 from streamer.s3.ranges import check_header, content_encoding, transformation
 from streamer.units import counted
 

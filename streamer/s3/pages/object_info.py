@@ -25,7 +25,7 @@ from streamer.plan import ObjectRef
 from streamer.plan.validators import is_validator, validator_of
 from streamer.retry import ANSWER_FAILED, Attempts, RetryPolicy, retry
 from streamer.s3.client.faults import error_from_response, escaped_id
-from streamer.s3.pages.control_client import ControlClient
+from streamer.s3.pages.object_get import ControlClient
 from streamer.s3.pages.validation import described_object
 from streamer.s3.ranges import check_version, transformation
 

@@ -27,7 +27,7 @@ from streamer.retry import ANSWER_FAILED, Attempts, RetryPolicy, raising_the_las
 from streamer.s3.client.credentials import renewing
 from streamer.s3.client.endpoint import is_aws
 from streamer.s3.client.faults import ERROR_DOCUMENT
-from streamer.s3.pages.control_client import ControlClient
+from streamer.s3.pages.object_get import ControlClient
 from streamer.s3.pages.object_info import ObjectInspector
 from streamer.s3.pages.page_parser import (
     Page,

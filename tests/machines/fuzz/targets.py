@@ -33,6 +33,7 @@ from sidecar.config.settings import read_token
 from sidecar.job.environment import resource_config
 from sidecar.job.layout import Layout, platform_resource_config
 from sidecar.job.resume import parse_saved
+from streamer.aio import FairPoller
 from streamer.errors import BadAnswer, ErrorContext, PenstockError
 from streamer.formats import recordio, tfrecord
 from streamer.formats.borders import BadRecord
@@ -49,7 +50,7 @@ from streamer.plan import ObjectRef, Part, S3Uri, Segment, parse_address, parse_
 from streamer.readers.core.config import channels_in, check_channel
 from streamer.readers.core.position import ReaderPosition
 from streamer.readers.core.state import EpochState
-from streamer.relay.deliver.object_errors import not_inflatable
+from streamer.relay.deliver.lookahead import not_inflatable
 from streamer.relay.staging.buffers import BufferPool, BufferStage
 from streamer.relay.statistics import ChannelCounters
 from streamer.s3.client.documents import checked_document
@@ -57,7 +58,6 @@ from streamer.s3.client.faults import map_errors
 from streamer.s3.http.body import HttpBody
 from streamer.s3.http.client import Response
 from streamer.s3.http.connection import Connection
-from streamer.s3.http.poller import FairPoller
 from streamer.s3.http.pool import ConnectionPool
 from streamer.s3.http.response import ResponseHeader
 from streamer.s3.manifests.lines import RowScanner

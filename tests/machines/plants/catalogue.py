@@ -587,7 +587,7 @@ PLANTS = (
     # Files
     Plant(
         "file whose bytes end early taken for a whole one",
-        "streamer/relay/files/pieces.py",
+        "streamer/relay/files/target.py",
         "if file is None or self._at < file.size:",
         "if file is None:",
         ("tests/unit/test_pieces.py",),
