@@ -38,6 +38,8 @@ _FLOCK = struct.Struct("hhqqi0q")
 """struct flock: type, whence, start, length, process."""
 _EVENT = struct.Struct("iIII")
 """struct inotify_event: wd, mask, cookie, len."""
+CLOSED, MOVED_IN, CREATED, LOST, IGNORED, IS_DIRECTORY = 0x8, 0x80, 0x100, 0x4000, 0x8000, 0x40000000
+"""IN_CLOSE_WRITE, IN_MOVED_TO, IN_CREATE; IN_Q_OVERFLOW, IN_IGNORED, IN_ISDIR (inotify(7))."""
 
 
 @functools.cache
@@ -93,22 +95,37 @@ def watch_for_losses(inotify: int, directory: str) -> None:
     _add_watch(inotify, directory, _LOSSES)
 
 
-def _add_watch(inotify: int, directory: str, events: int) -> None:
-    if _libc().inotify_add_watch(inotify, os.fsencode(directory), events) < 0:
+def watch_for_files(inotify: int, directory: str) -> int:
+    """Watch for files that are closed after writing, and names that are made or moved in; return its number.
+
+    A directory that is watched already keeps its number, under another name too. Raises OSError.
+    """
+    return _add_watch(inotify, directory, CLOSED | MOVED_IN | CREATED | 0x1000000)
+
+
+def _add_watch(inotify: int, directory: str, events: int) -> int:
+    watch = int(_libc().inotify_add_watch(inotify, os.fsencode(directory), events))
+    if watch < 0:
         raise _last_error()
+    return watch
 
 
 def changed_names(inotify: int) -> set[bytes]:
     """Read all events; return their names. An empty one concerns every name of a directory."""
-    names: set[bytes] = set()
+    return {name for _, _, name in read_events(inotify)}
+
+
+def read_events(inotify: int) -> list[tuple[int, int, bytes]]:
+    """Read all events; return the number of the watch, the kind, and the name of each."""
+    events = []
     with contextlib.suppress(BlockingIOError):
         while data := os.read(inotify, 1 << 16):
             begin = 0
             while begin < len(data):
-                *_, length = _EVENT.unpack_from(data, begin)
+                watch, kind, _, length = _EVENT.unpack_from(data, begin)
                 begin += _EVENT.size + length
-                names.add(data[begin - length : begin].rstrip(b"\0"))
-    return names
+                events.append((watch, kind, data[begin - length : begin].rstrip(b"\0")))
+    return events
 
 
 def lock_byte(fd: int, byte: int, *, shared: bool = False) -> None:

@@ -16,7 +16,16 @@ from streamer.directory import Directory
 from streamer.plan.uris import LONGEST_KEY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+
+Mark = tuple[int, int, int]
+"""Inode, size and time of change (ns) of a file. Another one has, or had meanwhile, other bytes."""
+
+
+def mark_of(status: os.stat_result) -> Mark:
+    """Return the mark of a file's present bytes."""
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +36,12 @@ class TreeFile:
     """Path in the tree, which the key ends with."""
     path: str
     """Path in the tree of what is opened: of the file that a link names, else `name`."""
-    size: int
-    modified: int
-    """Time of its last change, in ns since 1970."""
+    status: os.stat_result
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        return self.status.st_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,34 +59,74 @@ def find_files(root: Directory, prefix: str) -> tuple[list[TreeFile], list[LeftO
     """
     found: list[TreeFile] = []
     left_out: list[LeftOut] = []
-    for name, status in _walk(root):
-        if (reason := _no_key(prefix + name)) is not None:
-            left_out.append(LeftOut(name, reason))
-        elif stat.S_ISREG(status.st_mode):
-            found.append(TreeFile(name, name, status.st_size, status.st_mtime_ns))
-        elif not stat.S_ISLNK(status.st_mode):
-            left_out.append(LeftOut(name, "it is neither a file nor a directory"))
-        elif (linked := _linked(root, name)) is None:
-            left_out.append(LeftOut(name, "it is a link, and names no file of this directory"))
+    for each in walk(root, prefix):
+        if isinstance(each, TreeFile):
+            found.append(each)
         else:
-            found.append(linked)
-    return sorted(found, key=lambda each: (each.modified, each.name)), left_out
+            left_out.append(each)
+    return sorted(found, key=lambda each: (each.status.st_mtime_ns, each.name)), left_out
 
 
-def _walk(root: Directory) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield the path in the tree and the status of everything that is no directory. Raises OSError."""
-    folders = [""]
+def walk(
+    root: Directory,
+    prefix: str,
+    below: str = "",
+    on_folder: Callable[[str, Directory], None] = lambda _, __: None,
+) -> Iterator[TreeFile | LeftOut]:
+    """Yield the files, and what is left out. Raises OSError if the tree itself cannot be read.
+
+    `prefix`: see `find_files`. `below`: path in the tree of the directory to search. `on_folder`: called with
+    each directory before its names are read.
+    """
+    folders = [below]
     for folder in folders:
-        with _folder(root, folder) as here:
-            for each in here.names():
-                name = f"{folder}/{each}" if folder else each
-                status = here.status(each)
-                if status is None:  # removed meanwhile
-                    continue
-                if stat.S_ISDIR(status.st_mode):
-                    folders.append(name)
-                else:
-                    yield name, status
+        try:
+            with _folder(root, folder) as here:
+                on_folder(folder, here)
+                statuses = [(each, here.status(each)) for each in here.names()]
+        except OSError as error:
+            if not folder:
+                raise
+            if not isinstance(
+                error, (FileNotFoundError, NotADirectoryError)
+            ):  # removed or replaced meanwhile
+                yield LeftOut(folder, _unreadable(error))
+            continue
+        for each, status in statuses:
+            name = f"{folder}/{each}" if folder else each
+            if status is not None and stat.S_ISDIR(status.st_mode):
+                folders.append(name)
+            elif status is not None:  # else it was removed meanwhile
+                yield _examined(root, prefix, name, status)
+
+
+def find_file(root: Directory, prefix: str, name: str) -> TreeFile | LeftOut | None:
+    """Return the file of this name, or why it is left out; None if it was removed, or is a directory."""
+    above, _, last = name.rpartition("/")
+    try:
+        with _folder(root, above) as here:
+            status = here.status(last)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        return LeftOut(name, _unreadable(error))
+    if status is None or stat.S_ISDIR(status.st_mode):
+        return None
+    return _examined(root, prefix, name, status)
+
+
+def _examined(root: Directory, prefix: str, name: str, status: os.stat_result) -> TreeFile | LeftOut:
+    if (reason := _no_key(prefix + name)) is not None:
+        return LeftOut(name, reason)
+    if stat.S_ISREG(status.st_mode):
+        return TreeFile(name, name, status)
+    if not stat.S_ISLNK(status.st_mode):
+        return LeftOut(name, "it is neither a file nor a directory")
+    return _linked(root, name) or LeftOut(name, "it is a link, and names no file of this directory")
+
+
+def _unreadable(error: OSError) -> str:
+    return f"it cannot be read ({error.strerror})"
 
 
 def _no_key(key: str) -> str | None:
@@ -101,7 +153,7 @@ def _linked(root: Directory, name: str) -> TreeFile | None:
         return None
     if status is None or not stat.S_ISREG(status.st_mode):
         return None
-    return TreeFile(name, path, status.st_size, status.st_mtime_ns)
+    return TreeFile(name, path, status)
 
 
 def open_file(root: Directory, file: TreeFile) -> int:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sidecar.process.logs import log
-from sidecar.upload.tree import LeftOut, find_files, open_file
+from sidecar.upload.tree import LeftOut, find_files, mark_of, open_file
 from streamer.aio import in_thread
 from streamer.errors import ErrorContext, PenstockError
 from streamer.s3.object_put import ANY, NewObject, put_object
@@ -98,32 +98,18 @@ class Uploads:
                 return str(error)
         return f"it changed {MOST_READS} times while it was read"
 
+    def _note_read(self, count: int) -> None:
+        self.moved += count
+
     async def _upload_once(self, file: TreeFile) -> str | None:
         with _unreadable():
             fd = await in_thread(open_file, self.root, file)
         try:
-            status, offset = os.fstat(fd), 0
-
-            async def read(count: int) -> bytes:
-                nonlocal offset
-                count = min(count, status.st_size - offset)
-                with _unreadable():
-                    data = await in_thread(os.pread, fd, count, offset)
-                if len(data) < count:
-                    raise FileChanged
-                offset += count
-                self.moved += count
-                return data
-
-            async def before_made() -> None:
-                now = os.fstat(fd)
-                if (now.st_size, now.st_mtime_ns) != (status.st_size, status.st_mtime_ns):
-                    raise FileChanged
-
+            opened = OpenFile(fd, self._note_read)
             etag = await put_object(
                 self.clients.control,
                 ErrorContext(self.uri.bucket, self.uri.key + file.name),
-                NewObject(status.st_size, read, before_made, self._requests),
+                NewObject(opened.status.st_size, opened.read, opened.check, self._requests),
                 replaces=ANY if self.replace else None,
                 policy=self.policy,
                 on_wait=self.on_wait,
@@ -133,8 +119,38 @@ class Uploads:
         if etag is None:
             return "another object has its key; remove that, or add --replace"
         self.objects += 1
-        self.bytes += status.st_size
+        self.bytes += opened.status.st_size
         return None
+
+
+class OpenFile:
+    """Reads a file from its beginning, as long as it does not change."""
+
+    def __init__(self, fd: int, on_read: Callable[[int], None]) -> None:
+        """`fd`: a descriptor of the file, which its owner closes. `on_read`: see `read`."""
+        self.status = os.fstat(fd)
+        self._fd = fd
+        self._on_read = on_read
+        self._offset = 0
+
+    async def read(self, count: int) -> bytes:
+        """Return the next `count` bytes; fewer at the end. Raises FileChanged, Unreadable.
+
+        Calls `on_read` before with their number, and raises what it raises.
+        """
+        count = min(count, self.status.st_size - self._offset)
+        self._on_read(count)
+        with _unreadable():
+            data = await in_thread(os.pread, self._fd, count, self._offset)
+        if len(data) < count:
+            raise FileChanged
+        self._offset += count
+        return data
+
+    async def check(self) -> None:
+        """Raise FileChanged if the file has changed."""
+        if mark_of(os.fstat(self._fd)) != mark_of(self.status):
+            raise FileChanged
 
 
 @contextlib.contextmanager
