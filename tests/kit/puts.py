@@ -33,6 +33,10 @@ class Puts:
     """Statuses and codes of the next answers; an answer without a code has no body."""
     uploads: dict[str, dict[int, bytes]] = field(default_factory=dict)
     """Parts by upload id."""
+    keys: dict[str, str] = field(default_factory=dict)
+    """`bucket/key` by upload id."""
+    metadata: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Headers of the metadata, by `bucket/key` or upload id."""
     on_part: Callable[[], None] = lambda: None
     """Called with each part that has arrived."""
     spoil: Spoil = lambda _operation, _request, response: response
@@ -63,9 +67,10 @@ class Puts:
         if request.method == "PUT" and request.headers["x-amz-checksum-crc64nvme"] != _crc(body):
             return error(400, "BadDigest")
         if operation == "PutObject":
-            return self._make(name, body, request)
+            return self._make(name, body, request, _metadata(request))
         if operation == "CreateMultipartUpload":
             self.uploads[number := f"upload{len(self.seen)}"] = {}
+            self.keys[number], self.metadata[number] = name, _metadata(request)
             return xml("InitiateMultipartUploadResult", f"<UploadId>{number}</UploadId>")
         if upload not in self.uploads:
             return error(404, "NoSuchUpload")
@@ -82,14 +87,26 @@ class Puts:
         whole = b"".join(data for _, data in sorted(self.uploads[upload].items()))
         if request.headers["x-amz-checksum-crc64nvme"] != _crc(whole):
             return error(400, "BadDigest")
-        made = self._make(name, whole, request)
+        made = self._make(name, whole, request, self.metadata[upload])
         if self.content().get(name) == whole:
             del self.uploads[upload]
         if made.status != 200:
             return made
         return xml("CompleteMultipartUploadResult", f"<ETag>{made.headers['ETag']}</ETag>")
 
-    def _make(self, name: str, body: bytes, request: web.Request) -> web.Response:
+    def list_uploads(self, bucket: str, prefix: str) -> web.Response:
+        """The answer to ListMultipartUploads."""
+        found = ((number, self.keys[number].partition("/")) for number in self.uploads)
+        return xml(
+            "ListMultipartUploadsResult",
+            "".join(
+                f"<Upload><Key>{key}</Key><UploadId>{number}</UploadId></Upload>"
+                for number, (of, _, key) in found
+                if of == bucket and key.startswith(prefix)
+            ),
+        )
+
+    def _make(self, name: str, body: bytes, request: web.Request, metadata: dict[str, str]) -> web.Response:
         if self.before:
             self.before.popleft()()
         objects = self.content()
@@ -100,12 +117,16 @@ class Puts:
             "If-None-Match" in request.headers and now is not None
         ):
             return error(412, "PreconditionFailed")
-        objects[name] = body
+        objects[name], self.metadata[name] = body, metadata
         self.checksums[name] = {"x-amz-checksum-crc64nvme": _crc(body), "x-amz-checksum-type": "FULL_OBJECT"}
         if self.lost:
             self.lost -= 1
             return error(503, "ServiceUnavailable")
         return web.Response(headers={"ETag": f'"{etag(body)}"'})
+
+
+def _metadata(request: web.Request) -> dict[str, str]:
+    return {name: value for name, value in request.headers.items() if name.lower().startswith("x-amz-meta-")}
 
 
 def _crc(body: bytes) -> str:

@@ -172,6 +172,8 @@ class S3Stub:
         buckets = {name.split("/", 1)[0] for name in self.objects}
         if bucket not in buckets:
             return error(404, "NoSuchBucket")
+        if not key and "uploads" in request.query:
+            return self.puts.list_uploads(bucket, request.query.get("prefix", ""))
         if not key:
             return await self.answer_listing(request, bucket)
         if request.method == "HEAD":
@@ -244,6 +246,7 @@ class S3Stub:
             await self._together(f"head {name}")
             self.head_count += 1
             headers = {"Content-Length": str(len(data)), **self._validator(name, data)}
+            headers |= self.puts.metadata.get(name, {})
             if version:
                 headers["x-amz-version-id"] = version
             if request.headers.get("x-amz-checksum-mode") == "ENABLED":

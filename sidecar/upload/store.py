@@ -1,0 +1,163 @@
+"""The objects of a prefix that a job writes while it runs, again and again: its checkpoints.
+
+Runs share a prefix, and a trainer that goes on from a checkpoint writes the file `checkpoint` again. So each
+object is written with If-Match or If-None-Match. It replaces another one only if this job has written or
+restored that (the journal has its ETag), if its metadata names this job and host, or if it was there before
+this process, as the job was given the prefix then. What others have made meanwhile stays, and is named.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any
+
+from sidecar.upload.uploads import MOST_READS, OpenFile, Unreadable
+from streamer.errors import Denied, ErrorContext, Missing, SourceError
+from streamer.s3.object_put import ANY, PART, NewObject, abort_upload, put_object
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from sidecar.upload.journal import Journal
+    from streamer.plan import S3Uri
+    from streamer.retry import RetryPolicy
+    from streamer.s3.client.session import S3Client
+
+_EARLIER = 1.0
+"""Seconds; times in S3 have no fractions."""
+_TAKEN = (
+    "another program or host has written its key since this job began; give each one names, or a prefix, of "
+    "its own"
+)
+
+
+@dataclass
+class Store:
+    """The objects, and the parameters of their requests."""
+
+    uri: S3Uri
+    """Bucket, and what precedes the names in their keys."""
+    client: S3Client
+    policy: RetryPolicy
+    on_wait: Callable[[SourceError], None]
+    requests: asyncio.Semaphore
+    """See `NewObject`."""
+    headers: Mapping[str, Any]
+    """See `NewObject`; the metadata names job and host."""
+    journal: Journal
+    """Has the files that were restored, and what an earlier process has left."""
+    failed: Counter[str] = field(default_factory=Counter)
+    """Requests that failed, by the error's kind."""
+    _began: float = field(default_factory=time.monotonic)
+
+    async def put(
+        self,
+        name: str,
+        fd: int,
+        *,
+        on_read: Callable[[int], None],
+        before_made: Callable[[], Awaitable[None]],
+    ) -> str:
+        """Upload an open file; return the ETag. `on_read`: see `OpenFile`. `before_made`: see `NewObject`.
+
+        Raises SourceError, Unreadable if the key has another program's object, FileChanged.
+        """
+        size = os.fstat(fd).st_size
+        for attempt in range(MOST_READS):
+            replaces = await self._replaced(name, size, again=attempt > 0)
+            opened = OpenFile(fd, on_read)
+            new = NewObject(
+                size, opened.read, before_made, self.requests, self.headers, self._noted(name, size)
+            )
+            if (etag := await self._put(name, new, replaces)) is not None:
+                return etag
+        raise Unreadable(_TAKEN)
+
+    async def put_small(self, name: str, data: bytes) -> None:
+        """Write an object whose key no other program has. Raises SourceError."""
+        left = [b"", data]
+
+        async def read(_: int) -> bytes:
+            return left.pop()
+
+        await self._put(name, NewObject(0, read, requests=self.requests, headers=self.headers), ANY)
+
+    async def _put(self, name: str, new: NewObject, replaces: str | None) -> str | None:
+        return await put_object(
+            self.client,
+            self._context(name),
+            new,
+            replaces=replaces,
+            policy=self.policy,
+            on_wait=self._waiting,
+        )
+
+    def _context(self, name: str) -> ErrorContext:
+        return ErrorContext(self.uri.bucket, self.uri.key + name)
+
+    def _waiting(self, error: SourceError) -> None:
+        self.failed[error.kind] += 1
+        self.on_wait(error)
+
+    def _noted(self, name: str, size: int) -> Callable[[str, bool], None]:
+        """Return what notes the multipart uploads of an object; announce them if it may have one."""
+        key, note = self.uri.key + name, self.journal.note_upload
+
+        def on_upload(upload_id: str, begun: bool) -> None:  # noqa: FBT001 - of `NewObject`
+            note(key, upload_id, begun)
+            if begun:
+                note(key, "", begun=False)
+
+        if size >= PART:
+            note(key, "", begun=True)
+        return on_upload
+
+    async def _replaced(self, name: str, size: int, *, again: bool) -> str | None:
+        """Return the ETag of the object that an upload may replace; None if there must be none.
+
+        `again`: whether the key had another one. Raises Unreadable if it is another program's, SourceError.
+        """
+        if name in self.journal.files and not again:
+            return self.journal.files[name].etag
+        if size < PART and self.client.sends_if_match and not again:
+            return None  # if there is one, so few bytes are sent again
+        context = self._context(name)
+        try:
+            found = await self.client.send("head_object", context, Bucket=context.bucket, Key=context.key)
+        except (Missing, Denied):  # without permission to look, the condition decides
+            return None
+        ours = self.headers.get("Metadata", {})
+        now = parsedate_to_datetime(found["ResponseMetadata"]["HTTPHeaders"]["date"])
+        age = (now - found.get("LastModified", now)).total_seconds()
+        earlier = age > time.monotonic() - self._began + _EARLIER
+        if earlier or (ours and ours.items() <= found.get("Metadata", {}).items()):
+            return str(found.get("ETag", "")).strip('"')
+        raise Unreadable(_TAKEN)
+
+    async def abort_left(self, key: str, upload_id: str) -> None:
+        """Abort an upload of an earlier process; with an empty id all of the key. Raises SourceError.
+
+        Without permission it is left to the next start, or to a lifecycle rule of the bucket.
+        """
+        if key.startswith(self.uri.key):
+            context = ErrorContext(self.uri.bucket, key)
+            try:
+                for each in [upload_id] if upload_id else await self._begun(context):
+                    await abort_upload(self.client, context, each)
+            except SourceError as error:
+                if error.retryable:
+                    raise
+                return
+        self.journal.note_upload(key, upload_id, begun=False)
+
+    async def _begun(self, context: ErrorContext) -> list[str]:
+        """Return the ids of all uploads of a key. Raises SourceError."""
+        found = await self.client.send(
+            "list_multipart_uploads", context, Bucket=context.bucket, Prefix=context.key
+        )
+        return [each["UploadId"] for each in found.get("Uploads", []) if each["Key"] == context.key]

@@ -1,0 +1,447 @@
+"""Checkpoints that are uploaded while a trainer writes them: order, changes, failures, kills, hosts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from sidecar.upload.checkpoints import Checkpoints
+from sidecar.upload.journal import Journal
+from sidecar.upload.store import Store
+from streamer.directory import Directory
+from streamer.plan import S3Uri
+from streamer.retry import RetryPolicy
+from tests.kit.harness import clients_of
+from tests.kit.pipes import eventually, until_equal
+from tests.kit.puts import error
+from tests.kit.stub import Answer, S3Stub
+
+pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking", "credentials")
+POLICY = RetryPolicy(give_up_after=30, first_wait=0.001, longest_wait=0.01)
+PREFIX = "b/run/"
+
+
+@pytest.fixture(autouse=True)
+def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamer.s3.object_put.PART", 3000)
+    monkeypatch.setattr("sidecar.upload.store.PART", 3000)
+    monkeypatch.setattr("sidecar.upload.checkpoints.LONGEST_WAIT", 0.01)
+
+
+class Visible(dict[str, bytes]):
+    """The objects of a stub, which notes them in the order in which they become visible."""
+
+    def __init__(self) -> None:
+        super().__init__({"b/other": b""})
+        self.log: list[tuple[str, bytes]] = []
+        self.on_visible: Callable[[str, bytes], None] = lambda _, __: None
+
+    def __setitem__(self, name: str, data: bytes) -> None:
+        super().__setitem__(name, data)
+        if name.startswith(PREFIX):
+            self.log.append((name.removeprefix(PREFIX), data))
+            self.on_visible(*self.log[-1])
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _ in self.log]
+
+    @property
+    def uploaded(self) -> dict[str, bytes]:
+        return {name.removeprefix(PREFIX): data for name, data in self.items() if name.startswith(PREFIX)}
+
+
+@pytest.fixture
+def visible(stub: S3Stub) -> Visible:
+    stub.objects = found = Visible()
+    return found
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    (tmp_path / "checkpoints").mkdir()
+    return tmp_path / "checkpoints"
+
+
+@contextlib.asynccontextmanager
+async def uploading(
+    stub: S3Stub,
+    base: Path,
+    *,
+    hosts: tuple[int, Sequence[str]] = (0, ["algo-1"]),
+    job: str = "job",
+    policy: RetryPolicy = POLICY,
+) -> AsyncIterator[Checkpoints]:
+    """Checkpoints that are watched and uploaded; cancelled at the end, unless they have ended."""
+    async with clients_of(stub) as clients:
+        await clients.control.opened()
+        with contextlib.ExitStack() as stack:
+            root = stack.enter_context(await asyncio.to_thread(Directory.at, str(base)))
+            journal = await asyncio.to_thread(Journal, root)
+            stack.callback(journal.close)
+            store = Store(
+                S3Uri("b", "run/"),
+                clients.control,
+                policy,
+                lambda _: None,
+                asyncio.Semaphore(4),
+                {"Metadata": {"penstock-job": job, "penstock-host": hosts[1][hosts[0]]}},
+                journal,
+            )
+            checkpoints = Checkpoints(root, store, hosts)
+            async with asyncio.TaskGroup() as tasks:
+                running = tasks.create_task(checkpoints.run())
+                try:
+                    yield checkpoints
+                finally:
+                    running.cancel()
+
+
+def content(base: Path) -> dict[str, bytes]:
+    """What S3 must have at the end."""
+    files = [path for path in base.rglob("*") if path.is_file() and ".penstock" not in str(path)]
+    return {str(path.relative_to(base)): path.read_bytes() for path in files}
+
+
+def write(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+
+def replace(path: Path, data: bytes) -> None:
+    """Write as TensorFlow and others do: beside, and rename."""
+    write(path.with_name(f"{path.name}.tmp{random.getrandbits(32):x}"), data)
+    os.rename(next(path.parent.glob(f"{path.name}.tmp*")), path)
+
+
+class Trainer:
+    """Does random things in a directory, and knows what may be visible, and when."""
+
+    def __init__(self, base: Path, seed: int) -> None:
+        self._base = base
+        self._draw = random.Random(seed)
+        self._held: dict[str, Any] = {}
+        self.closed: list[tuple[str, bytes]] = []
+        """Every version, in the order in which they were closed."""
+        self._latest: dict[str, int | None] = {}
+        """By name, the number of the version that the file has now; None while it changes."""
+        self._shown: dict[str, int] = {}
+        """The version that is visible."""
+        self.errors: list[str] = []
+
+    def _name(self) -> str:
+        folder = self._draw.choice(["", "s1/", "s2/", "s2/deep/er/"])
+        return folder + self._draw.choice(["checkpoint", "data", "meta"])
+
+    def _data(self) -> bytes:
+        return b"%d " % self._draw.getrandbits(64) * self._draw.choice([1, 1, 200, 900])
+
+    def _now(self, name: str, data: bytes) -> None:
+        self._latest[name] = len(self.closed)
+        self.closed.append((name, data))
+
+    def act(self) -> None:
+        name, data = self._name(), self._data()
+        path = self._base / name
+        match self._draw.choice(["write", "write", "replace", "remove", "hold", "append", "rename", "link"]):
+            case "write" if name not in self._held:
+                self._latest[name] = None
+                write(path, data)
+                self._now(name, data)
+            case "replace" if name not in self._held:
+                self._latest[name] = None
+                replace(path, data)
+                self._now(name, data)
+            case "remove" if name not in self._held:
+                self._latest[name] = None
+                path.unlink(missing_ok=True)
+            case "hold":
+                held = self._held.setdefault(f"{name}.log", (self._base / f"{name}.log"))
+                if isinstance(held, Path):
+                    held.parent.mkdir(parents=True, exist_ok=True)
+                    self._held[f"{name}.log"] = held.open("ab", buffering=0)
+                self._held[f"{name}.log"].write(data)
+            case "rename":
+                step = f"step{len(self.closed)}"
+                files = {f"{number}": self._data() for number in range(3)} | {"checkpoint": data}
+                for file, each in files.items():
+                    write(self._base / "tmp-step" / file, each)
+                os.rename(self._base / "tmp-step", self._base / step)
+                for file, each in files.items():
+                    self._now(f"{step}/{file}", each)
+            case "link" if name not in self._held and not path.exists():
+                self._latest[name] = None
+                write(self._base / "link.tmp", data)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                os.link(self._base / "link.tmp", path)
+                os.unlink(self._base / "link.tmp")
+                self._now(name, data)
+            case _:
+                pass
+
+    def end(self) -> None:
+        while self._held:
+            name, file = self._held.popitem()
+            file.close()
+            self._now(name, (self._base / name).read_bytes())
+
+    async def aclose(self) -> None:
+        self.end()
+
+    def see(self, name: str, data: bytes) -> None:
+        """Judge the moment when an object becomes visible."""
+        if (name, data) not in self.closed:
+            if not name.endswith(".log"):
+                self.errors.append(f"{name} is torn: {data[:30]!r}, {len(data)} bytes")
+            return
+        number = max(at for at, each in enumerate(self.closed) if each == (name, data))
+        self._shown[name] = number
+        for earlier in range(number):
+            other = self.closed[earlier][0]
+            if self._latest[other] == earlier and self._shown.get(other, -1) < earlier:
+                self.errors.append(f"{name} ({number}) is visible before {other} ({earlier})")
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_random_writers(stub: S3Stub, visible: Visible, base: Path, seed: int) -> None:
+    """Whatever a trainer does, no object is torn or early, and at its end all is there."""
+    trainer, draw = Trainer(base, seed), random.Random(seed)
+    visible.on_visible = trainer.see
+    async with uploading(stub, base) as checkpoints, contextlib.aclosing(trainer):
+        for _ in range(60):
+            trainer.act()
+            if draw.random() < 0.1:
+                stub.puts.refused.append((403, "AccessDenied"))
+            if draw.random() < 0.3:
+                await asyncio.sleep(draw.random() / 50)
+        trainer.end()
+        assert await checkpoints.finish() == []
+        assert not trainer.errors
+        assert visible.uploaded.items() >= content(base).items(), "what was removed may be in S3"
+        assert checkpoints.waiting_bytes == 0
+    stub.puts.refused.clear()
+    visible.log.clear()
+    async with uploading(stub, base) as checkpoints:
+        assert await checkpoints.finish() == []
+    assert visible.log == [], "nothing is uploaded again"
+    assert not stub.puts.uploads, "those whose abort was refused are aborted now"
+
+
+def tensorflow(base: Path, step: int) -> None:
+    replace(base / f"ckpt-{step}.data-00000-of-00001", b"d%d" % step * 2000)
+    replace(base / f"ckpt-{step}.index", b"i%d" % step)
+    replace(base / "checkpoint", b"ckpt-%d" % step)
+
+
+def keras_backup(base: Path, step: int) -> None:
+    write(base / "latest.weights.h5", b"w%d" % step * 1700)
+    write(base / "training_metadata.json", b'{"epoch": %d}' % step)
+
+
+def hugging_face(base: Path, step: int) -> None:
+    tmp = base / f"tmp-checkpoint-{step}"
+    for name in ("model.safetensors", "optimizer.pt", "rng_state.pth", "trainer_state.json"):
+        write(tmp / name, f"{name} {step} ".encode() * 400)
+    os.rename(tmp, base / f"checkpoint-{step}")
+
+
+def distributed(base: Path, step: int) -> None:
+    for rank in range(2):
+        write(base / f"step_{step}" / f"__{rank}_0.distcp", b"%d" % rank * 4000)
+    replace(base / f"step_{step}" / ".metadata", b"m%d" % step)
+
+
+def orbax(base: Path, step: int) -> None:
+    tmp = base / f"{step}.orbax-checkpoint-tmp-{step}"
+    write(tmp / "default" / "d" / "array", b"a%d" % step * 2000)
+    write(tmp / "default" / "manifest.ocdbt", b"manifest")
+    write(tmp / "_CHECKPOINT_METADATA", b"metadata")
+    os.rename(tmp, base / str(step))
+
+
+WRITERS: dict[Callable[[Path, int], None], list[str]] = {
+    tensorflow: ["ckpt-{}.data-00000-of-00001", "ckpt-{}.index", "checkpoint"],
+    keras_backup: ["latest.weights.h5", "training_metadata.json"],
+    hugging_face: [
+        f"checkpoint-{{}}/{name}"
+        for name in ("model.safetensors", "optimizer.pt", "rng_state.pth", "trainer_state.json")
+    ],
+    distributed: ["step_{}/__0_0.distcp", "step_{}/__1_0.distcp", "step_{}/.metadata"],
+    orbax: ["{}/default/d/array", "{}/default/manifest.ocdbt", "{}/_CHECKPOINT_METADATA"],
+}
+"""How frameworks write a checkpoint, and what must become visible, the last one last."""
+
+
+@pytest.mark.parametrize("writer", WRITERS, ids=lambda writer: writer.__name__)
+async def test_frameworks(
+    stub: S3Stub, visible: Visible, base: Path, writer: Callable[[Path, int], None]
+) -> None:
+    async with uploading(stub, base) as checkpoints:
+        for step in range(3):
+            visible.log.clear()
+            writer(base, step)
+            order = [name.format(step) for name in WRITERS[writer]]
+            await until_equal(len(order), lambda: len(visible.log))
+            assert sorted(visible.names) == sorted(order), "no temporary name is in S3"
+            assert visible.names[-1] == order[-1]
+        assert await checkpoints.finish() == []
+    assert visible.uploaded == content(base)
+    metadata = {"x-amz-meta-penstock-job": "job", "x-amz-meta-penstock-host": "algo-1"}
+    assert all(stub.puts.metadata[PREFIX + name] == metadata for name in visible.uploaded)
+
+
+async def test_a_file_that_is_held_open_comes_at_the_end(stub: S3Stub, visible: Visible, base: Path) -> None:
+    with (base / "events.tfevents").open("wb", buffering=0) as events:
+        async with uploading(stub, base) as checkpoints:
+            events.write(b"first")
+            for number in range(3):
+                write(base / f"{number}", b"x")
+                events.write(b"more")
+            await eventually(lambda: len(visible.log) == 3)
+            assert visible.names == ["0", "1", "2"]
+            assert await checkpoints.finish() == []
+            assert visible.log[-1] == ("events.tfevents", b"firstmoremoremore")
+
+
+async def test_many_small_files_and_directories_faster_than_watches(
+    stub: S3Stub, visible: Visible, base: Path
+) -> None:
+    async with uploading(stub, base) as checkpoints:
+        write(base / "first", b"1")
+        for number in range(400):
+            write(base / f"{number % 7}" / f"{number % 50}" / f"{number}", b"%d" % number)
+        write(base / "last", b"2")
+        await eventually(lambda: len(visible.log) == 402)
+        assert visible.names[0] == "first"
+        assert visible.names[-1] == "last"
+        assert checkpoints.newest == pytest.approx((base / "last").stat().st_mtime)
+    assert visible.uploaded == content(base)
+
+
+async def test_an_overflow_of_events_loses_nothing(stub: S3Stub, visible: Visible, base: Path) -> None:
+    most = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+    async with uploading(stub, base):
+        write(base / "a", b"1")
+        await eventually(lambda: visible.log)
+        fds = [os.open(base / name, os.O_CREAT | os.O_WRONLY) for name in "bc"]
+        for _ in range(most // 2 + 10):
+            for name in "bc":
+                os.close(os.open(base / name, os.O_WRONLY))
+        for fd in fds:
+            os.close(fd)
+        write(base / "late" / "file", b"2")
+        await eventually(lambda: "late/file" in visible.names)
+    assert visible.uploaded == content(base)
+
+
+async def test_what_is_removed_before_its_upload_is_no_error(
+    stub: S3Stub, visible: Visible, base: Path
+) -> None:
+    stub.puts.refused.extend([(403, "AccessDenied")] * 9999)
+    async with uploading(stub, base) as checkpoints:
+        write(base / "removed", b"x")
+        write(base / "gone" / "too", b"x" * 5000)
+        await eventually(lambda: checkpoints._store.failed["denied"] >= 2)  # noqa: SLF001
+        (base / "removed").unlink()
+        os.rename(base / "gone", base / "there")
+        write(base / "kept", b"y")
+        stub.puts.refused.clear()
+        assert await checkpoints.finish() == []
+    assert visible.uploaded == {"there/too": b"x" * 5000, "kept": b"y"}
+    assert not stub.puts.uploads
+
+
+async def test_a_file_that_changes_under_its_upload_is_begun_again(
+    stub: S3Stub, visible: Visible, base: Path
+) -> None:
+    parts: list[int] = []
+
+    def change() -> None:
+        parts.append(len(parts))
+        if len(parts) == 2:
+            (base / "data").write_bytes(b"2" * 7000)
+
+    stub.puts.on_part = change
+    async with uploading(stub, base) as checkpoints:
+        write(base / "data", b"1" * 9000)
+        write(base / "checkpoint", b"names data")
+        await eventually(lambda: len(visible.log) == 2)
+        assert await checkpoints.finish() == []
+    assert visible.uploaded == {"data": b"2" * 7000, "checkpoint": b"names data"}
+    assert not stub.puts.uploads
+
+
+async def test_what_fails_holds_up_what_follows_until_the_end(
+    stub: S3Stub, visible: Visible, base: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def deny(_: str, request: web.Request, response: web.Response) -> web.Response:
+        denied = request.match_info["key"] == "run/denied" and request.method == "PUT"
+        if denied:
+            stub.objects.pop("b/run/denied", None)
+        return error(403, "AccessDenied") if denied else response
+
+    stub.puts.spoil = deny
+    caplog.set_level("INFO", "penstock")
+    async with uploading(stub, base) as checkpoints:
+        write(base / "before", b"1")
+        write(base / "denied", b"2")
+        write(base / "after", b"3")
+        await eventually(lambda: checkpoints._store.failed["denied"] >= 5)  # noqa: SLF001
+        assert sorted(visible.uploaded) == ["before"]
+        assert checkpoints.waiting_bytes == 2
+        [left] = await checkpoints.finish()
+    assert left.name == "denied"
+    assert "they need s3:PutObject on it" in left.reason
+    assert visible.uploaded == {"before": b"1", "after": b"3"}
+    events = [each.getMessage() for each in caplog.records if each.name == "penstock"]
+    assert events == [
+        "checkpoints cannot be uploaded", "file not uploaded", "checkpoints are uploaded again",
+    ]  # fmt: skip
+
+
+async def test_storage_that_stays_away_ends_the_upload(stub: S3Stub, visible: Visible, base: Path) -> None:
+    stub.puts.refused.extend([(503, "SlowDown")] * 9999)
+    policy = RetryPolicy(give_up_after=1, first_wait=0.001, longest_wait=0.01)
+    async with uploading(stub, base, policy=policy) as checkpoints:
+        for number in range(30):
+            write(base / f"{number}", b"x")
+        left = await checkpoints.finish()
+    assert len(left) == 30
+    assert all("gave up after" in each.reason for each in left)
+    assert visible.uploaded == {}
+
+
+async def test_only_what_is_this_jobs_is_replaced(stub: S3Stub, visible: Visible, base: Path) -> None:
+    """What was there before is replaced, what another program makes meanwhile is not."""
+
+    async def earlier(answer: Answer) -> web.Response:
+        return web.Response(headers=answer.headers | {"Last-Modified": "Wed, 01 Jan 2020 00:00:00 GMT"})
+
+    stub.script_head(earlier, earlier, key="b/run/earlier")  # the first one is `put_object`'s
+    names = ("earlier", "ours", "foreign", "large")
+    dict.update(visible, {f"b/run/{name}": b"1" * (5000 if name == "large" else 1) for name in names})
+    ours = {"x-amz-meta-penstock-job": "job", "x-amz-meta-penstock-host": "algo-1"}
+    stub.puts.metadata |= {"b/run/ours": ours, "b/run/foreign": ours | {"x-amz-meta-penstock-host": "algo-2"}}
+    async with uploading(stub, base) as checkpoints:
+        for name in (*names, "new"):
+            write(base / name, b"2" * (5000 if name == "large" else 1))
+        await eventually(lambda: "new" in visible.names)
+        write(base / "new", b"3")
+        await eventually(lambda: ("new", b"3") in visible.log)
+        stub.objects["b/run/new"] = b"another program's"
+        stub.puts.metadata["b/run/new"] = {}
+        write(base / "new", b"4")
+        left = await checkpoints.finish()
+    assert sorted(each.name for each in left) == ["foreign", "large", "new"]
+    assert all("another program or host has written its key" in each.reason for each in left)
+    assert visible.uploaded == {
+        "earlier": b"2", "ours": b"2", "foreign": b"1", "large": b"1" * 5000, "new": b"another program's",
+    }  # fmt: skip
