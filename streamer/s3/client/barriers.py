@@ -32,7 +32,7 @@ _MAY_PASS = re.compile(
 _NO_TLS = "if the server has no TLS at this port, write http:// in Penstock.Endpoint.Url"
 _REMEDIES = {
     "expired|not yet valid": "renew the server's certificate, or set this machine's clock",
-    "invalid CA|key identifier|key usage|critical": "a field is missing in the authority's certificate: renew it",
+    "invalid CA|key identifier|key usage|critical": "the authority's certificate lacks fields: issue it anew",
     "too weak|too small": "issue the certificate anew, with a key of 2,048 bits and SHA-256",
     "legacy renegotiation": "the server, or the middlebox before it, lacks secure renegotiation (RFC 5746): "
     "update it",
