@@ -151,7 +151,8 @@ FOREIGN = {
     "lightning": {"streamer.readers"},
     "pytorch_lightning": {"streamer.readers"},
     "google": {"streamer.readers"},
-    "isal": {"streamer.inflate", "streamer.formats"},  # of formats the index alone, where it is installed
+    # Of formats the index alone, where it is installed.
+    "isal": {"streamer.inflate", "streamer.formats", "sidecar.upload"},
     "backports": {"streamer.inflate"},
 }
 """Third-party packages and the only rooms that may import them."""

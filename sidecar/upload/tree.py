@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import stat
 from dataclasses import dataclass
+from itertools import dropwhile
 from typing import TYPE_CHECKING
 
 from streamer.directory import Directory
@@ -81,7 +82,7 @@ def walk(
     folders = [below]
     for folder in folders:
         try:
-            with _folder(root, folder) as here:
+            with open_folder(root, folder) as here:
                 on_folder(folder, here)
                 statuses = [(each, here.status(each)) for each in here.names()]
         except OSError as error:
@@ -104,7 +105,7 @@ def find_file(root: Directory, prefix: str, name: str) -> TreeFile | LeftOut | N
     """Return the file of this name, or why it is left out; None if it was removed, or is a directory."""
     above, _, last = name.rpartition("/")
     try:
-        with _folder(root, above) as here:
+        with open_folder(root, above) as here:
             status = here.status(last)
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -137,17 +138,29 @@ def _no_key(key: str) -> str | None:
         return "its name is not UTF-8, as keys of S3 are"
 
 
+def linked_path(root: Directory, name: str) -> str | None:
+    """Return the path in the tree that a link names; None if that is outside the tree. Raises OSError.
+
+    It is None too if `..` follows a name in the link: what that names depends on other links.
+    """
+    folder, _, last = name.rpartition("/")
+    with open_folder(root, folder) as here, here.errors(last):
+        target = os.readlink(last, dir_fd=here.fd)
+    if target.startswith(f"{root.path}/"):
+        target = os.path.relpath(target, os.path.join(root.path, folder))
+    if ".." in dropwhile(lambda each: each in {"", ".", ".."}, target.split("/")):
+        return None
+    path = os.path.normpath(os.path.join(folder, target))
+    return None if os.path.isabs(path) or path.split("/")[0] == ".." else path
+
+
 def _linked(root: Directory, name: str) -> TreeFile | None:
     """Return the file that a link names; None if that is outside the tree, or no regular file."""
-    folder, _, last = name.rpartition("/")
     try:
-        with _folder(root, folder) as here:
-            target = os.readlink(last, dir_fd=here.fd)
-        path = os.path.normpath(os.path.join(folder, target))
-        if os.path.isabs(path) or path.split("/")[0] == "..":
+        if (path := linked_path(root, name)) is None:
             return None
         above, _, file = path.rpartition("/")
-        with _folder(root, above) as here:
+        with open_folder(root, above) as here:
             status = here.status(file)
     except OSError:
         return None
@@ -159,10 +172,10 @@ def _linked(root: Directory, name: str) -> TreeFile | None:
 def open_file(root: Directory, file: TreeFile) -> int:
     """Open the file for reading; return its descriptor. Raises OSError."""
     above, _, last = file.path.rpartition("/")
-    with _folder(root, above) as here:
+    with open_folder(root, above) as here:
         return here.open(last, os.O_RDONLY)
 
 
-def _folder(root: Directory, path: str) -> Directory:
+def open_folder(root: Directory, path: str) -> Directory:
     """Open the directory at a path in the tree; "" is the tree's own. Raises OSError."""
     return root.enter(*filter(None, path.split("/")))

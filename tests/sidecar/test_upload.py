@@ -91,8 +91,10 @@ def test_what_is_no_file_of_the_tree_is_named(stub: S3Stub, tree: Path, tmp_path
     (tmp_path / "elsewhere" / "file").write_bytes(b"secret")
     os.symlink("config.json", tree / "inside")
     os.symlink("../empty", tree / "variables" / "up")
+    os.symlink(str(tree / "config.json"), tree / "variables" / "absolute")
     for name, target in {
-        "absolute": str(tree / "config.json"),
+        "absolute": str(tmp_path / "secret"),
+        "by a link": "folder/../config.json",
         "outside": "../secret",
         "through": "folder/file",
         "folder": "../elsewhere",
@@ -112,10 +114,20 @@ def test_what_is_no_file_of_the_tree_is_named(stub: S3Stub, tree: Path, tmp_path
     (tree / long).write_bytes(b"x")
 
     code, last, left = figures(upload(stub, tree))
-    expected = FILES | {"inside": b"{}", "variables/up": b""}
+    expected = FILES | {"inside": b"{}", "variables/up": b"", "variables/absolute": b"{}"}
     assert (code, last["objects"], uploaded(stub)) == (9, len(expected), expected)
     words = {
-        "a link": {"absolute", "outside", "through", "folder", "dangling", "chain", "loop", "climbs"},
+        "a link": {
+            "absolute",
+            "by a link",
+            "outside",
+            "through",
+            "folder",
+            "dangling",
+            "chain",
+            "loop",
+            "climbs",
+        },
         "neither a file": {"fifo", "socket"},
         "not UTF-8": {os.fsdecode(b"not\xffutf8")},
         "1024 bytes": {long},
