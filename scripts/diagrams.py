@@ -322,9 +322,9 @@ ROOMS = {
     "sidecar.doctor": (-1, 2, "checks"),
     "sidecar.job": (-2, 3, "one job on this host"),
     "sidecar.download": (-1, 3, "File channels"),
-    "sidecar.records": (-1, 4, "ranks, advice"),
-    "sidecar.index": (-1, 5, "record indexes"),
-    "sidecar.upload": (-1, 6, "files to S3"),
+    "sidecar.upload": (-1, 4, "files to S3"),
+    "sidecar.records": (-1, 5, "ranks, advice"),
+    "sidecar.index": (-1, 6, "record indexes"),
     "sidecar.admin": (-2, 4, "HTTP server"),
     "sidecar.observe": (-2, 5, "state, bottleneck"),
     "sidecar.config": (-2, 6, "job file"),
@@ -372,8 +372,8 @@ ROOM_ARROWS = [
     "sidecar.__main__ sidecar.cli", "sidecar.cli sidecar.commands", "sidecar.cli sidecar.doctor",
     "sidecar.commands sidecar.job", "sidecar.doctor sidecar.job", "sidecar.job sidecar.admin",
     "sidecar.job sidecar.download", "sidecar.job sidecar.records", "sidecar.records sidecar.index",
-    "sidecar.index sidecar.config", "sidecar.download sidecar.observe", "sidecar.commands sidecar.upload",
-    "sidecar.upload sidecar.process",
+    "sidecar.index sidecar.config", "sidecar.download sidecar.observe", "sidecar.job sidecar.upload",
+    "sidecar.upload sidecar.observe",
     "sidecar.admin sidecar.observe", "sidecar.observe sidecar.config", "sidecar.config sidecar.process",
     "streamer.relay streamer.relay.deliver", "streamer.relay.deliver streamer.relay.fetch",
     "streamer.relay.deliver streamer.sink", "streamer.relay.fetch streamer.relay.staging",
@@ -411,7 +411,7 @@ def _room_arrow(source: str, target: str) -> list[tuple[float, float]]:  # noqa:
         case "sidecar.download sidecar.observe":
             bend, lower, end = left + ROOM_WIDTH + 4, to_top - 12, to_middle + 40
             return [(left + ROOM_WIDTH, side), (bend, side), (bend, lower), (end, lower), (end, to_top - 2)]
-        case "sidecar.commands sidecar.upload":
+        case "sidecar.job sidecar.records":
             bend = to_left + ROOM_WIDTH + 10
             high = top + ROOM_HEIGHT + 6
             return [

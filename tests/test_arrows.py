@@ -107,10 +107,10 @@ MAY_IMPORT = {
     "sidecar.index": {"sidecar.config", "sidecar.process"},
     "sidecar.records": {"sidecar.config", "sidecar.index", "sidecar.process"},
     "sidecar.download": {"sidecar.config", "sidecar.observe", "sidecar.process"},
-    "sidecar.upload": {"sidecar.process"},
+    "sidecar.upload": {"sidecar.observe", "sidecar.process"},
     "sidecar.job": {
         "sidecar.admin", "sidecar.config", "sidecar.download", "sidecar.index", "sidecar.observe",
-        "sidecar.process", "sidecar.records",
+        "sidecar.process", "sidecar.records", "sidecar.upload",
     },
     "sidecar.commands": {
         "sidecar.config", "sidecar.index", "sidecar.job", "sidecar.observe", "sidecar.process",
@@ -151,7 +151,7 @@ FOREIGN = {
     "lightning": {"streamer.readers"},
     "pytorch_lightning": {"streamer.readers"},
     "google": {"streamer.readers"},
-    # Of formats the index alone, where it is installed.
+    # In formats only the index has it, where it is installed.
     "isal": {"streamer.inflate", "streamer.formats", "sidecar.upload"},
     "backports": {"streamer.inflate"},
 }

@@ -42,6 +42,8 @@ from sidecar.observe.metrics import (
     OUTCOMES,
     RETRIED,
     TRAILER_STATES,
+    UPLOAD_PHASES,
+    UPLOADED,
 )
 from sidecar.process.exits import Exit
 from streamer import errors
@@ -202,6 +204,7 @@ def test_every_label_value_is_described() -> None:
         "state": STATES, "trailer_state": TRAILER_STATES, "outcome": OUTCOMES, "kind": RETRIED,
         "cause": CAUSES, "error": ERRORS, "operation": OPERATIONS,
         "fate": HEDGES, "of": RESUMED, "result": CHECKED, "row": LEARNT,
+        "upload": UPLOADED, "phase": UPLOAD_PHASES,
     }  # fmt: skip
 
 

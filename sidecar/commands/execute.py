@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 from sidecar.job.environment import trainer_environment
 from sidecar.job.layout import Flags, Layout, resolve_host
 from sidecar.job.supervisor import Supervisor
+from sidecar.job.uploads import failure_reason, keep_files, tell_kubernetes
 from sidecar.process.early_signals import STOPS
 from sidecar.process.exits import Exit, exit_code
 from sidecar.process.logs import log
 from sidecar.process.signals import handled
 from sidecar.process.terminal import asking
-from streamer.aio import readable
+from streamer.aio import first_of, readable
 from streamer.errors import SinkError
 from streamer.finish import FORWARDED, in_foreground
 from streamer.linux import is_ready
@@ -75,8 +76,39 @@ async def execute(
             code = await _run_trainer(supervisor.state, command, environment)
             if code == Exit.OK:
                 _warn_of_unread(supervisor.state)
+            reason = failure_reason(layout) if code else ""
+            log.info("the trainer has ended", code=code, reason=reason)
+            tell_kubernetes(reason)
+            code = await _upload(supervisor, code)
 
-        return await _or_signal_code(supervisor.serve(until)) or code
+        failed = await _or_signal_code(supervisor.serve(until))
+        keep_files(layout, supervisor.uploaded, job, temporary=job.penstock.base_directory is None)
+        return failed or code
+
+
+async def _upload(supervisor: Supervisor, code: int) -> int:
+    """Upload what the trainer has left; return its exit code, or that of what failed after it.
+
+    A first signal is noted only, because the trainer has ended; a second one ends the upload.
+    """
+    at_once = asyncio.Event()
+    stops = 0
+
+    def note(number: signal.Signals) -> None:
+        nonlocal stops
+        stops += 1
+        if stops > 1:
+            log.warning("second signal, ending now", signal=number.name)
+            at_once.set()
+        else:
+            log.info("signal, when the upload has ended", signal=number.name)
+
+    with handled(STOPS, note):
+        await first_of(supervisor.upload(code), at_once.wait())
+    if at_once.is_set():
+        return Exit.INTERRUPTED
+    left = supervisor.uploaded is not None and supervisor.uploaded.left
+    return Exit.NOT_UPLOADED if left and code == Exit.OK else code
 
 
 def _exists(name: str, environment: dict[str, str]) -> bool:

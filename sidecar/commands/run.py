@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sidecar.config.outputs import DEFAULT_BASE
+from sidecar.job.finish import finish_requests
 from sidecar.job.layout import Flags, Layout, resolve_host
 from sidecar.job.rehearsal import ADMIN_PORT
 from sidecar.job.supervisor import Supervisor
+from sidecar.job.uploads import failure_reason, keep_files, tell_kubernetes
 from sidecar.process.early_signals import STOPS, kept
 from sidecar.process.exits import Exit
 from sidecar.process.logs import log
@@ -57,12 +60,16 @@ async def run(
     handed_over = False
 
     async def until(supervisor: Supervisor) -> None:
-        nonlocal handed_over
         layout.note("ready")
+        with finish_requests(layout, fifo_mode=job.penstock.fifo_mode) as requests:
+            await first_of(until_end(supervisor), requests.serve(partial(_finish, supervisor)))
+
+    async def until_end(supervisor: Supervisor) -> None:
+        nonlocal handed_over
         while not handed_over:
             await first_of(shutdown.requested.wait(), shutdown.restart.wait())
             if shutdown.requested.is_set():
-                await first_of(supervisor.drain(), shutdown.at_once.wait())
+                await first_of(_end(supervisor, layout), shutdown.at_once.wait())
                 return
             shutdown.restart.clear()
             try:
@@ -79,7 +86,31 @@ async def run(
             if shutdown.requested.is_set():
                 kept.append(signal.SIGTERM)  # for the next program; this one has nothing left to end
             return RESTART
-    return Exit.INTERRUPTED if shutdown.at_once.is_set() else code
+    keep_files(layout, supervisor.uploaded, job, temporary=False)
+    if shutdown.at_once.is_set():
+        return Exit.INTERRUPTED
+    left = supervisor.uploaded is not None and supervisor.uploaded.left
+    return Exit.NOT_UPLOADED if left and code == Exit.OK else code
+
+
+async def _finish(supervisor: Supervisor, code: int, reason: str) -> tuple[int, str]:
+    """Upload what the trainer has left; return the code and the text of the reply to `penstock-finish`."""
+    tell_kubernetes(reason)
+    await supervisor.upload(code)
+    if supervisor.uploaded is None or not supervisor.uploaded.left:
+        return Exit.OK, ""
+    left = "; ".join(f"{name}: {why}" for name, why in supervisor.uploaded.left.items())
+    return Exit.NOT_UPLOADED, f"not uploaded: {left}"
+
+
+async def _end(supervisor: Supervisor, layout: Layout) -> None:
+    """Let epochs end, and upload what the trainer has left.
+
+    Unless `penstock-finish` has told the trainer's exit code, the trainer counts as failed if it has written
+    why into `output/failure`.
+    """
+    await supervisor.drain()
+    await supervisor.upload(Exit.BUG if failure_reason(layout) else Exit.OK)
 
 
 async def _unless_stopped_early(serving: Any, shutdown: Shutdown, supervisor: Supervisor) -> int:

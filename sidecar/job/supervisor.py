@@ -50,10 +50,12 @@ from sidecar.job.resume import (
     with_published_digests,
 )
 from sidecar.job.state_source import read_states
+from sidecar.job.uploads import upload_spec
 from sidecar.observe.state import JobState
 from sidecar.process.exits import Exit, exit_code
 from sidecar.process.logs import WaitLog, log
 from sidecar.process.resources import freeze_gc
+from sidecar.upload.link import Ended, Uploader, open_uploader
 from streamer.aio import in_thread
 from streamer.plan import START
 from streamer.s3.checksums import StoredChecksums
@@ -114,6 +116,9 @@ class Supervisor:
         self._keeper = KeeperLink(keeper, layout.keeper)
         self._cut_off: list[str] = []
         """Channels that were still streaming when `DrainFor` had passed."""
+        self._uploader: Uploader | None = None
+        self.uploaded: Ended | None = None
+        """What has become of the trainer's files; None before `upload`, and if the job uploads nothing."""
 
     async def serve(self, until: Callable[[Supervisor], Awaitable[None]]) -> Exit:
         """Run the job until `until(self)` returns, which starts when every FIFO is offered.
@@ -145,6 +150,9 @@ class Supervisor:
             transport = await stack.enter_async_context(job_transport(state, clients, streams, plans))
             memory(job, footprint(job, transport, streams, keeper=self._starts_keeper))
             offers = self._lay_out(stack)
+            if (spec := upload_spec(job, hosts, layout)) is not None:
+                uploader = self._uploader = await stack.enter_async_context(open_uploader(spec))
+                state.uploads = lambda: uploader.figures
             stack.push_async_callback(self._keeper.close)
             await self._keeper.connect()
             for fifo in streams:
@@ -167,6 +175,8 @@ class Supervisor:
                 learners=self._learners,
             )
             self._shared = maker.make(streams, plans, starts)
+            if self._uploader is not None:
+                self._uploader.begin()
             for channel in state.channels.values():
                 stack.callback(channel.close, forget=not self._keep_proof)
                 channel.prepare()
@@ -262,6 +272,8 @@ class Supervisor:
                     group.create_task(log_held_back(state.channels), name="held back")
                 group.create_task(watch_storage(state), name="storage watch")
                 group.create_task(watch_trainers(state), name="trainer watch")
+                if self._uploader is not None:
+                    group.create_task(self._uploader.run(), name="uploader")
         except* Stop:
             state.offered = False
             self._log_cut_off()
@@ -288,6 +300,14 @@ class Supervisor:
             total = channel.bytes_total
             missing = None if total is None else total - channel.bytes_consumed
             log.warning("cut off", channel=name, epoch=channel.epoch, missing_bytes=missing)
+
+    async def upload(self, code: int) -> None:
+        """Upload what the trainer has left, whose exit code is `code`, if the job says where to."""
+        if self._uploader is None or self.uploaded is not None:
+            return
+        self.uploaded = await self._uploader.end(code)
+        for name, why in self.uploaded.left.items():
+            log.error("not uploaded", name=name, reason=why)
 
     async def hand_over(self) -> None:
         """End every channel without a trailer and leave its FIFO to the keeper, for the next sidecar.

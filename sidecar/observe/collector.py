@@ -15,7 +15,7 @@ from functools import lru_cache
 from itertools import accumulate, islice
 from typing import TYPE_CHECKING
 
-from sidecar.observe.metrics import LEARNT, METRICS, OPERATIONS
+from sidecar.observe.metrics import LEARNT, METRICS, OPERATIONS, UPLOAD_PHASES, UPLOADED
 from streamer import __version__
 from streamer.units import human_bytes
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from sidecar.observe.metrics import Spec
     from sidecar.observe.state import DownloadStatistics, JobState
+    from sidecar.observe.uploads import UploadFigures
     from streamer.relay.statistics import ChannelStatistics, Durations
     from streamer.schedule.budget import MemoryBudget
 
@@ -110,6 +111,11 @@ def _of_budget(read: Callable[[MemoryBudget], float]) -> _Read:
     return lambda state, _: [] if state.memory_budget is None else [("", read(state.memory_budget))]
 
 
+def _of_uploads(read: Callable[[UploadFigures], list[tuple[str, float]]]) -> _Read:
+    """Return how to read the uploader's figures, or nothing of a job without uploads."""
+    return lambda state, _: [] if state.uploads is None else read(state.uploads())
+
+
 def request_cost(state: JobState, channels: dict[str, ChannelStatistics]) -> float:
     """Return the cost of all ended requests in dollars."""
     requests = state.control_requests
@@ -149,6 +155,20 @@ _OF_JOB: dict[str, _Read] = {
         (f'operation="{operation}"', state.control_requests[operation]) for operation in OPERATIONS
     ),
     "penstock_request_cost_dollars_total": lambda state, channels: [("", request_cost(state, channels))],
+    "penstock_upload_bytes_total": _of_uploads(lambda uploads: [("", uploads.bytes)]),
+    "penstock_upload_files_total": _of_uploads(
+        lambda uploads: [(f'upload="{each}"', uploads.files.get(each, 0)) for each in UPLOADED]
+    ),
+    "penstock_upload_waiting_bytes": _of_uploads(lambda uploads: [("", uploads.waiting_bytes)]),
+    "penstock_upload_phase": _of_uploads(
+        lambda uploads: [(f'phase="{each}"', uploads.output == each) for each in UPLOAD_PHASES]
+    ),
+    "penstock_checkpoint_timestamp_seconds": _of_uploads(
+        lambda uploads: [] if uploads.newest is None else [("", uploads.newest)]
+    ),
+    "penstock_checkpoint_upload_seconds": _of_uploads(
+        lambda uploads: [] if uploads.newest is None else [("", uploads.last_seconds)]
+    ),
     "penstock_planning_seconds": lambda state, _: [("", state.planning_seconds)],
 }
 """Labels and values of the metrics of the process and the job."""

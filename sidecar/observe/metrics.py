@@ -31,6 +31,8 @@ ERRORS = (
 )  # fmt: skip
 """Kinds of the errors that are not retried and make a channel fail."""
 LEARNT = ("learnt", "refused")
+UPLOADED = ("uploaded", *RETRIED, "denied", "missing", "changed", "gave_up", "local")
+UPLOAD_PHASES = ("waiting", "running", "complete", "incomplete")
 OPERATIONS = ("ListObjectsV2", "HeadObject", "GetObject")
 """S3's names of the requests for planning; GetObject reads manifests."""
 
@@ -264,6 +266,22 @@ METRICS: dict[str, Spec] = {
     ),
     "penstock_download_requests_total": _of_channel(
         "counter", "Ranged GETs for a File channel ended, by outcome.", "requests", outcome=OUTCOMES
+    ),
+    "penstock_upload_bytes_total": Spec("counter", (), "Bytes of files that have been uploaded."),
+    "penstock_upload_files_total": Spec(
+        "counter", ("upload",), "Files uploaded, and attempts that failed, by what failed."
+    ),
+    "penstock_upload_waiting_bytes": Spec(
+        "gauge", (), "Bytes of files that are closed, or in the final upload, and not in S3 yet."
+    ),
+    "penstock_upload_phase": Spec(
+        "gauge", ("phase",), "1 for the phase of the upload at the trainer's end; absent if nothing uploads."
+    ),
+    "penstock_checkpoint_timestamp_seconds": Spec(
+        "gauge", (), "Unix time of the newest complete checkpoint that is in S3; absent without one."
+    ),
+    "penstock_checkpoint_upload_seconds": Spec(
+        "gauge", (), "Seconds that the newest complete checkpoint took until it was in S3."
     ),
     "penstock_loop_lag_seconds": Spec(
         "histogram", (), "Seconds by which the event loop runs a timer late, measured four times a second."

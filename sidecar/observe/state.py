@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from sidecar.config.hosts import Hosts
     from sidecar.config.job import Job
+    from sidecar.observe.uploads import UploadFigures
     from streamer.errors import SinkError, SourceError
     from streamer.relay.statistics import ChannelStatistics
     from streamer.relay.transport import Transport
@@ -204,6 +205,8 @@ class JobState:
         """Returns the progress of a File channel's download, in one line; None while no download runs."""
         self.downloads: dict[str, Callable[[], DownloadStatistics]] = {}
         """By File channel whose download has begun, or has ended, how to take its snapshot."""
+        self.uploads: Callable[[], UploadFigures] | None = None
+        """Returns a snapshot of the uploader; None if the job uploads nothing."""
         self.channels: dict[str, Channel] = {}
         """Channels by FIFO."""
         self.learnt: dict[str, Mapping[str, int]] = {}

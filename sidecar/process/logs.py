@@ -116,6 +116,12 @@ def configure(*, level: str = "info", json_lines: bool | None = None) -> None:
     logging.getLogger("aiobotocore.credentials").setLevel(logging.ERROR)
 
 
+def settings() -> tuple[str, bool]:
+    """Return the level of our events, and whether lines are JSON, for `configure` in another process."""
+    level = logging.getLevelName(logging.getLogger("penstock").getEffectiveLevel()).lower()
+    return level, any(isinstance(handler.formatter, _JsonLines) for handler in logging.getLogger().handlers)
+
+
 def shows_text() -> bool:
     """Return whether events of an orderly job are written as text, for people."""
     texts = [isinstance(handler.formatter, _Text) for handler in logging.getLogger().handlers]

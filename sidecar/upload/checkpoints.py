@@ -62,6 +62,9 @@ class Checkpoints:
         self.uploaded_files = 0
         self.newest: float | None = None
         """Time of the last change of what S3 had when it last had all that was closed; None if never."""
+        self.last_seconds = 0.0
+        """Seconds from the first closed file to an empty queue, when that was last reached."""
+        self._queued_at = 0.0
         self._root = root
         self._store = store
         self._journal = store.journal
@@ -149,6 +152,8 @@ class Checkpoints:
         return await in_thread(self._watch.follow, events)
 
     def _take(self, found: list[Found]) -> None:
+        if found and not len(self._order):
+            self._queued_at = time.monotonic()
         self._order.take(found)
         for step, state in self._order.steps.items():
             self._journal.note_step(step, state is not Step.MARKED)
@@ -177,7 +182,7 @@ class Checkpoints:
             self._order.remove(entry)
             self._wake()
         if not len(self._order):
-            self.newest = self._latest
+            self.newest, self.last_seconds = self._latest, time.monotonic() - self._queued_at
         self._start()
 
     async def _repeat(self, attempt: Callable[[], Awaitable[None]]) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from sidecar.upload.uploads import MOST_READS, OpenFile, Unreadable
 from streamer.errors import Denied, ErrorContext, Missing, SourceError
-from streamer.s3.object_put import ANY, PART, NewObject, abort_upload, put_object
+from streamer.s3.object_put import ANY, PART, NewObject, abort_upload, prove_writable, put_object
 
 if TYPE_CHECKING:
     import asyncio
@@ -34,6 +34,23 @@ _TAKEN = (
     "another program or host has written its key since this job began; give each one names, or a prefix, of "
     "its own"
 )
+
+
+async def prove(
+    client: S3Client,
+    uri: S3Uri,
+    headers: Mapping[str, Any],
+    policy: RetryPolicy,
+    on_wait: Callable[[SourceError], None],
+    *,
+    instead: str,
+) -> None:
+    """Raise SourceError unless an object can be written there. `instead`: the section to set to `ignore`."""
+    try:
+        await prove_writable(client, ErrorContext(*uri), headers, policy=policy, on_wait=on_wait)
+    except Denied as error:
+        remedy = f"if it shall stay on this machine, set {instead}: ignore"
+        raise Denied(f"{error.message}; {remedy}", error.context) from error
 
 
 @dataclass
@@ -72,7 +89,7 @@ class Store:
             replaces = await self._replaced(name, size, again=attempt > 0)
             opened = OpenFile(fd, on_read)
             new = NewObject(
-                size, opened.read, before_made, self.requests, self.headers, self._noted(name, size)
+                size, opened.read, before_made, self.requests, self.headers, self.noted(name, size)
             )
             if (etag := await self._put(name, new, replaces)) is not None:
                 return etag
@@ -104,7 +121,7 @@ class Store:
         self.failed[error.kind] += 1
         self.on_wait(error)
 
-    def _noted(self, name: str, size: int) -> Callable[[str, bool], None]:
+    def noted(self, name: str, size: int) -> Callable[[str, bool], None]:
         """Return what notes the multipart uploads of an object; announce them if it may have one."""
         key, note = self.uri.key + name, self.journal.note_upload
 

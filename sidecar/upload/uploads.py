@@ -15,21 +15,21 @@ import asyncio
 import contextlib
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sidecar.process.logs import log
 from sidecar.upload.tree import LeftOut, find_files, mark_of, open_file
 from streamer.aio import in_thread
 from streamer.errors import ErrorContext, PenstockError
-from streamer.s3.object_put import ANY, NewObject, put_object
+from streamer.plan import S3Uri
+from streamer.s3.object_put import ANY, NewObject, put_object, unnoted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
 
     from sidecar.upload.tree import TreeFile
     from streamer.directory import Directory
     from streamer.errors import SourceError
-    from streamer.plan import S3Uri
     from streamer.retry import RetryPolicy
     from streamer.s3.client.session import Clients
 
@@ -47,6 +47,10 @@ class Unreadable(PenstockError):
     """A file cannot be read."""
 
 
+async def _nothing(_: S3Uri) -> None:
+    """Return no ETag: no object may be replaced."""
+
+
 @dataclass(slots=True)
 class Uploads:
     """The upload of one tree: its parameters, and how far it is."""
@@ -59,6 +63,16 @@ class Uploads:
     on_wait: Callable[[SourceError], None]
     replace: bool
     """Whether objects of other bytes are replaced; else they are left, and named."""
+    clash: str = "another object has its key; remove that, or add --replace"
+    """Reason why a file is not in S3, if another object is left."""
+    own: Callable[[S3Uri], Awaitable[str | None]] = _nothing
+    """Returns the ETag of an object that may be replaced in any case; None for another one."""
+    headers: Mapping[str, Any] = field(default_factory=dict)
+    """See `NewObject`."""
+    requests: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(PARTS_IN_FLIGHT))
+    """See `NewObject`."""
+    noted: Callable[[str, int], Callable[[str, bool], None]] = lambda _, __: unnoted
+    """Returns `NewObject.on_upload` of a file, by name and size."""
     objects: int = 0
     """Files that are in S3."""
     bytes: int = 0
@@ -68,7 +82,6 @@ class Uploads:
     total: int = 0
     """Bytes of all files when they were found."""
     left_out: list[LeftOut] = field(default_factory=list)
-    _requests: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(PARTS_IN_FLIGHT))
 
     async def run(self) -> None:
         """Upload all files. Raises SourceError; OSError if a directory cannot be read."""
@@ -91,7 +104,10 @@ class Uploads:
         """Upload a file; return why it is not in S3, None if it is."""
         for _ in range(MOST_READS):
             try:
-                return await self._upload_once(file)
+                if await self._upload_once(file, ANY if self.replace else None):
+                    return None
+                etag = await self.own(self._uri(file))
+                return self.clash if etag is None or not await self._upload_once(file, etag) else None
             except FileChanged:
                 continue
             except Unreadable as error:
@@ -101,26 +117,31 @@ class Uploads:
     def _note_read(self, count: int) -> None:
         self.moved += count
 
-    async def _upload_once(self, file: TreeFile) -> str | None:
+    def _uri(self, file: TreeFile) -> S3Uri:
+        return S3Uri(self.uri.bucket, self.uri.key + file.name)
+
+    async def _upload_once(self, file: TreeFile, replaces: str | None) -> bool:
+        """Upload a file in place of what `put_object` calls `replaces`; return false if that is not there."""
         with _unreadable():
             fd = await in_thread(open_file, self.root, file)
         try:
             opened = OpenFile(fd, self._note_read)
+            size = opened.status.st_size
+            noted = self.noted(file.name, size)
             etag = await put_object(
                 self.clients.control,
-                ErrorContext(self.uri.bucket, self.uri.key + file.name),
-                NewObject(opened.status.st_size, opened.read, opened.check, self._requests),
-                replaces=ANY if self.replace else None,
+                ErrorContext(*self._uri(file)),
+                NewObject(size, opened.read, opened.check, self.requests, self.headers, noted),
+                replaces=replaces,
                 policy=self.policy,
                 on_wait=self.on_wait,
             )
         finally:
             os.close(fd)
-        if etag is None:
-            return "another object has its key; remove that, or add --replace"
-        self.objects += 1
-        self.bytes += opened.status.st_size
-        return None
+        if etag is not None:
+            self.objects += 1
+            self.bytes += size
+        return etag is not None
 
 
 class OpenFile:

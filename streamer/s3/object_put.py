@@ -58,7 +58,7 @@ async def _at_once() -> None:
     """Let the object be made as soon as its bytes are read."""
 
 
-def _unnoted(*_: object) -> None:
+def unnoted(*_: object) -> None:
     """Keep no record of multipart uploads."""
 
 
@@ -76,7 +76,7 @@ class NewObject:
     """Limits the parts in flight."""
     headers: Mapping[str, Any] = field(default_factory=dict)
     """Parameters of the request that begins the object, in botocore's names: Metadata, SSEKMSKeyId, ..."""
-    on_upload: Callable[[str, bool], None] = _unnoted
+    on_upload: Callable[[str, bool], None] = unnoted
     """Called with the id of a multipart upload: True when it has begun, False when it has ended."""
 
 

@@ -36,7 +36,7 @@ class Puts:
     keys: dict[str, str] = field(default_factory=dict)
     """`bucket/key` by upload id."""
     metadata: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Headers of the metadata, by `bucket/key` or upload id."""
+    """Headers of metadata and encryption, by `bucket/key` or upload id."""
     on_part: Callable[[], None] = lambda: None
     """Called with each part that has arrived."""
     spoil: Spoil = lambda _operation, _request, response: response
@@ -126,7 +126,8 @@ class Puts:
 
 
 def _metadata(request: web.Request) -> dict[str, str]:
-    return {name: value for name, value in request.headers.items() if name.lower().startswith("x-amz-meta-")}
+    names = ("x-amz-meta-", "x-amz-server-side-encryption")
+    return {name.lower(): value for name, value in request.headers.items() if name.lower().startswith(names)}
 
 
 def _crc(body: bytes) -> str:

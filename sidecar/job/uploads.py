@@ -1,0 +1,128 @@
+"""What a job uploads: the uploader's spec from the job file, and what stays on the disk after the end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import tempfile
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from sidecar.process.logs import log, settings
+from sidecar.upload.spec import CheckpointSpec, OutputSpec, UploadSpec
+from streamer.directory import Directory
+from streamer.plan import S3Uri
+from streamer.retry import RetryPolicy
+from streamer.s3.object_put import PART
+
+if TYPE_CHECKING:
+    from sidecar.config.hosts import Hosts
+    from sidecar.config.job import Job
+    from sidecar.job.layout import Layout
+    from sidecar.upload.link import Ended
+
+MOST_PARTS_IN_FLIGHT = 16
+MOST_OF_REASON = 1024
+"""Characters of a failure's reason, as in SageMaker's FailureReason."""
+TERMINATION_LOG = "/dev/termination-log"
+"""Kubernetes' file for the message of a container's end; it exists in a pod only."""
+KEPT = ("model", "output/data")
+"""Directories that are kept unless they are in S3."""
+
+
+def upload_spec(job: Job, hosts: Hosts, layout: Layout) -> UploadSpec | None:
+    """Return what the uploader does for this host; None if it has nothing to do. Raises ConfigError."""
+    output, checkpoints = _output(job, hosts), _checkpoints(job, layout)
+    if output is None and checkpoints is None:
+        return None
+    penstock = job.penstock
+    level, as_json = settings()
+    return UploadSpec(
+        base=layout.root,
+        job=job.training_job_name,
+        host=hosts.current,
+        hosts=hosts.names,
+        endpoint=penstock.endpoint.resolved(),
+        policy=RetryPolicy(give_up_after=penstock.give_up_after),
+        stall_timeout=penstock.longest_silence,
+        parts=max(2, min(MOST_PARTS_IN_FLIGHT, job.budget // 4 // PART)),
+        bandwidth=penstock.upload.bandwidth,
+        output=output,
+        checkpoints=checkpoints,
+        level=level,
+        as_json=as_json,
+    )
+
+
+def _output(job: Job, hosts: Hosts) -> OutputSpec | None:
+    if (config := job.output) is None:
+        return None
+    name, host = job.training_job_name, hosts.current if hosts.index else None
+    bucket, folder = config.folder(name)
+    return OutputSpec(
+        model=config.target("model", name, host),
+        data=config.target("output", name, host),
+        folder=S3Uri(bucket, f"{folder}{host}/" if host else folder),
+        run=f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}",
+        compressed=config.compression_type == "GZIP",
+        encryption=config.encryption,
+        replaces=job.penstock.output.replace,
+    )
+
+
+def _checkpoints(job: Job, layout: Layout) -> CheckpointSpec | None:
+    config = job.checkpoints
+    return None if config is None else CheckpointSpec(path=layout.checkpoints, uri=config.uri)
+
+
+def failure_reason(layout: Layout) -> str:
+    """Return the first characters of what the trainer has written to `output/failure`; empty if nothing."""
+    try:
+        with (
+            Directory.at(layout.root) as base,
+            base.enter("output") as output,
+            open(output.open("failure", os.O_RDONLY), "rb") as file,
+        ):
+            data = file.read(4 * MOST_OF_REASON)
+    except OSError:
+        return ""
+    return data.decode(errors="replace")[:MOST_OF_REASON].strip()
+
+
+def tell_kubernetes(reason: str) -> None:
+    """Write the reason of a failure where Kubernetes reads the message of a container's end."""
+    if reason:
+        with contextlib.suppress(OSError), open(TERMINATION_LOG, "r+", encoding="utf-8") as file:
+            file.write(reason)
+
+
+def keep_files(layout: Layout, ended: Ended | None, job: Job, *, temporary: bool) -> None:
+    """Say where files are that are not in S3. `temporary`: move them out of the base directory, which goes.
+
+    `ended`: None if nothing was uploaded.
+    """
+    for name in KEPT:
+        path = os.path.join(layout.root, *name.split("/"))
+        if (ended is not None and name in ended.uploaded) or not _holds(path):
+            continue
+        if temporary:
+            last = os.path.basename(path)
+            folder = tempfile.mkdtemp(prefix=f"penstock-{last}-", dir=os.path.dirname(layout.root))
+            os.rename(path, moved := os.path.join(folder, last))
+            path = moved
+        url = job.penstock.endpoint.url
+        options = f"--endpoint-url {shlex.quote(url)} " if url else ""
+        log.warning(
+            "kept on this machine, because it is not in S3",
+            path=path,
+            do=f"penstock upload {options}{shlex.quote(path)} s3://BUCKET/PREFIX",
+        )
+
+
+def _holds(path: str) -> bool:
+    """Return whether a directory has anything in it."""
+    try:
+        return bool(os.listdir(path))
+    except OSError:
+        return False

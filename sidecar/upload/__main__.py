@@ -1,0 +1,22 @@
+"""The uploader's process: `python -P -m sidecar.upload FD`; see `sidecar.upload.process`."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+
+
+def main() -> None:
+    """Run the uploader at the socket with the descriptor FD."""
+    # A terminal and a service manager send these to all; the sidecar decides when the uploader ends.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
+    from sidecar.process.runner import run
+    from sidecar.upload.process import serve
+
+    run(serve(socket.socket(fileno=int(sys.argv[1]))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""The uploader, as the sidecar sees it: starts the process, starts it again if it dies, and asks it to end.
+
+    open_uploader ─ spec ─▶ process ─ ready ─▶ the block restores checkpoints ─ begin ─▶ `run` as a task
+    end ─ {"do": "end"} ─▶ process ─ ended ─▶ `Ended`
+
+The sidecar waits for the process in `open_uploader` and in `end` alone. A process that dies, of the memory
+limit for example, is started again, with a wait that grows; what it was to do at the trainer's end is asked
+again. It may die `MOST_DEATHS` times there, since it would take the trainer's exit code hostage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sidecar.observe.uploads import UploadFigures
+from sidecar.process.logs import log
+from sidecar.upload.spec import error_of, line, packed
+from streamer.errors import PenstockError, SinkError
+from streamer.retry import RetryPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from sidecar.upload.spec import UploadSpec
+
+MOST_DEATHS = 3
+GRACE = 10.0
+"""Seconds for the process to abort what it uploads, at the sidecar's end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What has become of the files at the trainer's end."""
+
+    left: dict[str, str]
+    """What is not in S3 at its key, and why."""
+    uploaded: frozenset[str]
+    """Directories of the base that are wholly in S3, or empty."""
+
+
+class Uploader:
+    """The process. `open_uploader` makes it; `run` must run while the trainer does."""
+
+    def __init__(self, spec: UploadSpec) -> None:
+        self.figures = UploadFigures()
+        self._spec = spec
+        self._ended: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
+        self._question = b""
+        """What the process is asked at the trainer's end; empty before that."""
+        self._process: asyncio.subprocess.Process | None = None
+        self._waits = RetryPolicy(give_up_after=float("inf"), first_wait=1.0, longest_wait=60.0)
+
+    async def start(self) -> None:
+        """Start the process and wait until it is ready. Raises PenstockError if it cannot upload."""
+        ours, its = socket.socketpair()
+        with its:
+            try:
+                self._process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-P", "-m", "sidecar.upload", str(its.fileno())),
+                    pass_fds=(its.fileno(),),
+                    start_new_session=True,  # Ctrl-C is for the sidecar, which then ends it
+                )
+            except OSError as error:
+                ours.close()
+                raise SinkError(
+                    f"cannot start the uploader: {os.strerror(error.errno or 0)}; raise the limits of "
+                    "processes and memory"
+                ) from error
+        self._reader, self._writer = await asyncio.open_connection(sock=ours)
+        self._writer.write(packed(self._spec))
+        message = await self._receive()
+        if message is None:
+            raise SinkError(f"the uploader {await self._reap()} before it was ready; see the log")
+        if message["did"] == "failed":
+            await self._reap()
+            raise error_of(message)
+
+    async def _receive(self) -> dict[str, Any] | None:
+        """Return the next message; None if the process has ended."""
+        with contextlib.suppress(ConnectionError):
+            if text := await self._reader.readline():
+                message: dict[str, Any] = json.loads(text)
+                return message
+        return None
+
+    def begin(self) -> None:
+        """Have checkpoints uploaded from now on."""
+        self._writer.write(line(do="begin"))
+
+    async def run(self) -> None:
+        """Follow the process, and start it again when it has died, until it has ended as asked."""
+        deaths, why = 0, await self._follow()
+        while not self._ended.done():
+            deaths += 1
+            log.error("the uploader has died; it is started again", error=why)
+            if self._question and deaths >= MOST_DEATHS:
+                left = {"all": f"the uploader died {deaths} times: {why}"}
+                self._ended.set_result(Ended(left, frozenset()))
+                return
+            await asyncio.sleep(self._waits.wait(deaths, None))
+            try:
+                await self.start()
+            except PenstockError as error:
+                why = str(error)
+                continue
+            self.begin()
+            self._writer.write(self._question)
+            why = await self._follow()
+
+    async def _follow(self) -> str:
+        """Take the messages until the process has ended; return why it has."""
+        while (message := await self._receive()) is not None:
+            if message["did"] == "figures":
+                message.pop("did")
+                self.figures = UploadFigures(**message)
+            elif message["did"] == "failed":
+                return str(error_of(message))
+            elif message["did"] == "ended":
+                self._ended.set_result(Ended(dict(message["left"]), frozenset(message["uploaded"])))
+                break
+        return await self._reap()
+
+    async def end(self, code: int) -> Ended:
+        """Have everything uploaded after the trainer's end; `code`: its exit code. Asks once."""
+        if not self._question:
+            self._question = line(do="end", code=code)
+            self._writer.write(self._question)
+        return await asyncio.shield(self._ended)
+
+    async def close(self) -> None:
+        """End the process, which aborts what it uploads."""
+        self._ended.cancel()
+        await self._reap()
+
+    async def _reap(self) -> str:
+        """Close the socket and wait for the end of the process; return how it ended."""
+        if self._process is None:
+            return "has not begun"
+        process, self._process = self._process, None
+        self._writer.close()
+        try:
+            async with asyncio.timeout(GRACE):
+                await process.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+        return f"ended with code {process.returncode}"
+
+
+@contextlib.asynccontextmanager
+async def open_uploader(spec: UploadSpec) -> AsyncIterator[Uploader]:
+    """Start the uploader; end it after the block. Raises PenstockError if it cannot upload."""
+    uploader = Uploader(spec)
+    try:
+        await uploader.start()
+        yield uploader
+    finally:
+        await uploader.close()

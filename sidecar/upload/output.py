@@ -1,0 +1,238 @@
+"""Model and output data of one host, which go to S3 after the trainer's end.
+
+    check    HEAD of the final keys      absent, of an earlier run of this job and host, or refused
+             a multipart upload that is aborted   proves the permission, that of the KMS key too
+    upload   <base>/output/data ─▶ output.tar.gz  whatever the trainer's exit code is
+             <base>/model ─▶ model.tar.gz         if that is 0
+
+An object replaces only what `check` has seen, or what an earlier run of this job and host has written: the
+metadata of every object name both. If another writer's object has the key meanwhile, the bytes go below
+`OutputSpec.run`, and what is there is told. Nothing stops the other directory's upload, and no directory is
+changed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sidecar.process.logs import log
+from sidecar.upload.archive import Archive
+from sidecar.upload.store import prove
+from sidecar.upload.tree import LeftOut
+from sidecar.upload.uploads import MOST_READS, FileChanged, Uploads
+from streamer.aio import in_thread
+from streamer.directory import Directory
+from streamer.errors import ConfigError, Denied, ErrorContext, Missing, PenstockError
+from streamer.plan import S3Uri
+from streamer.retry import retry_while_unavailable
+from streamer.s3.object_put import NewObject, put_object
+
+if TYPE_CHECKING:
+    from sidecar.upload.spec import OutputSpec, UploadSpec
+    from sidecar.upload.store import Store
+    from streamer.s3.client.session import Clients
+
+
+MODEL, DATA = "model", "output/data"
+"""Directories below the base."""
+
+
+class Output:
+    """The final upload. Call `check` first, and `upload` once."""
+
+    def __init__(
+        self,
+        spec: UploadSpec,
+        target: OutputSpec,
+        clients: Clients,
+        store: Store,
+    ) -> None:
+        """`store`: of `OutputSpec.folder`."""
+        self.state = "waiting"
+        """See `UploadFigures.output`."""
+        self.bytes = 0
+        """Bytes of the objects that were made."""
+        self.files = 0
+        self.uploaded: list[str] = []
+        """Directories that are in S3, or were empty."""
+        self._spec = spec
+        self._target = target
+        self._client = clients.control
+        self._clients = clients
+        self._store = store
+        self._seen: dict[S3Uri, str | None] = {}
+        """ETags of the objects to replace; None where there was none."""
+
+    async def check(self) -> None:
+        """Find out whether the upload will be possible. Raises ConfigError, SourceError."""
+        model, data = self._target.model, self._target.data
+        for key, upload_id in self._store.journal.left:
+            await self._store.abort_left(key, upload_id)
+        first = model if self._target.compressed else await self._first_below(model)
+        for uri in (data, first):
+            if uri is not None:
+                self._seen[uri] = await self._etag_to_replace(uri)
+        key = model.key if self._target.compressed else f"{model.key}penstock"
+        store = self._store
+        await prove(
+            store.client,
+            S3Uri(model.bucket, key),
+            store.headers,
+            store.policy,
+            store.on_wait,
+            instead="Penstock.Output",
+        )
+
+    async def _first_below(self, folder: S3Uri) -> S3Uri | None:
+        """Return the first object in a folder; None if there is none, or if it may not be listed."""
+        try:
+            page = await self._send("list_objects_v2", folder, Prefix=folder.key, MaxKeys=1)
+        except Denied:
+            return None
+        return S3Uri(folder.bucket, page["Contents"][0]["Key"]) if page.get("Contents") else None
+
+    async def _etag_to_replace(self, uri: S3Uri) -> str | None:
+        """Return the ETag of an object; None if there is none. Raises ConfigError if it must stay."""
+        found = await self._head(uri)
+        if found is None:
+            return None
+        if not (self._is_own(found) or self._target.replaces):
+            metadata = found.get("Metadata", {})
+            job, host = metadata.get("penstock-job"), metadata.get("penstock-host")
+            raise ConfigError(
+                f"{uri} exists, written by {f'job {job} on {host}' if job else 'no run of Penstock'}; choose "
+                "another TrainingJobName or S3OutputPath, or set Penstock.Output.Replace: true"
+            )
+        return str(found["ETag"]).strip('"')
+
+    def _is_own(self, found: dict[str, Any]) -> bool:
+        metadata: dict[str, str] = found.get("Metadata", {})
+        return self._spec.metadata["Metadata"].items() <= metadata.items()
+
+    async def _head(self, uri: S3Uri) -> dict[str, Any] | None:
+        """Return the response to HEAD; None if there is no object, or none that these credentials may see.
+
+        Without the permission to list, S3 denies the HEAD of an object that does not exist.
+        """
+        try:
+            found: dict[str, Any] = await self._send("head_object", uri, Key=uri.key)
+        except (Missing, Denied):
+            return None
+        return found
+
+    async def _own(self, uri: S3Uri) -> str | None:
+        """Return the ETag of an object that an earlier run of this job and host has written; else None."""
+        found = await self._head(uri)
+        return str(found["ETag"]).strip('"') if found is not None and self._is_own(found) else None
+
+    async def upload(self, code: int) -> list[LeftOut]:
+        """Upload what the trainer has left, whose exit code is `code`; return what is not at its key."""
+        self.state = "running"
+        left: list[LeftOut] = []
+        for name, uri in ((DATA, self._target.data), (MODEL, self._target.model)):
+            if name == MODEL and code != 0:
+                continue
+            try:
+                found = await self._upload(name, uri)
+            except OSError as error:
+                found = [LeftOut(name, f"it cannot be read ({error.strerror})")]
+            except PenstockError as error:
+                found = [LeftOut(name, str(error))]
+            if not found:
+                self.uploaded.append(name)
+            left += found
+        self.state = "incomplete" if left else "complete"
+        return left
+
+    async def _upload(self, name: str, uri: S3Uri) -> list[LeftOut]:
+        """Upload a directory; return what is not at its key. Raises PenstockError, OSError."""
+        with await in_thread(self._opened, name) as root:
+            if not await in_thread(root.names):
+                if name == MODEL:
+                    log.warning("the model directory is empty; no object", path=root.path)
+                return []
+            if name == MODEL and not self._target.compressed:
+                return await self._files(uri, root)
+            return await self._archive(name, uri, root)
+
+    def _opened(self, name: str) -> Directory:
+        with Directory.at(self._spec.base) as base:
+            return base.enter(*name.split("/"))
+
+    async def _archive(self, name: str, uri: S3Uri, root: Directory) -> list[LeftOut]:
+        """Upload a directory as one object; return what is not at its key."""
+        left = await self._put(uri, root, self._seen.get(uri))
+        if left is None and (etag := await self._own(uri)) is not None:
+            left = await self._put(uri, root, etag)
+        if left is not None:
+            log.info("uploaded", directory=name, object=str(uri))
+            return [LeftOut(f"{name}/{each.name}", each.reason) for each in left]
+        aside = S3Uri(uri.bucket, f"{self._target.folder.key}{self._target.run}/{uri.key.rpartition('/')[2]}")
+        if await self._put(aside, root, None) is None:
+            return [LeftOut(name, f"other objects are at {uri} and at {aside}")]
+        return [LeftOut(name, f"another writer's object came to {uri} meanwhile; this one is {aside}")]
+
+    async def _put(self, uri: S3Uri, root: Directory, replaces: str | None) -> list[LeftOut] | None:
+        """Write the archive of a directory; return what it lacks, None if `replaces` is not what is there.
+
+        Raises PenstockError, OSError.
+        """
+        for left in reversed(range(MOST_READS)):
+            archive = await in_thread(Archive, root)
+            try:
+                new = NewObject(
+                    archive.most,
+                    archive.read,
+                    archive.check,
+                    self._store.requests,
+                    self._store.headers,
+                    self._store.noted(uri.key.removeprefix(self._target.folder.key), archive.most),
+                )
+                etag = await put_object(
+                    self._client,
+                    ErrorContext(*uri),
+                    new,
+                    replaces=replaces,
+                    policy=self._spec.policy,
+                    on_wait=self._store.on_wait,
+                )
+            except FileChanged:
+                if not left:
+                    raise
+            else:
+                if etag is None:
+                    return None
+                self.bytes += archive.made
+                self.files += 1
+                return archive.left_out
+            finally:
+                archive.close()
+        raise AssertionError
+
+    async def _files(self, folder: S3Uri, root: Directory) -> list[LeftOut]:
+        """Upload the files of a directory; return what is not in S3."""
+        uploads = Uploads(
+            root,
+            folder,
+            self._clients,
+            self._spec.policy,
+            self._store.on_wait,
+            replace=self._target.replaces,
+            clash="another object has its key, which no run of this job and host wrote",
+            own=self._own,
+            headers=self._store.headers,
+            requests=self._store.requests,
+            noted=lambda name, size: self._store.noted(f"model/{name}", size),
+        )
+        await uploads.run()
+        self.bytes += uploads.bytes
+        self.files += uploads.objects
+        return uploads.left_out
+
+    async def _send(self, operation: str, uri: S3Uri, **parameters: Any) -> Any:
+        return await retry_while_unavailable(
+            lambda _: self._client.send(operation, ErrorContext(*uri), Bucket=uri.bucket, **parameters),
+            self._spec.policy,
+            on_wait=self._store.on_wait,
+            what="the state of an output",
+        )
