@@ -16,6 +16,7 @@ from packaging.utils import canonicalize_name
 
 from examples.demo.dataset import channels
 from sidecar.config.job import load_job
+from streamer.finish import PROGRAM
 from tests.operate.containers import COMPOSE, OURS, SCRIPTS, SERVICES, STAGES, closure, installed, mounts, run
 from tests.operate.promql import DASHBOARDS, ROOT
 
@@ -112,6 +113,11 @@ def test_job_file_is_one_that_the_sidecar_takes_and_that_fits_the_services() -> 
     assert ("ml", base) in mounts("trainer")
     assert _flags("trainer")["base-directory"] == base
     assert _flags("trainer")["result"].startswith(f"{base}/")
+    assert SERVICES["trainer"]["entrypoint"] == [
+        f"{base}/input/config/{PROGRAM}",
+        "--",
+        *json.loads(STAGES["trainer"].last("ENTRYPOINT")),
+    ]
     assert float(SERVICES["sidecar"]["stop_grace_period"].rstrip("s")) > job.penstock.drain_for
 
 

@@ -22,6 +22,7 @@ from examples.demo.server import free_ports
 from sidecar.cli import cli
 from sidecar.config.hosts import identify
 from sidecar.config.job import Job, load_job
+from streamer.finish import PROGRAM
 from streamer.units import MIB
 from tests.kit.harness import fill
 from tests.kit.pipes import read_all
@@ -313,6 +314,16 @@ def test_the_sidecar_starts_before_the_trainer_and_is_given_what_it_takes(source
     assert "cpu" not in serving["resources"]["limits"]
 
 
+@each_source([source for source in WITH_SIDECAR if source != "chart everything"])
+def test_the_trainer_ends_with_the_proof_that_its_results_are_in_s3(source: str, job: Job) -> None:
+    """`penstock-finish` is on the volume, and starts what the image would have started."""
+    (trainer,) = training_pod(source).spec["containers"]
+    base = job.penstock.base_directory or "/opt/ml"
+    assert trainer["command"][:2] == [f"{base}/input/config/{PROGRAM}", "--"]
+    assert trainer["command"][2:] == json.loads(STAGES["trainer"].last("ENTRYPOINT"))
+    assert job.output_data_config is not None
+
+
 @each_source(WITH_SIDECAR)
 def test_each_pod_is_one_host_and_all_of_them_read_everything_once(source: str, job: Job) -> None:
     count = manifests.hosts(source)
@@ -494,6 +505,8 @@ def test_policies_are_valid_and_allow_what_they_say(tmp_path: Path) -> None:
         for place in re.findall(r"s3:::([^\"']+)", str(text))
     }
     text = yaml.safe_load((KUBERNETES / "base/penstock.yaml").read_text())
+    written = re.findall(r"s3:::([^\"']+)/\*", str(policies["write-policy"]["Statement"][0]))
+    assert text["OutputDataConfig"]["S3OutputPath"].removeprefix("s3://") in written
     uris = [one["DataSource"]["S3DataSource"]["S3Uri"] for one in text["InputDataConfig"]]
     assert {f"{uri.removeprefix('s3://')}*" for uri in uris} | {"my-bucket"} == reported
     subject = next(iter(policies["trust-irsa"]["Statement"]))["Condition"]["StringEquals"]
