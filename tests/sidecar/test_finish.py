@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -17,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scripts import versions
 from sidecar.job.finish import LONGEST, finish_requests, parse_request
 from sidecar.job.layout import Layout
 from sidecar.process.exits import Exit
@@ -373,6 +376,75 @@ def test_what_is_no_request_does_not_delay_the_next(serving: StubSidecar, base: 
     assert ended(running)[0] == 0
 
 
+@pytest.mark.parametrize("uploads", [True, False])
+async def test_the_sidecars_ends_on_each_loop(tmp_path: Path, *, uploads: bool) -> None:
+    """With a reply; or cancelled during the upload, and the end of the block tells the requester."""
+    layout, requested = Layout(str(tmp_path / "ml")), asyncio.Event()
+    layout.create()
+
+    async def upload(code: int, reason: str) -> tuple[int, str]:
+        assert (code, reason) == (4, "")
+        requested.set()
+        if not uploads:
+            await asyncio.Event().wait()
+        return 0, "uploaded"
+
+    with finish_requests(layout, fifo_mode=0o640) as requests:
+        serving = asyncio.ensure_future(requests.serve(upload))
+        running = await asyncio.create_subprocess_exec(
+            program(tmp_path / "ml"), "sh", "-c", "exit 4", stderr=subprocess.PIPE
+        )
+        await requested.wait()
+        if uploads:
+            await running.wait()
+        serving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await serving
+    _, errors = await running.communicate()
+    assert running.returncode == (4 if uploads else 9)
+    assert (b"uploaded\n" if uploads else b"before it had replied") in errors
+
+
+# SIGKILL at a system call
+
+
+def killing(call: str) -> list[str]:
+    """Options of strace: SIGKILL at the first invocation of a system call, or at the number given."""
+    name, _, number = call.partition(" ")
+    return ["-o", "/dev/null", "-e", f"inject={name}:signal=SIGKILL:when={number or 1}"]
+
+
+@pytest.mark.parametrize(
+    "call", ["epoll_wait", "read", "epoll_ctl", "write", "read 3", "write 3", "epoll_ctl 2"]
+)
+def test_a_sidecar_killed_at_a_system_call(serving: StubSidecar, base: Path, call: str) -> None:
+    """From the request's arrival to the wait for the next: exit code 0 only with the reply."""
+    command = ["strace", "-p", str(serving.process.pid), *killing(call)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as tracing:
+        assert tracing.stderr is not None
+        assert "attached" in tracing.stderr.readline()
+        running = started(base, "true")
+        if serving.line():
+            with contextlib.suppress(BrokenPipeError):
+                serving.uploaded(0, "uploaded")
+        done, errors = ended(running)
+        assert serving.process.wait() == -signal.SIGKILL
+    assert (done, errors.endswith(" uploaded\n")) in {(9, False), (0, True)}
+
+
+@pytest.mark.parametrize("call", ["flock", "write 2", "poll"])
+def test_a_requester_killed_at_a_system_call(serving: StubSidecar, base: Path, call: str) -> None:
+    """Before, in and after its request; the next one gets its own reply."""
+    killed = subprocess.run(["strace", *killing(call), program(base), "--", "true"], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    running = started(base, *python("import sys; sys.exit(8)"))
+    while serving.line()[1] != 8:
+        serving.uploaded(0, "of the one that was killed")
+    serving.uploaded(9, "of 8")
+    done, errors = ended(running)
+    assert (done, errors.splitlines()[1:]) == (9, ["penstock-finish: of 8"])
+
+
 # Names, users, images
 
 
@@ -453,8 +525,24 @@ def test_a_trainer_of_another_user(tmp_path: Path, mode: int, code: int) -> None
         assert done == code
 
 
+def test_it_runs_on_every_python_of_this_machine(serving: StubSidecar, base: Path) -> None:
+    """Without site-packages, from 3.8 on."""
+    found = [each for minor in range(8, 20) if (each := versions.interpreter((3, minor)))]
+    assert found
+    for interpreter in found:
+        running = subprocess.Popen(
+            [interpreter, "-I", "-S", "-W", "error", program(base), "--", "sh", "-c", "exit 5"],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert serving.line() == ["request", 5, ""]
+        serving.uploaded(0)
+        done, errors = ended(running)
+        assert (done, len(errors.splitlines())) == (5, 1), interpreter
+
+
 def test_it_is_one_file_for_old_pythons() -> None:
-    """Only what Python 3.8 has: its grammar and its library."""
+    """Where no old Python is at hand: only the grammar and the library of Python 3.8."""
     tree = ast.parse(Path(finish.__file__).read_text(), feature_version=(3, 8))
     imported = {
         name
