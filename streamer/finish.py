@@ -8,8 +8,8 @@ Python 3.8 and its library are enough: the sidecar puts this file on the volume,
                       then: request ─▶ FIFO ─▶ sidecar, which uploads ─▶ other FIFO ─▶ reply
     trainer           in a session of its own; under a terminal in this one, for Ctrl-C and terminal input
 
-The exit code is the trainer's, 128 + n if signal n ended it, or `NOT_UPLOADED` without the proof that all is
-in S3: the sidecar says so, or no sidecar is there, or it ends before it has replied.
+The exit code is the trainer's, 128 + n if signal n ended it, and `NOT_UPLOADED` in place of 0 without the
+proof that all is in S3: the sidecar says so, or no sidecar is there, or it ends before it has replied.
 
 Nothing polls. A sidecar holds both FIFOs open. So the request FIFO cannot be opened without one (ENXIO), and
 poll(2) reports POLLERR there when the sidecar ends, however it ends. A requester locks that FIFO, because
@@ -49,7 +49,7 @@ def main() -> None:
     command = sys.argv[2 if sys.argv[1:2] == ["--"] else 1 :]
     if not command or sys.argv[1] in ("-h", "--help"):
         _say("usage: penstock-finish [--] COMMAND [ARGUMENT]...")
-        _say(f"runs COMMAND, the trainer, and ends with its code, or {NOT_UPLOADED} if not all is in S3")
+        _say(f"runs COMMAND, the trainer; ends with its code, or {NOT_UPLOADED} for 0 if not all is in S3")
         sys.exit(0 if command else 2)
     fork_if_first()
     sys.exit(_finish(command))
@@ -77,7 +77,7 @@ def _finish(command: list[str]) -> int:
         uploaded, text = NOT_UPLOADED, f"nothing proves that its results are in S3: {error}"
     if text:
         _say(text)
-    return uploaded or code
+    return code or uploaded
 
 
 def _say(text: str) -> None:
