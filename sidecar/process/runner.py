@@ -14,6 +14,7 @@ import contextlib
 import encodings.idna  # noqa: F401 - of names; uvloop reports a failed import as an unknown encoding
 import os
 import socket
+import ssl
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -38,7 +39,7 @@ _LIBUV_SIZE = "UV_THREADPOOL_SIZE"
 class _Loop(uvloop.Loop):
     """uvloop's loop without the thread that it starts at its end to wait for the executor.
 
-    Also without the traceback that uvloop logs for a TLS connection that closed during its handshake.
+    Also without the tracebacks of TLS handshakes for which no request waits any more.
     """
 
     def set_default_executor(self, executor: Any) -> None:
@@ -51,17 +52,20 @@ class _Loop(uvloop.Loop):
             executor.shutdown(wait=True)
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Report an error of a callback, unless uvloop wrote the end of a handshake to a closed connection.
+        """Report an error of a callback, unless it is one of a handshake whose request has ended.
 
         uvloop sends the last bytes of a handshake one turn of the loop later. If the connection is closed by
-        then, it calls this method with a RuntimeError; the request has ended with the connection.
+        then, it calls this method with a RuntimeError. If the request was cancelled, nobody retrieves the
+        handshake's error.
         """
         if not _is_late_handshake(context):
             super().call_exception_handler(context)
 
 
 def _is_late_handshake(context: dict[str, Any]) -> bool:
-    """Return whether uvloop's TLS failed only because it wrote to its own connection, which was closed."""
+    """Return whether a handshake failed that was abandoned, or that wrote to its own closed connection."""
+    if context.get("message") == "Future exception was never retrieved":
+        return isinstance(context.get("exception"), ssl.SSLError | ConnectionError)
     return (
         context.get("message") == "Fatal error on SSL protocol"
         and isinstance(context.get("exception"), RuntimeError)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+import ssl
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -76,6 +77,19 @@ async def reports_a_write_to_a_closed_connection(*, of_that_connection: bool) ->
             "transport": transports[0 if of_that_connection else 1],
         }
     )
+
+
+@pytest.mark.parametrize(("error", "names"), [(ssl.SSLError(1, "expired"), []), (OSError(), ["asyncio"])])
+def test_a_handshake_that_nobody_waits_for_is_no_error_of_the_log(
+    caplog: pytest.LogCaptureFixture, error: OSError, names: list[str]
+) -> None:
+    """Its request was cancelled, as by GiveUpAfter."""
+
+    async def leaves_an_error() -> None:
+        asyncio.get_running_loop().create_future().set_exception(error)
+
+    run(leaves_an_error())
+    assert [record.name for record in caplog.records] == names
 
 
 @pytest.mark.parametrize("of_that_connection", [True, False])
