@@ -254,8 +254,8 @@ def test_without_a_variable_there_is_no_proxy(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("reason", "remedy"),
     [
-        ("certificate verify failed: invalid CA certificate", "lacks a field"),
-        ("certificate verify failed: Missing Authority Key Identifier", "lacks a field"),
+        ("certificate verify failed: invalid CA certificate", "lacks fields"),
+        ("certificate verify failed: Missing Authority Key Identifier", "lacks fields"),
         ("certificate verify failed: EE certificate key too weak", "with a key of 2,048 bits"),
         ("dh key too small", "with a key of 2,048 bits"),
         ("unsafe legacy renegotiation disabled", "RFC 5746"),
