@@ -16,7 +16,7 @@ as corrupt if it has a checksum, or both name and comment.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from isal import igzip_lib
 
@@ -53,19 +53,8 @@ LARGEST_WINDOW = 27
 """log2 of a Zstandard frame's maximum window: 128 MiB, the default limit of the zstd program."""
 
 
-class _Member(Protocol):
-    """Decompressor of one member, with the interface of `bz2.BZ2Decompressor`."""
-
-    @property
-    def eof(self) -> bool: ...
-
-    @property
-    def needs_input(self) -> bool: ...
-
-    @property
-    def unused_data(self) -> bytes: ...
-
-    def decompress(self, data: bytes | memoryview, max_length: int = -1) -> bytes: ...
+_Member = igzip_lib.IgzipDecompressor | zstd.ZstdDecompressor
+"""Decompressor of one member, with the interface of `bz2.BZ2Decompressor`."""
 
 
 class Inflater:

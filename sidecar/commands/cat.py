@@ -125,7 +125,7 @@ async def cat(
         if join is None:
             await _warn_of_line_ends(plan, clients)
     if plan.strays is not None and plan.strays.keys:
-        from sidecar.records.strays import option_advice, warn_of_strays
+        from sidecar.records.endmarks import option_advice, warn_of_strays
 
         warn_of_strays(plan.strays, advice=option_advice)
     total = plan.total_bytes(0)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sidecar.process.logs import WaitLog
 from sidecar.process.progress import progress_line
 from sidecar.process.resources import memory_limit
-from sidecar.records.strays import option_advice, warn_of_strays
+from sidecar.records.endmarks import option_advice, warn_of_strays
 from streamer.errors import ConfigError, SinkError
 from streamer.plan import S3Uri, parse_address, parse_object_uri
 from streamer.plan.uris import LONGEST_KEY

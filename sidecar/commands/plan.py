@@ -13,7 +13,7 @@ from sidecar.job.planning import JobPlanner
 from sidecar.job.planning_log import figures_by_record
 from sidecar.observe.state import JobState
 from sidecar.process.progress import progress_line
-from sidecar.records.first_bytes import wrong_format
+from sidecar.records.line_ends import wrong_format
 from sidecar.records.rank_advice import small_requests, unequal_steps
 from streamer.aio import in_thread
 from streamer.plan.folds import count_parts, number_of_parts

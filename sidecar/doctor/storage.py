@@ -22,10 +22,8 @@ from sidecar.doctor.machine import Finding
 from sidecar.doctor.object_checks import etags_differ, read_checks
 from sidecar.doctor.remedies import failed
 from sidecar.process.exits import Exit
-from sidecar.records.endmarks import end_mark_advice, unjoined_keys
-from sidecar.records.first_bytes import wrong_format
-from sidecar.records.line_ends import remedy, without_line_feed
-from sidecar.records.strays import channel_advice
+from sidecar.records.endmarks import channel_advice, end_mark_advice, unjoined_keys
+from sidecar.records.line_ends import remedy, without_line_feed, wrong_format
 from streamer.errors import ErrorContext, PenstockError
 from streamer.plan import Arrangement, ObjectRef, Plan
 from streamer.plan.selection import Limit

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from sidecar.observe.state import PlanningStep
 from sidecar.process.logs import WaitLog, log
-from sidecar.records.endmarks import end_mark_advice, unjoined
+from sidecar.records.endmarks import channel_advice, end_mark_advice, unjoined, warn_of_strays
 from sidecar.records.line_ends import remedy, without_line_feed
-from sidecar.records.strays import channel_advice, warn_of_strays
 from streamer.plan.record_plan import RecordPlan
 
 if TYPE_CHECKING:

@@ -1,21 +1,26 @@
-"""Recognises objects with an end mark (tar, Arrow) by common suffixes.
+"""Warns of objects by their keys: of those with an end mark (tar, Arrow), and of those that may be no data.
 
-A program that reads several such objects in one stream stops after the first. `penstock run`, `penstock cat`
-and `penstock doctor` warn of them.
+A program that reads several objects with end marks in one stream stops after the first. Marks of writers,
+checksums, indexes and hidden files are probably no data (`streamer.plan.strays`). `penstock run`, `cat` and
+`doctor` warn of both, `plan` of the latter.
 """
 
 from __future__ import annotations
 
+import json
+import shlex
 from itertools import islice
 from typing import TYPE_CHECKING
 
 from sidecar.process.logs import log
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from sidecar.config.request import ChannelConfig
     from streamer.plan import Plan
+    from streamer.plan.strays import Strays
+
 
 SUFFIXES = {
     "tar": (".tar", ".tar.gz", ".tgz", ".tar.zst"),
@@ -72,3 +77,23 @@ def _end_marked(keys: Iterable[str]) -> str | None:
         if sum(key.endswith(suffixes) for key in lowered) > 1:
             return form
     return None
+
+
+def warn_of_strays(strays: Strays | None, *, advice: Callable[[Strays], str], **fields: str) -> None:
+    """Log the objects, with `advice`. `fields`: further fields of the event."""
+    if strays is not None and strays.keys:
+        log.warning("objects that may not be data", **fields, keys=strays.keys, do=advice(strays))
+
+
+def option_advice(strays: Strays) -> str:
+    """Return which options leave the objects out, or declare them data."""
+    options = " ".join(f"--exclude {shlex.quote(glob)}" for glob in strays.globs)
+    return f"add {options} to leave them out, or --include '**' if they are data"
+
+
+def channel_advice(strays: Strays) -> str:
+    """Return which setting of the channel leaves the objects out, or declares them data."""
+    return (
+        f"add Penstock: {{Exclude: {json.dumps(strays.globs)}}} to the channel to leave them out, or "
+        'Include: ["**"] if they are data'
+    )

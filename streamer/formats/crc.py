@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import Protocol
+from collections.abc import Callable
 
 logger = logging.getLogger("penstock")
 
@@ -19,16 +19,12 @@ _POLYNOMIAL = 0x82F63B78
 _WORD = 0xFFFFFFFF
 
 
-class Checksum(Protocol):
-    """A function that computes a CRC-32C."""
-
-    def __call__(self, data: bytes | bytearray | memoryview, before: int = 0, /) -> int:
-        """Return the CRC of `data`, or of the bytes with the CRC `before` and then `data`."""
-
-
 @functools.cache
-def crc32c() -> Checksum:
-    """Return the function that computes the CRC-32C of a buffer; from `awscrt` if that is installed."""
+def crc32c() -> Callable[..., int]:
+    """Return the function that computes the CRC-32C of a buffer; from `awscrt` if that is installed.
+
+    Its arguments are those of `crc32c_in_python`.
+    """
     try:
         from awscrt.checksums import crc32c as compiled
     except ImportError:
@@ -62,7 +58,7 @@ def _table() -> tuple[int, ...]:
 
 
 def crc32c_in_python(data: bytes | bytearray | memoryview, before: int = 0, /) -> int:
-    """Return the CRC-32C of `data`, computed byte by byte; `before` as for a `Checksum`."""
+    """Return the CRC-32C of `data`, or of the bytes with the CRC `before` and then `data`; byte by byte."""
     table = _table()
     value = before ^ _WORD
     for byte in data:

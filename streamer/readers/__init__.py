@@ -1,18 +1,17 @@
 """Readers of Pipe channels for PyTorch, TensorFlow and plain Python: the part that runs in the trainer.
 
-    core        config (directories, channels), options (arguments of readers), state and rank_claim (the
-                state file), state_file (of `--resume`), epochs (which epoch is next), arrival, stream,
-                read_end and proof (one FIFO as a file with a proven end), record_spec and read_loop (the
-                records of one FIFO), plain (a reader in plain Python), position (saved and resumed), start
-                (brings a stream to it), joint_states (of several FIFOs), endless (epoch after epoch),
-                record_keys and record_names (the object of each record), shuffle (of records in windows),
-                skipping (corrupt records)
+    core        config (directories, channels), options (arguments of readers), state (the state file),
+                state_file (of `--resume`), epochs (which epoch is next), arrival, stream, read_end and proof
+                (one FIFO as a file with a proven end), record_spec and read_loop (the records of one FIFO),
+                plain (a reader in plain Python, epoch after epoch), position (saved and resumed), start
+                (brings a stream to it), joint_states (of several FIFOs), record_keys and record_names (the
+                object of each record), shuffle (of records in windows), skipping (corrupt records)
     tensorflow  a `tf.data.Dataset`: `PipeModeDataset`; with steps (Python stepped by TensorFlow), bulk and
                 checksums (small TFRecords by the block), failures (statuses of errors), interrupts (Ctrl-C),
-                positions, memory (glibc's thresholds) and meter (speed, printed)
+                memory (glibc's thresholds)
     torch       an `IterableDataset`: `PipeIterableDataset`; with elements and record_ranges (records of an
-                element), progress (records received), workers (one epoch read by several processes), turn
-                and shared_cursor (what one of them reads, and passes on)
+                element), progress (records received), workers (one epoch read by several processes),
+                shared_cursor (what one of them reads, and passes on)
     loader      a DataLoader that saves the progress of all its workers: `ResumableLoader`
     lightning   a callback that saves its state beside Lightning's checkpoints; checkpoint, the same for those
                 of `torch.distributed.checkpoint`; tensorflow.backup, weights and state by Keras
@@ -35,8 +34,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from streamer.readers.core.config import PipeModeDatasetException
-    from streamer.readers.core.endless import endless
-    from streamer.readers.core.plain import PipeReader, open_channel
+    from streamer.readers.core.plain import PipeReader, endless, open_channel
     from streamer.readers.core.rank_channels import rank_channel, rank_channels
     from streamer.readers.core.record_names import KeyedRecord
     from streamer.readers.core.skipping import SkipPolicy
@@ -65,7 +63,7 @@ _HOMES = {
     "SkipPolicy": "streamer.readers.core.skipping",
     "rank_channel": "streamer.readers.core.rank_channels",
     "rank_channels": "streamer.readers.core.rank_channels",
-    "endless": "streamer.readers.core.endless",
+    "endless": "streamer.readers.core.plain",
     "load_state": "streamer.readers.core.state_file",
     "open_channel": "streamer.readers.core.plain",
     "save_state": "streamer.readers.core.state_file",

@@ -20,8 +20,9 @@ workers share a channel.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from streamer.errors import ChannelError
 from streamer.readers.core.channel_reader import ChannelReader
 from streamer.readers.core.config import check_if_configured, directories
 from streamer.readers.core.epochs import TIMEOUT, ChannelEpochs
@@ -32,7 +33,7 @@ from streamer.readers.core.skipping import SkippedRecord, without_skipped
 from streamer.units import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from typing_extensions import Unpack
 
@@ -141,3 +142,24 @@ class PipeReader(ChannelReader):
         (`streamer.readers.core.position`). A record that was skipped counts.
         """
         return super().state_dict()
+
+
+T = TypeVar("T")
+
+
+def endless(passes: Iterable[T]) -> Iterator[T]:
+    """Yield the elements of one pass over a reader, dataset or loader after the other, without end.
+
+    Each pass is an epoch. A pass that resumes may have nothing left. Raises ChannelError if two successive
+    passes are empty; otherwise as the passes do.
+    """
+    empty = 0
+    while True:
+        empty += 1
+        for element in passes:
+            empty = 0
+            yield element
+        if empty == 2:
+            raise ChannelError(
+                "two successive epochs have no record; give the channel objects, or end the loop earlier"
+            )

@@ -4,7 +4,7 @@
 
 The loop numbers the records of the epoch. What a consumer makes of the numbers is its own: the readers of one
 process move a `ReaderPosition` (`ReadLoop.lists`), PyTorch adds up the ranges that the trainer has received,
-and several processes that read one FIFO in turns pass the next number on (`streamer.readers.torch.turn`).
+and processes that read one FIFO in turns pass the next number on (`streamer.readers.torch.shared_cursor`).
 
 Ranks that share a channel by record have the number of records from the record index. If the index is not of
 the objects, or the reader has another format, a rank would take more or fewer steps than the others, which

@@ -26,7 +26,7 @@ counts that record. After any other error every request raises `tf.errors.Cancel
 `ignore_errors` cannot end a broken epoch as a whole one.
 
 An iterator cannot be saved, because TensorFlow refuses the stateful steps of this pipeline.
-`streamer.readers.tensorflow.positions` has positions that can be saved. The graph of this dataset cannot be
+`streamer.readers.tensorflow.spec` has positions that can be saved. The graph of this dataset cannot be
 moved to another process (tf.data service), as with every dataset made of Python.
 """
 
@@ -50,8 +50,7 @@ from streamer.readers.core.shuffle import Shuffle
 from streamer.readers.core.state import EpochState
 from streamer.readers.tensorflow import failures, interrupts
 from streamer.readers.tensorflow.epoch_steps import epochs_dataset
-from streamer.readers.tensorflow.positions import parse_start
-from streamer.readers.tensorflow.spec import DatasetSpec
+from streamer.readers.tensorflow.spec import DatasetSpec, parse_start
 from streamer.readers.tensorflow.steps import PATIENCE_S
 from streamer.step_state import StepState, is_step_state
 from streamer.units import counted

@@ -3,7 +3,9 @@
     state, 1 byte | length of the header, u32 | header, JSON | waiting records | rest of the last block
 
 The state is written last, so a half-written file has the state of a turn under way. If no process holds the
-lock then, the worker whose turn it was is dead. Callers hold the lock.
+lock then, the worker whose turn it was is dead. Callers hold the lock. `read_turn` reads one turn:
+
+    cursor: rest of the last block, records of an incomplete unit ─▶ blocks of whole units, next cursor
 """
 
 from __future__ import annotations
@@ -14,7 +16,16 @@ import os
 import struct
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from streamer.readers.core.record_names import KeyedRecord
+from streamer.readers.core.shuffle import NumberedRecords
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from streamer.readers.core.read_loop import ReadLoop
+
 
 OPEN = b"O"
 """State between two turns."""
@@ -122,3 +133,45 @@ def _is_alive(pid: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def read_turn(
+    loop: ReadLoop, cursor: SharedCursorFile, unit: int, check: Callable[[], None]
+) -> list[NumberedRecords]:
+    """Go on at `cursor`, and move it, until a unit of records is complete or the epoch has ended.
+
+    `check`: called while no bytes come; it may raise to give up. Raises as `ReadLoop.read`.
+    """
+    stream, key = loop.stream, loop.spec.key
+    stream.received = cursor.received
+    loop.go_on(cursor.rest, cursor.offset, number=cursor.number, in_object=cursor.in_object)
+    waiting: list[Any] = cursor.waiting
+    if key:
+        names = zip(cursor.waiting, cursor.waiting_keys, strict=True)
+        waiting = [KeyedRecord(record, *name) for record, name in names]
+    blocks = [NumberedRecords._make([waiting, *cursor.waiting_from, None, False])] if waiting else []
+    count = len(waiting)
+    while count < unit:
+        if (found := loop.read()) is None:
+            cursor.state = ENDED
+            break
+        cursor.number = loop.number
+        blocks += (block for block in found if block.records)
+        count += sum(len(block.records) for block in found)
+        if found and not found[0].records:
+            check()
+    if stream.ended and loop.fits:  # else the next turn raises
+        cursor.state = ENDED
+    cursor.waiting, cursor.waiting_from, cursor.waiting_keys = [], [], []
+    if left := 0 if cursor.state == ENDED else count % unit:
+        # The records left over are all of the last block, because no unit was complete before it.
+        block = blocks.pop()
+        whole = len(block.records) - left
+        waiting, *cursor.waiting_from = block.part(whole, len(block.records))[:5]
+        cursor.waiting = [each.record for each in waiting] if key else waiting
+        cursor.waiting_keys = [each[1:] for each in waiting] if key else []
+        if whole:
+            blocks.append(block.part(0, whole))
+    cursor.rest, cursor.offset, cursor.in_object = loop.hand_over()
+    cursor.received = stream.received
+    return blocks

@@ -47,8 +47,7 @@ from streamer.readers.core.read_loop import ReadLoop
 from streamer.readers.core.start import reach_start, start_in
 from streamer.readers.core.stream import PipeStream
 from streamer.readers.torch.progress import ChannelProgress, progress_in
-from streamer.readers.torch.shared_cursor import ENDED, FAILED, OPEN, READING, SharedCursorFile
-from streamer.readers.torch.turn import read_turn
+from streamer.readers.torch.shared_cursor import ENDED, FAILED, OPEN, READING, SharedCursorFile, read_turn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
