@@ -14,6 +14,7 @@ import socket
 import time
 import zlib
 from collections.abc import Callable
+from typing import Any
 
 from tests.machines.hostile.wire import SIZES, Response, Wire, listing
 
@@ -60,12 +61,84 @@ def fault(name: str, *, only: set[str] | None = None, tls: bool = False) -> Call
     return note
 
 
+Step = bytes | Callable[..., Any]
+"""Bytes to send, a function of the response that makes them, or one of the wire and the response."""
+
+
+def sent(
+    name: str,
+    *steps: Step,
+    change: Callable[[Response], object] | None = None,
+    only: set[str] | None = None,
+    keep: bool = False,
+) -> None:
+    """A fault that sends these one after the other, of a response that `change` has changed."""
+
+    def function(wire: Wire, response: Response) -> bool:
+        if change is not None:
+            change(response)
+        for step in steps:
+            if isinstance(step, bytes):
+                wire.send(step)
+            elif step.__code__.co_argcount == 2:
+                step(wire, response)
+            else:
+                wire.send(step(response))
+        return keep
+
+    fault(name, only=only)(function)
+
+
+def endless(data: bytes) -> Step:
+    return lambda wire, _: wire.endless(data)
+
+
+def dripped(data: bytes) -> Step:
+    return lambda wire, _: wire.drip(data)
+
+
+def refused(code: int, error: str, length: bytes = b"") -> Callable[[Response], None]:
+    def change(response: Response) -> None:
+        response.status(code, error)
+        if length:
+            response.put("Content-Length", length)
+        else:
+            response.without("Content-Length")
+
+    return change
+
+
+HEADER = Response.header
+ERRORS = dripped(b"<Error>" * 1000)
+CHUNK = b"8000\r\n" + b"x" * 0x8000 + b"\r\n"
+
+
+def everything(response: Response) -> bytes:
+    return response.header() + response.sent_body()
+
+
+def half(response: Response) -> bytes:
+    return response.header() + response.body[: len(response.body) // 2]
+
+
+def unsized(response: Response) -> None:
+    response.without("Content-Length")
+
+
+def silence(wire: Wire, _: Response) -> None:
+    wire.silence()
+
+
+def reset(wire: Wire, _: Response) -> None:
+    wire.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+
+
 def whole(wire: Wire, response: Response) -> bool:
     wire.send(response.header() + response.sent_body())
     return True
 
 
-def changed(name: str, change: Callable[[Response], None], *, only: set[str] | None = None) -> None:
+def changed(name: str, change: Callable[[Response], object], *, only: set[str] | None = None) -> None:
     """A fault that changes the response and sends it whole."""
 
     def function(wire: Wire, response: Response) -> bool:
@@ -104,29 +177,8 @@ for _name, _line in STATUS_LINES.items():
 
     changed(f"status line: {_name}", _status_line)
 
-BARE = (
-    101,
-    201,
-    203,
-    204,
-    205,
-    226,
-    300,
-    304,
-    306,
-    400,
-    401,
-    402,
-    405,
-    407,
-    408,
-    411,
-    412,
-    416,
-    421,
-    429,
-    451,
-)
+BARE = (101, 201, 203, 204, 205, 226, 300, 304, 306, 400, 401, 402, 405, 407, 408, 411, 412, 416,
+        421, 429, 451)  # fmt: skip
 for _code in (*BARE, 499, 500, 501, 502, 503, 504, 505, 599, 600, 999):
 
     def _bare_status(response: Response, code: int = _code) -> None:
@@ -237,41 +289,11 @@ for _name, _after in {"1e300": b"1e300", "inf": b"inf", "nan": b"nan", "-5": b"-
         response.put("Retry-After", after)
 
     changed(f"Retry-After: {_name}", _later)
-
-
-def _many_headers(response: Response) -> None:
-    response.headers += [(b"X-%d" % number, b"y") for number in range(5_000)]
-
-
-changed("5,000 headers", _many_headers)
-
-
-def _header_without_colon(response: Response) -> None:
-    response.headers.insert(0, (b"no colon\r\nX", b"y"))
-
-
-changed("a header without colon", _header_without_colon)
-
-
-def _header_with_space(response: Response) -> None:
-    response.headers.insert(0, (b"Content-Length ", b"3"))
-
-
-changed("a space before the colon", _header_with_space)
-
-
-@fault("header without end")
-def _(wire: Wire, response: Response) -> bool:
-    wire.send(response.status_line + b"\r\nX: ")
-    wire.endless(b"y")
-    return False
-
-
-@fault("header lines without end")
-def _(wire: Wire, response: Response) -> bool:
-    wire.send(response.status_line + b"\r\n")
-    wire.endless(b"X-Y: z\r\n")
-    return False
+changed("5,000 headers", lambda r: r.headers.extend((b"X-%d" % number, b"y") for number in range(5_000)))
+changed("a header without colon", lambda r: r.headers.insert(0, (b"no colon\r\nX", b"y")))
+changed("a space before the colon", lambda r: r.headers.insert(0, (b"Content-Length ", b"3")))
+sent("header without end", lambda r: r.status_line + b"\r\nX: ", endless(b"y"))
+sent("header lines without end", lambda r: r.status_line + b"\r\n", endless(b"X-Y: z\r\n"))
 
 
 # --- interim responses -------------------------------------------------------------------------------------
@@ -290,18 +312,8 @@ for _code in (100, 102, 103, 199):
         return False
 
     fault(f"interim {_code}, then silence")(_interim_silence)
-
-
-@fault("interim without end")
-def _(wire: Wire, _: Response) -> bool:
-    wire.endless(b"HTTP/1.1 100 Continue\r\n\r\n")
-    return False
-
-
-@fault("interim with headers without end")
-def _(wire: Wire, _: Response) -> bool:
-    wire.endless(b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n")
-    return False
+sent("interim without end", endless(b"HTTP/1.1 100 Continue\r\n\r\n"))
+sent("interim with headers without end", endless(b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n"))
 
 
 @fault("interim dripped")
@@ -311,10 +323,7 @@ def _(wire: Wire, _: Response) -> bool:
     return False
 
 
-@fault("interim with a body")
-def _(wire: Wire, response: Response) -> bool:
-    wire.send(b"HTTP/1.1 100 Continue\r\nContent-Length: 5\r\n\r\nhello")
-    return whole(wire, response)
+sent("interim with a body", b"HTTP/1.1 100 Continue\r\nContent-Length: 5\r\n\r\nhello", everything, keep=True)
 
 
 # --- time --------------------------------------------------------------------------------------------------
@@ -336,54 +345,27 @@ def _silent_after(share: float, part: str) -> Fault:
 for _share in (0.0, 0.05, 0.5, 0.99):
     fault(f"silence at {_share:.0%} of the header")(_silent_after(_share, "header"))
     fault(f"silence at {_share:.0%} of the body", only=HAS_BODY)(_silent_after(_share, "body"))
+sent("status line dripped", lambda wire, r: wire.drip(r.header() * 10, 0.15))
+sent("header dripped", lambda r: r.status_line + b"\r\n", dripped(b"X-Y: z\r\n" * 1000))
+sent(
+    "body dripped, then whole",
+    HEADER,
+    lambda wire, r: wire.drip(r.body[:10], 0.05),
+    lambda r: r.body[10:],
+    only=HAS_BODY,
+    keep=True,
+)
 
 
-@fault("status line dripped")
-def _(wire: Wire, response: Response) -> bool:
-    wire.drip(response.header() * 10, 0.15)
-    return False
-
-
-@fault("header dripped")
-def _(wire: Wire, response: Response) -> bool:
-    wire.send(response.status_line + b"\r\n")
-    wire.drip(b"X-Y: z\r\n" * 1000, 0.1)
-    return False
-
-
-@fault("body dripped, then whole", only=HAS_BODY)
-def _(wire: Wire, response: Response) -> bool:
-    wire.send(response.header())
-    wire.drip(response.body[:10], 0.05)
-    wire.send(response.body[10:])
-    return True
-
-
-@fault("body in single bytes", only=HAS_BODY)
-def _(wire: Wire, response: Response) -> bool:
-    wire.send(response.header())
+def _single_bytes(wire: Wire, response: Response) -> None:
     for at in range(min(2000, len(response.body))):
         wire.send(response.body[at : at + 1])
-    wire.send(response.body[2000:])
-    return True
 
 
-@fault("closed before the response")
-def _(_wire: Wire, _: Response) -> bool:
-    return False
-
-
-@fault("reset before the response")
-def _(wire: Wire, _: Response) -> bool:
-    wire.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-    return False
-
-
-@fault("reset in the body", only=HAS_BODY)
-def _(wire: Wire, response: Response) -> bool:
-    wire.send(response.header() + response.body[: len(response.body) // 2])
-    wire.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-    return False
+sent("body in single bytes", HEADER, _single_bytes, lambda r: r.body[2000:], only=HAS_BODY, keep=True)
+sent("closed before the response")
+sent("reset before the response", reset)
+sent("reset in the body", half, reset, only=HAS_BODY)
 
 
 # --- framing -----------------------------------------------------------------------------------------------
@@ -427,116 +409,50 @@ for _name, _data in CHUNKS.items():
         response.body = data.replace(b"FIRST", first)
 
     changed(_name, _bad_chunks, only=HAS_BODY)
+sent("chunk extension without end", HEADER, b"5;", endless(b"x"), change=_chunked, only=HAS_BODY)
+sent("chunk extension dripped", HEADER, b"5;", dripped(b"x" * 1000), change=_chunked, only=HAS_BODY)
+sent("chunks without end", HEADER, endless(CHUNK), change=_chunked, only=HAS_BODY)
 
 
-@fault("chunk extension without end", only=HAS_BODY)
-def _(wire: Wire, response: Response) -> bool:
-    _chunked(response)
-    wire.send(response.header() + b"5;")
-    wire.endless(b"x")
-    return False
-
-
-@fault("chunk extension dripped", only=HAS_BODY)
-def _(wire: Wire, response: Response) -> bool:
-    _chunked(response)
-    wire.send(response.header() + b"5;")
-    wire.drip(b"x" * 1000)
-    return False
-
-
-@fault("chunks without end", only=HAS_BODY)
-def _(wire: Wire, response: Response) -> bool:
-    _chunked(response)
-    wire.send(response.header())
-    wire.endless(b"8000\r\n" + b"x" * 0x8000 + b"\r\n")
-    return False
-
-
-@fault("chunks of one byte", only=HAS_BODY)
-def _(wire: Wire, response: Response) -> bool:
+def _chunks_of_one_byte(wire: Wire, response: Response) -> None:
     body = response.body
     _chunked(response)
     wire.send(response.header() + b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n")
-    return True
 
 
-@fault("body one byte short", only=HAS_BODY)
-def _(wire: Wire, response: Response) -> bool:
-    wire.send(response.header() + response.body[:-1])
-    return False
+sent("chunks of one byte", _chunks_of_one_byte, only=HAS_BODY, keep=True)
+sent("body one byte short", lambda r: r.header() + r.body[:-1], only=HAS_BODY)
+sent("body empty", HEADER, only=HAS_BODY)
+sent("body one byte long", everything, b"!", keep=True)
+sent("body without end", everything, endless(b"x"), only=HAS_BODY)
+sent("another response behind the body", everything, everything, keep=True)
+sent("an error behind the body", everything, b"HTTP/1.1 408 Timeout\r\nContent-Length: 0\r\n\r\n", keep=True)
 
 
-@fault("body empty", only=HAS_BODY)
-def _(wire: Wire, response: Response) -> bool:
-    wire.send(response.header())
-    return False
-
-
-@fault("body one byte long")
-def _(wire: Wire, response: Response) -> bool:
-    wire.send(response.header() + response.sent_body() + b"!")
-    return True
-
-
-@fault("body without end", only=HAS_BODY)
-def _(wire: Wire, response: Response) -> bool:
-    wire.send(response.header() + response.body)
-    wire.endless(b"x")
-    return False
-
-
-@fault("another response behind the body")
-def _(wire: Wire, response: Response) -> bool:
-    wire.send((response.header() + response.sent_body()) * 2)
-    return True
-
-
-@fault("an error behind the body")
-def _(wire: Wire, response: Response) -> bool:
-    wire.send(response.header() + response.sent_body() + b"HTTP/1.1 408 Timeout\r\nContent-Length: 0\r\n\r\n")
-    return True
-
-
-@fault("Content-Length one more than the range", only=HAS_BODY)
-def _(wire: Wire, response: Response) -> bool:
+def _one_more(response: Response) -> None:
     response.put("Content-Length", b"%d" % (len(response.body) + 1))
-    wire.send(response.header() + response.body + b"!")
-    return True
 
 
-@fault("no Content-Length, body to the end", only=HAS_BODY)
-def _(wire: Wire, response: Response) -> bool:
+sent(
+    "Content-Length one more than the range",
+    HEADER,
+    lambda r: r.body + b"!",
+    change=_one_more,
+    only=HAS_BODY,
+    keep=True,
+)
+
+
+def _until_the_end(response: Response) -> None:
     response.without("Content-Length")
     response.put("Connection", b"close")
-    wire.send(response.header() + response.body)
-    return False
 
 
-@fault("no Content-Length, body cut", only=HAS_BODY)
-def _(wire: Wire, response: Response) -> bool:
-    response.without("Content-Length")
-    wire.send(response.header() + response.body[: len(response.body) // 2])
-    return False
-
-
-@fault("line feeds alone")
-def _(wire: Wire, response: Response) -> bool:
-    wire.send(response.header().replace(b"\r\n", b"\n") + response.sent_body())
-    return True
-
-
-@fault("body where HEAD has none", only={"HEAD"})
-def _(wire: Wire, response: Response) -> bool:
-    wire.send(response.header() + response.body[:1000])
-    return True
-
-
-@fault("body of a HEAD without end", only={"HEAD"})
-def _(wire: Wire, response: Response) -> bool:
-    wire.send(response.header())
-    wire.endless(b"x")
-    return False
+sent("no Content-Length, body to the end", everything, change=_until_the_end, only=HAS_BODY)
+sent("no Content-Length, body cut", half, change=unsized, only=HAS_BODY)
+sent("line feeds alone", lambda r: r.header().replace(b"\r\n", b"\n") + r.sent_body(), keep=True)
+sent("body where HEAD has none", lambda r: r.header() + r.body[:1000], only={"HEAD"}, keep=True)
+sent("body of a HEAD without end", HEADER, endless(b"x"), only={"HEAD"})
 
 
 _INVERTED = bytes(255 - byte for byte in range(256))
@@ -568,13 +484,7 @@ def _later_range(response: Response) -> None:
 changed("another version", _another_version, only={"body"})
 changed("another version without an ETag", _another_version_unnamed, only={"body"})
 changed("a range that begins a byte later", _later_range, only={"body"})
-
-
-@fault("one bit is another", only={"body"})
-def _(wire: Wire, response: Response) -> bool:
-    spoilt = bytes([response.body[0] ^ 1]) + response.body[1:]
-    wire.send(response.header() + spoilt)
-    return True
+sent("one bit is another", HEADER, lambda r: bytes([r.body[0] ^ 1]) + r.body[1:], only={"body"}, keep=True)
 
 
 UNSEEN = {"one bit is another", "chunks without end", "chunk shorter than said"}
@@ -599,12 +509,7 @@ for _name, _data in GARBAGE.items():
         return False
 
     fault(f"garbage: {_name}")(_garbage)
-
-
-@fault("garbage without end")
-def _(wire: Wire, _: Response) -> bool:
-    wire.endless(b"\x00\xff garbage ")
-    return False
+sent("garbage without end", endless(b"\x00\xff garbage "))
 
 
 @functools.cache
@@ -640,60 +545,19 @@ for _name, _data in BODIES.items():
             response.put("Content-Length", b"%d" % len(data))
 
         changed(f"error {_code} body: {_name}", _error_body)
+sent("error body without end", HEADER, endless(b"x"), change=refused(403, "AccessDenied", b"8589934592"))
 
 
-@fault("error body without end")
-def _(wire: Wire, response: Response) -> bool:
-    response.status(403, "AccessDenied")
-    response.put("Content-Length", b"8589934592")
-    wire.send(response.header())
-    wire.endless(b"x")
-    return False
-
-
-@fault("error body without end, chunked")
-def _(wire: Wire, response: Response) -> bool:
+def _denied_in_chunks(response: Response) -> None:
     response.status(403, "AccessDenied")
     _chunked(response)
-    wire.send(response.header())
-    wire.endless(b"8000\r\n" + b"x" * 0x8000 + b"\r\n")
-    return False
 
 
-@fault("error body without end, no length")
-def _(wire: Wire, response: Response) -> bool:
-    response.status(500, "InternalError")
-    response.without("Content-Length")
-    wire.send(response.header())
-    wire.endless(b"x")
-    return False
-
-
-@fault("error body dripped")
-def _(wire: Wire, response: Response) -> bool:
-    response.status(403, "AccessDenied")
-    response.put("Content-Length", b"100000")
-    wire.send(response.header())
-    wire.drip(b"<Error>" * 1000)
-    return False
-
-
-@fault("error body silent")
-def _(wire: Wire, response: Response) -> bool:
-    response.status(500, "InternalError")
-    response.put("Content-Length", b"100000")
-    wire.send(response.header())
-    wire.silence()
-    return False
-
-
-@fault("503 dripped without end")
-def _(wire: Wire, response: Response) -> bool:
-    response.status(503, "SlowDown")
-    response.put("Content-Length", b"100000")
-    wire.send(response.header())
-    wire.drip(b"<Error>" * 1000)
-    return False
+sent("error body without end, chunked", HEADER, endless(CHUNK), change=_denied_in_chunks)
+sent("error body without end, no length", HEADER, endless(b"x"), change=refused(500, "InternalError"))
+sent("error body dripped", HEADER, ERRORS, change=refused(403, "AccessDenied", b"100000"))
+sent("error body silent", HEADER, silence, change=refused(500, "InternalError", b"100000"))
+sent("503 dripped without end", HEADER, ERRORS, change=refused(503, "SlowDown", b"100000"))
 
 
 # --- listings ----------------------------------------------------------------------------------------------
