@@ -12,6 +12,9 @@ openat(2)). openat2(2) with RESOLVE_NO_SYMLINKS would be one call, and Python la
 
 A file of an earlier process is written to only if it is this user's and has no other name: a hard link may be
 a name of a file elsewhere. Errors are OSError, with the path as `filename`.
+
+Temporary files are in TMPDIR, or else /tmp, /var/tmp, the working directory. A container with a read-only
+root file system may have none.
 """
 
 from __future__ import annotations
@@ -20,12 +23,16 @@ import contextlib
 import errno
 import os
 import stat
+import tempfile
 from itertools import count
 from typing import TYPE_CHECKING
+
+from streamer.errors import SinkError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Self
+
 
 _STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 """O_PATH needs permission to search the directories above, and none to read this one."""
@@ -200,3 +207,22 @@ class Directory:
         """Remove an empty directory."""
         with self.errors(name):
             os.rmdir(name, dir_fd=self.fd)
+
+
+def scratch_directory(prefix: str) -> tempfile.TemporaryDirectory[str]:
+    """Return a new folder, which its context manager removes. Raises SinkError."""
+    try:
+        return tempfile.TemporaryDirectory(prefix=prefix)
+    except OSError as error:
+        raise SinkError(
+            f"cannot make a temporary directory: {error.strerror}; let TMPDIR name a directory that this "
+            "user may write, with free space"
+        ) from error
+
+
+def scratch_folder() -> str:
+    """Return the folder of temporary files, for an error's text; `TMPDIR` if there is none."""
+    try:
+        return tempfile.gettempdir()
+    except OSError:
+        return "TMPDIR"

@@ -79,7 +79,8 @@ MAY_IMPORT = {
         "streamer.s3", "streamer.s3.client", "streamer.schedule",
     },
     "streamer.relay.deliver": {
-        "streamer.aio", "streamer.formats", "streamer.inflate", "streamer.linux", "streamer.plan",
+        "streamer.aio", "streamer.directory", "streamer.formats", "streamer.inflate", "streamer.linux",
+        "streamer.plan",
         "streamer.relay.fetch", "streamer.relay.staging", "streamer.relay.statistics", "streamer.retry",
         "streamer.s3", "streamer.schedule", "streamer.sink",
     },
@@ -274,7 +275,7 @@ def test_the_keeper_loads_the_standard_library_and_the_linux_room() -> None:
     )
     assert (done.returncode, done.stdout) == (7, "/no/such/directory/keeper: No such file or directory\n")
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if "|" in line}
-    assert "streamer.helpers.keeper.process" in loaded
+    assert "streamer.helpers.keeper.server" in loaded
     ours = {name for name in loaded if name.startswith("streamer.")}
     assert {room(name) for name in ours} == {
         "streamer.helpers", "streamer.helpers.keeper", "streamer.linux", "streamer.units",

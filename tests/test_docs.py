@@ -53,7 +53,7 @@ from streamer.readers import (
     open_channel,
     rank_channels,
 )
-from streamer.readers.core.options import DEFAULTS, ReadOptions, ShuffledReadOptions
+from streamer.readers.core.channel_reader import DEFAULTS, ReadOptions, ShuffledReadOptions
 from streamer.relay.statistics import CAUSES, RESUMED, STATES, ChannelStatistics
 from streamer.s3.checksums import OUTCOMES as CHECKED
 from streamer.units import GIB, KIB, MIB

@@ -21,10 +21,10 @@ from sidecar.process.logs import log
 from sidecar.process.signals import handled
 from sidecar.process.terminal import asking
 from streamer.aio import first_of, readable
+from streamer.directory import scratch_directory
 from streamer.errors import SinkError
 from streamer.finish import FORWARDED, in_foreground
 from streamer.linux import is_ready
-from streamer.scratch import scratch_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

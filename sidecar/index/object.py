@@ -18,10 +18,10 @@ from sidecar.index.file import write_all
 from sidecar.index.objects import check_etag, read_plan
 from sidecar.index.stored import StoredIndex, open_stored
 from streamer.aio import in_thread
+from streamer.directory import scratch_folder
 from streamer.errors import ConfigError, ObjectMissing, SinkError, SourceChanged
 from streamer.plan import Plan
 from streamer.s3.pages.object_info import open_inspector
-from streamer.scratch import scratch_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

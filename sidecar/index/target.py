@@ -26,9 +26,9 @@ from sidecar.index.object import fetch_index, open_copy
 from sidecar.index.stored import check_format, open_stored
 from sidecar.process.logs import log
 from streamer.aio import in_thread
+from streamer.directory import scratch_directory
 from streamer.errors import ErrorContext, PenstockError, SourceChanged
 from streamer.s3.object_put import NewObject, put_object
-from streamer.scratch import scratch_directory
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

@@ -30,8 +30,7 @@ from streamer.plan.parts import (
 )
 from streamer.plan.plan import Arrangement, Plan
 from streamer.plan.position import START, Position, ResumePoint
-from streamer.plan.shards import Balance, Shard
-from streamer.plan.shuffle import Permutation
+from streamer.plan.shuffle import Balance, Permutation, Shard
 from streamer.plan.uris import S3Uri, parse_address, parse_object_uri, parse_s3_uri
 from streamer.plan.validators import bare_etag, is_modified
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from streamer.plan.entries import Entries
-    from streamer.plan.shards import Shard
+    from streamer.plan.shuffle import Shard
 
 _PARTIAL = re.compile(r"(0|[1-9][0-9]{0,18}):([0-9a-f]{64})")
 _AT_ONCE = 1024

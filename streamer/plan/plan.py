@@ -25,8 +25,7 @@ from streamer.plan.digest import Digests, parse_partial, partial_digest
 from streamer.plan.entries import Entries
 from streamer.plan.epoch_cache import EpochCache
 from streamer.plan.parts import ObjectRef, Segment
-from streamer.plan.shards import Shard, lightest
-from streamer.plan.shuffle import Permutation
+from streamer.plan.shuffle import Permutation, Shard, lightest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

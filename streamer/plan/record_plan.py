@@ -31,7 +31,7 @@ from streamer.plan.parts import Segment
 from streamer.plan.pieces import START, OrderSums, Walk, joined, sum_order
 from streamer.plan.plan import Plan
 from streamer.plan.record_table import EndMarks, only_object
-from streamer.plan.shards import Shard
+from streamer.plan.shuffle import Shard
 from streamer.units import counted
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import get_worker_info
 
 from streamer.formats.recordio import MAX_PAYLOAD
-from streamer.readers.core.options import paths_of, with_defaults
+from streamer.readers.core.channel_reader import paths_of, with_defaults
 from streamer.readers.core.record_spec import format_of
 from streamer.readers.table_decoder import BATCH_ROWS, KeyedBatch, TableDecoder
-from streamer.readers.table_objects import check_table_skip, table_batches
+from streamer.readers.tables import check_table_skip, table_batches
 from streamer.readers.torch import PipeIterableDataset
 from streamer.readers.torch.elements import ElementSource, ElementSpec
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from typing_extensions import Unpack
 
+    from streamer.readers.core.channel_reader import ReadOptions
     from streamer.readers.core.config import Directories
-    from streamer.readers.core.options import ReadOptions
     from streamer.readers.core.read_loop import ReadLoop
-    from streamer.readers.torch.record_ranges import RecordRange, Unit
+    from streamer.readers.torch.progress import RecordRange, Unit
 
 __all__ = ["TableIterableDataset"]
 

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from streamer.errors import ChannelError
-from streamer.readers.core.channel_reader import ChannelReader
-from streamer.readers.core.options import paths_of, with_defaults
+from streamer.readers.core.channel_reader import ChannelReader, paths_of, with_defaults
 from streamer.readers.core.read_loop import ReadLoop
 from streamer.readers.core.record_names import KeyedRecord
 from streamer.readers.core.record_spec import RecordSpec, format_of
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Unpack
 
-    from streamer.readers.core.options import ReadOptions
+    from streamer.readers.core.channel_reader import ReadOptions
     from streamer.readers.core.position import ReaderPosition
     from streamer.readers.core.record_names import RecordKey
     from streamer.readers.core.stream import PipeStream

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 from streamer.aio import first_of, in_thread, task_group
 from streamer.errors import KeeperLost, ReaderGone, Shortage, SinkError, SourceError
 from streamer.plan.folds import object_starts
-from streamer.relay.deliver.key_list import KeyList
+from streamer.relay.deliver.object_ends import KeyList
 from streamer.relay.epoch_trailers import fail_epoch, last_trailer
 from streamer.retry import retry_while_refused
 

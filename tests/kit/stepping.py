@@ -28,7 +28,7 @@ from typing import Any, TypedDict
 
 from streamer.readers import PipeReader, rank_channels
 from streamer.readers.core.plain import open_channel
-from streamer.readers.core.rank_steps import RankSteps
+from streamer.readers.core.position import RankSteps
 from streamer.trailer import read_trailer
 
 FILE = "data.txt"

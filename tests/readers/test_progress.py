@@ -16,8 +16,14 @@ from streamer.readers.core.shuffle import NumberedRecords
 from tests.kit.late import LATE
 
 if LATE:
-    from streamer.readers.torch.progress import ChannelProgress, ElementOrigin, Progress, parse_state
-    from streamer.readers.torch.record_ranges import RecordGrouper, RecordRange
+    from streamer.readers.torch.progress import (
+        ChannelProgress,
+        ElementOrigin,
+        Progress,
+        RecordGrouper,
+        RecordRange,
+        parse_state,
+    )
 
 
 def whole_epoch(epoch: int) -> ChannelProgress:

@@ -17,8 +17,7 @@ from streamer.errors import ChannelError
 from streamer.formats import tfrecord
 from streamer.formats.tfrecord import TFRecordReader
 from streamer.readers import PipeReader, SkipPolicy, load_state, open_channel, rank_channels, save_state
-from streamer.readers.core.position import ReaderPosition
-from streamer.readers.core.rank_steps import RankSteps
+from streamer.readers.core.position import RankSteps, ReaderPosition
 from streamer.readers.core.read_loop import ReadLoop
 from streamer.readers.core.record_spec import RecordSpec
 from streamer.readers.core.start import reach_start
@@ -39,8 +38,7 @@ if LATE:
     from streamer.readers.loader import ResumableLoader
     from streamer.readers.tensorflow import PipeModeDataset
     from streamer.readers.torch import PipeIterableDataset
-    from streamer.readers.torch.progress import ChannelProgress, ElementOrigin, Progress
-    from streamer.readers.torch.record_ranges import RecordRange
+    from streamer.readers.torch.progress import ChannelProgress, ElementOrigin, Progress, RecordRange
 
 pytestmark = [
     pytest.mark.timeout(120),

@@ -18,8 +18,7 @@ if LATE:
     import tensorflow as tf
 
     from streamer.readers.tensorflow import PipeModeDataset, in_place
-    from streamer.readers.tensorflow.foreign import tensor_functions
-    from streamer.readers.tensorflow.slots import KEPT_SLOTS, SlotPool
+    from streamer.readers.tensorflow.foreign import KEPT_SLOTS, SlotPool, tensor_functions
 
 SIZE = 70
 """Records of a batch: more than `batches.FEW`."""

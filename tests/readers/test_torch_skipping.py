@@ -24,7 +24,7 @@ if LATE:
 
     from streamer.readers.loader import ResumableLoader
     from streamer.readers.torch import PipeIterableDataset
-    from streamer.readers.torch.record_ranges import RecordGrouper
+    from streamer.readers.torch.progress import RecordGrouper
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,7 +18,7 @@ from streamer.plan.folds import object_starts
 from streamer.plan.record_table import END_MARK
 from streamer.relay.deliver.dealt_outlet import DealtOutlet
 from streamer.relay.deliver.epoch_writer import ByteQueue
-from streamer.relay.deliver.key_list import KeyList
+from streamer.relay.deliver.object_ends import KeyList
 from streamer.relay.deliver.shared_fifo import SharedFifo, SharedGroup
 from streamer.sink.key_list import AHEAD, KeyListWriter
 from streamer.sink.outlet import PipeOutlet

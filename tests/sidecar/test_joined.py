@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from streamer.formats.join_tar import JoinTar
+from streamer.formats.transform import JoinTar
 from tests.kit.pipes import read_all
 from tests.kit.processes import Sidecar, findings, job, penstock, sidecar, write_job
 from tests.kit.stub import S3Stub

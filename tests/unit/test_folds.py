@@ -15,9 +15,8 @@ from streamer.plan.folds import offset_of, records_before
 from streamer.plan.record_order import Deal, RecordOrder, Remainder
 from streamer.plan.record_plan import RecordPlan
 from streamer.plan.record_table import EndMarks
-from streamer.readers.core.joint_states import joint_states
-from streamer.readers.core.position import ReaderPosition
-from streamer.readers.core.rank_steps import RankSteps
+from streamer.readers.core.position import RankSteps, ReaderPosition
+from streamer.readers.core.state_file import joint_states
 from tests.unit import reference
 from tests.unit.reference import Record
 from tests.unit.test_record_order import Table, contents, marked, remainders, seeds, small_objects

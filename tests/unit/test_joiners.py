@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamer.formats.join_tar import END_MARK, JoinTar
-from streamer.formats.transform import BadContent, JoinLines
+from streamer.formats.transform import END_MARK, BadContent, JoinLines, JoinTar
 from tests.unit.test_tar import FORMATS, archive
 
 HEADER_LIKE = archive([("inside.txt", b"not a member")])

@@ -14,6 +14,6 @@ _streamer = ModuleType("streamer")
 _streamer.__path__ = [_PACKAGE]
 sys.modules["streamer"] = _streamer
 
-from streamer.helpers.keeper.process import main  # noqa: E402 - needs the lines above
+from streamer.helpers.keeper.server import main  # noqa: E402 - needs the lines above
 
 sys.exit(main(sys.argv[1:]))

@@ -13,9 +13,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from streamer.errors import ChannelError
-from streamer.readers.core.position import ReaderPosition
+from streamer.readers.core.position import RankSteps, ReaderPosition
 from streamer.readers.core.proof import Proof
-from streamer.readers.core.rank_steps import RankSteps
 from streamer.readers.core.read_end import STDIN
 from streamer.readers.core.state import EpochState
 from streamer.readers.core.stream import PipeStream

@@ -23,10 +23,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from streamer.errors import ChannelError
-from streamer.readers.core.channel_reader import ChannelReader
+from streamer.readers.core.channel_reader import ChannelReader, ShuffledReadOptions, paths_of, with_defaults
 from streamer.readers.core.config import check_if_configured, directories
 from streamer.readers.core.epochs import TIMEOUT, ChannelEpochs
-from streamer.readers.core.options import ShuffledReadOptions, paths_of, with_defaults
 from streamer.readers.core.record_spec import RecordSpec, check_format, format_of
 from streamer.readers.core.shuffle import Shuffle
 from streamer.readers.core.skipping import SkippedRecord, without_skipped

@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from streamer.errors import ChannelError, StreamError
-from streamer.readers.core.rank_steps import RankSteps, step_records
+from streamer.readers.core.position import RankSteps, step_records
 from streamer.readers.core.record_keys import with_keys
 from streamer.readers.core.shuffle import NumberedRecords, Windows
 from streamer.readers.core.skipping import Replacements

@@ -11,8 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from streamer.errors import ChannelError
-from streamer.readers.core.position import ReaderPosition
-from streamer.readers.core.rank_steps import RankSteps
+from streamer.readers.core.position import RankSteps, ReaderPosition
 from streamer.step_state import StepState, why_not_begin
 from streamer.units import counted
 

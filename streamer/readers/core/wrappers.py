@@ -21,8 +21,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streamer.errors import ChannelError
-from streamer.readers.core.config import PipeModeDatasetException, channels_in
-from streamer.readers.core.rank_channels import is_rank_channel
+from streamer.readers.core.config import PipeModeDatasetException, channels_in, is_rank_channel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -41,10 +41,9 @@ from tensorflow.python.ops import script_ops
 
 from streamer.errors import ChannelError
 from streamer.formats.tfrecord import Skipped
-from streamer.readers.core.config import PipeModeDatasetException, check_channel, directories
+from streamer.readers.core.config import PipeModeDatasetException, check_channel, directories, rank_channel
 from streamer.readers.core.epochs import TIMEOUT, ChannelEpochs, path_streams
 from streamer.readers.core.memory import keep_memory_of_threads
-from streamer.readers.core.rank_channels import rank_channel
 from streamer.readers.core.record_spec import format_of
 from streamer.readers.core.shuffle import Shuffle
 from streamer.readers.core.state import EpochState

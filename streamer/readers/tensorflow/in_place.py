@@ -2,7 +2,7 @@
 
     FIFO --read--> slot, frame after frame --> strings that point into it --> a tensor
 
-A batch costs one copy, from the FIFO into its slot (`streamer.readers.tensorflow.slots`), instead of three.
+A batch costs one copy, from the FIFO into its slot (`streamer.readers.tensorflow.foreign`), instead of three.
 If all records are of one length, the reader reads no further than the end of the batch. It computes the CRC
 of the bytes as they arrive, while they are in the processor's cache, and verifies all records of the batch by
 it at once (`streamer.readers.tensorflow.checksums`). Otherwise it verifies one record after the other, and
@@ -24,7 +24,7 @@ from streamer.formats.tfrecord import FRAME_BYTES, HEADER, HEADER_BYTES, KnownLe
 from streamer.formats.window import BLOCK_BYTES
 from streamer.readers.tensorflow.bulk import BulkTFRecordReader
 from streamer.readers.tensorflow.checksums import frames_crc, leading_run
-from streamer.readers.tensorflow.slots import POOL
+from streamer.readers.tensorflow.foreign import POOL
 from streamer.units import KIB, MIB
 
 if TYPE_CHECKING:
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 
     from streamer.formats.tfrecord import Skipped
     from streamer.formats.window import Source
-    from streamer.readers.tensorflow.foreign import TensorFunctions
-    from streamer.readers.tensorflow.slots import BatchMemory
+    from streamer.readers.tensorflow.foreign import BatchMemory, TensorFunctions
 
 LEAST_BYTES = 4 * MIB
 """Least bytes of a batch that is made in place; each is a step of its own."""

@@ -36,8 +36,8 @@ from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from streamer.errors import ChannelError
 from streamer.launchers import local_share
+from streamer.readers.core.channel_reader import ShuffledReadOptions, paths_of, with_defaults
 from streamer.readers.core.config import PipeModeDatasetException
-from streamer.readers.core.options import ShuffledReadOptions, paths_of, with_defaults
 from streamer.readers.core.record_spec import WEBDATASET, format_of
 from streamer.readers.core.shuffle import Shuffle
 from streamer.readers.core.wrappers import check_wrappers, divided, wrapper

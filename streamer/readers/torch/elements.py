@@ -14,17 +14,23 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import get_worker_info
 
 from streamer.formats.tar import TarReader, sample
+from streamer.readers.core.config import check_turn
 from streamer.readers.core.epochs import ChannelEpochs
 from streamer.readers.core.memory import keep_memory
-from streamer.readers.core.rank_channels import check_turn
-from streamer.readers.core.rank_steps import RankSteps
+from streamer.readers.core.position import RankSteps
 from streamer.readers.core.read_loop import ReadLoop
 from streamer.readers.core.record_spec import WEBDATASET, RecordSpec, check_format
 from streamer.readers.core.skipping import without_skipped
 from streamer.readers.core.start import reach_start
 from streamer.readers.samples import check_attributes, cut_sample
-from streamer.readers.torch.progress import ChannelProgress, ElementOrigin, progress_in
-from streamer.readers.torch.record_ranges import RecordGrouper, RecordRange, Unit
+from streamer.readers.torch.progress import (
+    ChannelProgress,
+    ElementOrigin,
+    RecordGrouper,
+    RecordRange,
+    Unit,
+    progress_in,
+)
 from streamer.readers.torch.workers import (
     PATIENCE_S,
     ParentExited,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from streamer.plan.parts import Part
-    from streamer.relay.deliver.key_list import KeyList
+    from streamer.relay.deliver.object_ends import KeyList
     from streamer.relay.fetch.part_fetch import PartFetch
     from streamer.relay.fetch.prefetcher import Prefetcher
     from streamer.sink.outlet import Outlet

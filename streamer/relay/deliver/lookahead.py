@@ -25,10 +25,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from streamer.aio import WorkerThread, finished
+from streamer.directory import scratch_folder
 from streamer.errors import CorruptObject, ErrorContext, PenstockError, SinkError
 from streamer.formats.transform import BadContent
 from streamer.inflate import LARGEST_WINDOW, Inflater
-from streamer.scratch import scratch_folder
 from streamer.units import KIB, MIB
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from streamer.errors import SourceError
     from streamer.plan import Plan, Position
-    from streamer.relay.deliver.key_list import KeyList
+    from streamer.relay.deliver.object_ends import KeyList
     from streamer.schedule.budget import ChannelQuota
     from streamer.sink.outlet import Drainable, PipeOutlet
 

@@ -11,8 +11,7 @@ import tempfile
 from typing import TYPE_CHECKING
 
 from streamer.errors import ReaderGone
-from streamer.formats.join_tar import JoinTar
-from streamer.formats.transform import SKIP, BadContent, JoinLines, SkipHeaders, Transform
+from streamer.formats.transform import SKIP, BadContent, JoinLines, JoinTar, SkipHeaders, Transform
 from streamer.plan import LONGEST_RECORD, frame
 from streamer.units import KIB, MIB
 

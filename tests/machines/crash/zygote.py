@@ -87,10 +87,10 @@ def warm_up(commands: list[list[str]]) -> None:
     """Set the credentials, import all, and run commands of `penstock`."""
     from sidecar import cli
     from sidecar.job import supervisor
-    from streamer.helpers.keeper import process
+    from streamer.helpers.keeper import server
 
     assert supervisor is not None
-    assert process is not None
+    assert server is not None
     set_credentials()
     sys.stdout.flush()
     stdout = os.dup(1)
@@ -148,9 +148,9 @@ def _run_sidecar() -> Any:
 
 
 def _run_keeper(arguments: list[str]) -> int:
-    from streamer.helpers.keeper import process
+    from streamer.helpers.keeper import server
 
-    return process.main(arguments)
+    return server.main(arguments)
 
 
 def scratch() -> Path:

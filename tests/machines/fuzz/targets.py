@@ -37,14 +37,13 @@ from streamer.aio import FairPoller
 from streamer.errors import BadAnswer, ErrorContext, PenstockError
 from streamer.formats import recordio, tfrecord
 from streamer.formats.borders import BadRecord
-from streamer.formats.join_tar import JoinTar
 from streamer.formats.lines import LineReader
 from streamer.formats.record_format import RecordFormat
 from streamer.formats.record_index import Damaged, IndexedObject, RecordIndex, block, header
 from streamer.formats.recordio import RecordIOReader
 from streamer.formats.tar import TarReader, sample
 from streamer.formats.tfrecord import TFRecordReader
-from streamer.formats.transform import BadContent, Transform
+from streamer.formats.transform import BadContent, JoinTar, Transform
 from streamer.inflate import Inflater
 from streamer.plan import ObjectRef, Part, S3Uri, Segment, parse_address, parse_object_uri
 from streamer.readers.core.config import channels_in, check_channel

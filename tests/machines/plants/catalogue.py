@@ -161,7 +161,7 @@ PLANTS = (
     ),
     Plant(
         "shards of ranks off by one",
-        "streamer/plan/shards.py",
+        "streamer/plan/shuffle.py",
         "Shard(self.index + self.count * index, self.count * count, self.by)",
         "Shard((self.index + self.count * index + 1) % (self.count * count), self.count * count, self.by)",
         (ARRANGED, "tests/sidecar/test_ranks.py"),
@@ -419,7 +419,7 @@ PLANTS = (
     ),
     Plant(
         "an archive without end mark joined",
-        "streamer/formats/join_tar.py",
+        "streamer/formats/transform.py",
         "if not self._ended and self._offset:",
         "if not self._ended and not self._offset and self._passing:",
         ("tests/unit/test_joiners.py",),
