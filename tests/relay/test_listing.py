@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 from botocore.utils import parse_timestamp
 
-from streamer.errors import BadAnswer, Denied
+from streamer.errors import BadAnswer
 from streamer.plan import ObjectRef, S3Uri
 from streamer.plan.entries import Entries
 from streamer.s3.client.botocore_session import timestamp
@@ -17,7 +17,7 @@ from streamer.s3.pages.validation import PlanMemory
 from tests.kit import stub as kit
 from tests.kit.harness import PagesFrom
 from tests.kit.planning import list_prefix, plan_prefix
-from tests.kit.stub import S3Stub, error
+from tests.kit.stub import S3Stub
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking")
 
@@ -103,25 +103,6 @@ async def test_a_listing_that_fails_takes_no_memory(stub: S3Stub, pages_from: Pa
         with pytest.raises(BadAnswer):
             await list_prefix(pages, S3Uri("b", "d/"), memory=memory)
     assert memory.objects == 0
-
-
-@pytest.mark.usefixtures("small_pages")
-async def test_an_error_in_one_range_is_the_error(
-    stub: S3Stub, monkeypatch: pytest.MonkeyPatch, pages_from: PagesFrom
-) -> None:
-    """One of ours, not a group; what the other ranges were doing ends with it."""
-    stub.objects |= {f"b/d/{number % 5}/{number}": b"1" for number in range(400)}
-    listed = kit.S3Stub.answer_listing
-
-    async def refusing(self: Any, request: web.Request, bucket: str) -> web.Response:
-        if "start-after" in request.query:
-            return error(403, "AccessDenied")
-        return await listed(self, request, bucket)
-
-    monkeypatch.setattr(kit.S3Stub, "answer_listing", refusing)
-    async with pages_from(stub) as pages:
-        with pytest.raises(Denied, match="s3://b/d/"):
-            await plan_prefix(pages, S3Uri("b", "d/"))
 
 
 @pytest.mark.usefixtures("small_pages")

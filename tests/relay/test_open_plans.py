@@ -13,19 +13,16 @@ from typing import Any
 
 import pytest
 
-from streamer.errors import ConfigError, Denied, Missing, SourceError, TruncatedStream
-from streamer.formats import recordio
-from streamer.plan import Arrangement, Entries, ObjectRef, Plan, S3Uri, Shard
+from streamer.errors import ConfigError, Denied, Missing, SourceError
+from streamer.plan import Arrangement, Entries, ObjectRef, Plan, S3Uri
 from streamer.plan.digest import parse_partial
-from streamer.readers.core.stream import PipeStream
 from streamer.relay.deliver import delivery
 from streamer.relay.once import stream_once
-from streamer.relay.statistics import ChannelCounters, ChannelStatistics
+from streamer.relay.statistics import ChannelCounters
 from streamer.relay.transport import TransportSpec, open_transport
 from streamer.retry import RetryPolicy
 from streamer.s3.pages.open_plan import OpenPlan
 from streamer.sink.outlet import Drainable, FileOutlet
-from streamer.units import counted
 from tests.kit.harness import EAGER, RunChannel, clients_of, fill, running_channel
 from tests.kit.pipes import eventually, off_loop, read_all, read_some
 from tests.kit.raw import etag
@@ -141,39 +138,6 @@ async def test_a_listing_that_ends_while_delivery_lets_others_run(
     assert (tmp_path / "stream").read_bytes() == truth
 
 
-async def test_the_first_objects_are_read_before_the_next_are_listed(
-    run: RunChannel, stub: S3Stub, tmp_path: Path
-) -> None:
-    """Each run is released only after the bytes of all earlier ones have been read."""
-    truth = fill(stub, SIZES)
-    listed = Listed(stub)
-    listed.names(0, 1)
-    async with streaming(run, stub, tmp_path, listed) as running:
-        opening = published_trailer(tmp_path, "train", 0)
-        assert (opening.state, opening.bytes_total, opening.objects) == ("open", None, 1)
-        with await off_loop(lambda: open(running.fifo(0), "rb", buffering=0)) as file:
-            got = b""
-            for count in range(1, len(SIZES) + 1):
-                due = sum(SIZES[:count])
-                while len(got) < due:
-                    got += await off_loop(file.read, due - len(got))
-                await eventually(
-                    functools.partial(lambda due: running.channel.statistics().objects == due, count)
-                )
-                now: ChannelStatistics = running.channel.statistics()
-                assert (now.bytes_total, now.listing) == (None, True)
-                listed.names(count, count + 1)
-            listed.ends()
-            assert await off_loop(file.read, 1) == b""
-        assert got == truth
-        trailer = published_trailer(tmp_path, "train", 0)
-        assert (trailer.state, trailer.bytes_delivered) == ("complete", len(truth))
-        assert (trailer.digest, trailer.objects) == (listed.whole.digest, len(SIZES))
-        assert running.channel.statistics().bytes_total == len(truth)
-        for epoch in (1, 2):
-            assert await off_loop(read_all, running.fifo(epoch)) == truth
-
-
 async def test_a_trailer_covers_every_byte_that_was_read(
     run: RunChannel, stub: S3Stub, tmp_path: Path
 ) -> None:
@@ -212,36 +176,6 @@ async def test_the_reader_waits_at_the_last_listed_byte(
         listed.names(1)
         listed.ends()
         assert await reading == truth
-
-
-@pytest.mark.parametrize("listed_first", [1, 3])
-async def test_a_listing_that_fails_fails_the_epoch_after_the_last_listed_byte(
-    run: RunChannel, stub: S3Stub, tmp_path: Path, listed_first: int
-) -> None:
-    truth = fill(stub, SIZES)
-    listed = Listed(stub)
-    listed.names(0, listed_first)
-    due = truth[: sum(SIZES[:listed_first])]
-
-    def read() -> tuple[bytes, str]:
-        got = b""
-        with PipeStream(tmp_path / "train_0") as stream:
-            try:
-                while chunk := stream.read(1 << 16):
-                    got += chunk
-            except TruncatedStream as error:
-                return got, str(error)
-        return got, "the end"
-
-    async with streaming(run, stub, tmp_path, listed) as running:
-        listed.ends(Denied("access denied", None))
-        got, error = await off_loop(read)
-        assert got == due
-        assert f"the listing failed after {counted(listed_first, 'object')}: access denied" in error
-        trailer = published_trailer(tmp_path, "train", 0)
-        assert (trailer.state, trailer.bytes_delivered, trailer.bytes_total) == ("failed", len(due), None)
-        assert isinstance(running.channel.error, Denied)
-        assert running.channel.failure.fifo == "held"
 
 
 async def test_an_object_that_no_record_holds_fails_the_epoch_by_name(
@@ -289,21 +223,6 @@ async def test_a_reader_that_leaves_while_the_listing_is_silent_is_noticed(
         assert running.states[0].state == "abandoned"
 
 
-async def test_cancelled_while_listing_says_stopped(run: RunChannel, stub: S3Stub, tmp_path: Path) -> None:
-    truth = fill(stub, SIZES)
-    listed = Listed(stub)
-    listed.names(0, 1)
-    async with streaming(run, stub, tmp_path, listed) as running:
-        with open(await off_loop(os.open, running.fifo(0), os.O_RDONLY), "rb", buffering=0) as reader:
-            assert await off_loop(reader.read, 1) == truth[:1]
-            running.task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await running.task
-            await off_loop(reader.readall)
-    trailer = published_trailer(tmp_path, "train", 0)
-    assert (trailer.state, trailer.bytes_total) == ("stopped", None)
-
-
 async def test_a_drain_lets_the_epoch_end_with_the_listing(
     run: RunChannel, stub: S3Stub, tmp_path: Path
 ) -> None:
@@ -349,28 +268,6 @@ async def test_empty_objects_alone_are_a_complete_epoch(
         listed.ends()
         assert await reading == b""
         assert published_trailer(tmp_path, "train", 0).state == "complete"
-
-
-@pytest.mark.parametrize("index", [0, 1, 2])
-async def test_records_of_one_host_of_three(
-    run: RunChannel, stub: S3Stub, tmp_path: Path, index: int
-) -> None:
-    """Positions are dealt as they come, whatever the runs."""
-    fill(stub, SIZES)
-    listed = Listed(stub, Arrangement(wrap=True, shard=Shard(index, 3)))
-    records = [recordio.encode(stub.objects[f"b/{ref.key}"]) for ref in listed.refs]
-    listed.names(0, 1)
-    async with streaming(run, stub, tmp_path, listed) as running:
-        reading = asyncio.ensure_future(off_loop(read_all, running.fifo(0)))
-        for first, end in ((1, 2), (2, 5), (5, 6)):
-            await eventually(lambda: running.channel.statistics().starved["listing"] > 0)
-            listed.names(first, end)
-        listed.ends()
-        due = b"".join(records[index::3])
-        assert await reading == due
-        trailer = published_trailer(tmp_path, "train", 0)
-        assert (trailer.bytes_total, trailer.digest) == (len(due), listed.whole.digest)
-        assert await off_loop(read_all, running.fifo(1)) == due
 
 
 async def test_compressed_objects(stub: S3Stub, tmp_path: Path) -> None:
