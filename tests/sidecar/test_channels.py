@@ -11,9 +11,6 @@ import pytest
 
 from tests.kit.processes import job, penstock, write_job
 from tests.kit.stub import S3Stub
-from tests.unit import reference
-
-READ_TWO_EPOCHS = 'cat "$SM_CHANNEL_C"_0 "$SM_CHANNEL_C"_1'
 
 
 def store_of(stub: S3Stub) -> dict[Any, Any]:
@@ -49,30 +46,6 @@ def job_of(stub: S3Stub, kind: str, uri: str, **channel: Any) -> dict[str, Any]:
         source["AttributeNames"] = ["image-ref", "label", "note"]
     found |= channel
     return document
-
-
-@EVERY_KIND
-@pytest.mark.parametrize("arranged", [False, True], ids=["plain", "arranged"])
-def test_two_hosts_stream_what_the_contract_says(
-    stub: S3Stub, tmp_path: Path, kind: str, uri: str, arranged: bool
-) -> None:
-    """Two epochs on each of two hosts; arranged: shuffled, and wrapped in records."""
-    store = store_of(stub)
-    channel = {"RecordWrapperType": "RecordIO", "ShuffleConfig": {"Seed": 7}} if arranged else {}
-    path = write_job(tmp_path / "job.yaml", job_of(stub, kind, uri, **channel))
-    rows = reference.rows(kind, store, uri, ["image-ref", "label", "note"])
-    flags = ["--host-count", "2", "--host-index"]
-    for host in range(2):
-        command = [*flags, str(host), "--", "sh", "-c", READ_TWO_EPOCHS]
-        done = penstock("exec", "-c", path, *command, text=False)
-        assert done.returncode == 0, done.stderr.decode()
-        due = [
-            reference.stream(
-                rows, epoch=epoch, wrap=arranged, seed=7 if arranged else None, host=host, hosts=2
-            )
-            for epoch in range(2)
-        ]
-        assert done.stdout == b"".join(due)
 
 
 def test_a_manifest_can_be_a_directory_of_files(stub: S3Stub, tmp_path: Path) -> None:
