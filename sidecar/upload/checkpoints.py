@@ -27,7 +27,7 @@ from sidecar.upload.markers import Marker
 from sidecar.upload.order import Order, Step
 from sidecar.upload.tree import LeftOut, TreeFile, find_file, mark_of, open_file, walk
 from sidecar.upload.uploads import MOST_READS, FileChanged, Unreadable
-from sidecar.upload.watch import SCAN_EVERY, Watch, is_written
+from sidecar.upload.watch import CLOSED_REST, FOUND_REST, SCAN_EVERY, Watch, is_written
 from streamer.aio import in_thread
 from streamer.errors import GaveUp, PenstockError, SourceError
 from streamer.linux import read_events
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from sidecar.upload.order import Entry
     from sidecar.upload.store import Store
-    from sidecar.upload.watch import Found
+    from sidecar.upload.watch import ClosedFile
     from streamer.directory import Directory
 
 FILES_AT_ONCE = 8
@@ -60,8 +60,9 @@ class Checkpoints:
         """`hosts`: the index of this host, and the names of all."""
         self.uploaded_bytes = 0
         self.uploaded_files = 0
-        self.newest: float | None = None
-        """Time of the last change of what S3 had when it last had all that was closed; None if never."""
+        modified = [stored.mark[2] / 1e9 for stored in store.journal.files.values()]
+        self.newest: float | None = max(modified, default=None)
+        """Time of the last change in S3 when it last had all that was closed; None if it never had."""
         self.last_seconds = 0.0
         """Seconds from the first closed file to an empty queue, when that was last reached."""
         self._queued_at = 0.0
@@ -81,7 +82,7 @@ class Checkpoints:
         self._ending = asyncio.Event()
         self._ended = asyncio.Event()
         self._running = 0
-        self._latest: float | None = None
+        self._latest = self.newest
         """Time of the last change of the file that has become visible last."""
         self._failing = False
         self._unavailable = ""
@@ -123,7 +124,7 @@ class Checkpoints:
         self._events += read_events(self._watch.fd)
         self._woken.set()
 
-    async def _follow(self, found: list[Found]) -> None:
+    async def _follow(self, found: list[ClosedFile]) -> None:
         """Take the files of events and scans, until the last scan after the trainer's end."""
         loop, watch = asyncio.get_running_loop(), self._watch
         scan_at = loop.time() + SCAN_EVERY
@@ -133,17 +134,17 @@ class Checkpoints:
                 async with asyncio.timeout_at(scan_at):
                     await self._woken.wait()
             found = await self._changed()
-            if loop.time() >= scan_at:
+            if (begun := loop.time()) >= scan_at:
                 found += await in_thread(partial(watch.scan, rested=SCAN_EVERY))
-                scan_at = loop.time() + SCAN_EVERY
+                scan_at = loop.time() + max(SCAN_EVERY, 100 * (loop.time() - begun))
         found += await self._changed()  # its events have the order of the last closes
         watch.left_out.clear()
-        found += await in_thread(partial(watch.scan, rest=0))
+        found += await in_thread(partial(watch.scan, ended=True))
         self._take(found)
         self._order.end()
         self._start()
 
-    async def _changed(self) -> list[Found]:
+    async def _changed(self) -> list[ClosedFile]:
         """Return the files of the events since the last call."""
         if self._watch.fd >= 0:
             self._read_events()
@@ -151,7 +152,7 @@ class Checkpoints:
         events, self._events = self._events, []
         return await in_thread(self._watch.follow, events)
 
-    def _take(self, found: list[Found]) -> None:
+    def _take(self, found: list[ClosedFile]) -> None:
         if found and not len(self._order):
             self._queued_at = time.monotonic()
         self._order.take(found)
@@ -165,6 +166,9 @@ class Checkpoints:
         self._turn = asyncio.Event()
 
     def _start(self) -> None:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            return  # the group takes no more tasks
         while self._running < FILES_AT_ONCE and (entry := self._order.next()) is not None:
             self._running += 1
             self._tasks.create_task(self._upload(entry))
@@ -266,7 +270,8 @@ class Checkpoints:
 
             async def before_made() -> None:
                 if written is None:
-                    await self._pause(status.st_mtime + entry.rest - time.time())
+                    rest = CLOSED_REST if entry.event else FOUND_REST
+                    await self._pause(status.st_mtime + rest - time.time())
                 await self._first(entry)
                 if mark_of((await self._found(entry)).status) != mark_of(status):
                     raise FileChanged

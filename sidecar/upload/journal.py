@@ -14,6 +14,7 @@ job's own prefix.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,7 +31,7 @@ LONGEST = 1 << 28
 """Most bytes that are read; a million records have fewer."""
 
 
-class Stored(NamedTuple):
+class StoredFile(NamedTuple):
     """A file that is in S3."""
 
     mark: Mark
@@ -42,7 +43,7 @@ class Journal:
 
     def __init__(self, directory: Directory, name: str = FILE) -> None:
         """Read the records, and rewrite the file. If it cannot be written, that is logged."""
-        self.files: dict[str, Stored] = {}
+        self.files: dict[str, StoredFile] = {}
         """By name."""
         self.steps: dict[str, bool] = {}
         """Directories whose marker is to be written, in the order in which they were begun."""
@@ -52,7 +53,8 @@ class Journal:
         try:
             with open(directory.open(name, os.O_RDWR), "rb") as file:  # for writing: none but this user's own
                 for line in file.read(LONGEST).split(b"\n"):
-                    self._read(line)
+                    with contextlib.suppress(ValueError, RecursionError):  # cut short, or another program's
+                        self._apply(json.loads(line))
         except OSError:  # there is none, or another program's
             pass
         self.left = list(self._uploads)
@@ -74,51 +76,44 @@ class Journal:
 
         An empty id announces one before it is begun: a kill may lose the response that has the id.
         """
-        self._write("upload", [key, upload_id], begun)
+        self._note("upload", [key, upload_id], begun)
 
     def note_file(self, name: str, status: os.stat_result, etag: str) -> None:
         """Note that a file is in S3 with this ETag, as it was uploaded or restored."""
-        self.files[name] = Stored(mark_of(status), etag)
-        self._write("file", name, self.files[name])
+        self._note("file", name, [mark_of(status), etag])
 
     def note_step(self, step: str, unmarked: bool) -> None:  # noqa: FBT001 - as `note_upload`
         """Note that a directory needs a marker, or has it."""
         if unmarked != (step in self.steps):
-            self._write("step", step, unmarked)
-        self._keep(self.steps, step, unmarked)
+            self._note("step", step, unmarked)
 
     def same(self, name: str, status: os.stat_result) -> str | None:
         """Return the ETag of a file that is in S3 as it is now; None if it must be uploaded."""
         stored = self.files.get(name)
         return stored.etag if stored is not None and stored.mark == mark_of(status) else None
 
-    @staticmethod
-    def _keep(records: dict[Any, bool], name: Any, kept: bool) -> None:  # noqa: FBT001 - a record's value
-        if kept:
-            records.setdefault(name, True)
-        else:
-            records.pop(name, None)
-
-    def _read(self, line: bytes) -> None:
-        try:
-            match json.loads(line or b"0"):
-                case ["file", str(name), [[int(inode), int(size), int(modified)], str(etag)]]:
-                    self.files[name] = Stored((inode, size, modified), etag)
-                case ["upload", [str(key), str(upload_id)], bool(begun)]:
-                    self._keep(self._uploads, (key, upload_id), begun)
-                case ["step", str(step), bool(unmarked)]:
-                    self._keep(self.steps, step, unmarked)
-        except (ValueError, RecursionError):  # it was cut short, or another program's
-            pass
+    def _apply(self, record: Any) -> None:
+        match record:
+            case ["file", str(name), [[int(inode), int(size), int(modified)], str(etag)]]:
+                self.files[name] = StoredFile((inode, size, modified), etag)
+            case ["upload", [str(key), str(upload_id)], True]:
+                self._uploads[key, upload_id] = True
+            case ["upload", [str(key), str(upload_id)], False]:
+                self._uploads.pop((key, upload_id), None)
+            case ["step", str(step), True]:
+                self.steps[step] = True
+            case ["step", str(step), False]:
+                self.steps.pop(step, None)
 
     def _lines(self) -> list[bytes]:
         records: dict[str, dict[Any, Any]] = {"file": self.files, "upload": self._uploads, "step": self.steps}
         return [_line(kind, *record) for kind, each in records.items() for record in each.items()]
 
-    def _write(self, kind: str, name: Any, value: Any) -> None:
+    def _note(self, *record: Any) -> None:
+        self._apply(record)
         try:
             if self._fd >= 0:
-                os.write(self._fd, _line(kind, name, value))
+                os.write(self._fd, _line(*record))
         except OSError as error:
             self._report(error)
 
@@ -132,5 +127,5 @@ class Journal:
             )
 
 
-def _line(kind: str, name: Any, value: Any) -> bytes:
-    return b"\n" + json.dumps([kind, name, value]).encode()
+def _line(*record: Any) -> bytes:
+    return b"\n" + json.dumps(record).encode()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from sidecar.upload.tree import TreeFile
-    from sidecar.upload.watch import Found
+    from sidecar.upload.watch import ClosedFile
 
 
 class Step(Enum):
@@ -42,8 +42,8 @@ class Entry:
     """Path of the file, or of the step with a slash."""
     file: TreeFile | None = None
     """None for a marker."""
-    rest: float = 0.0
-    """See `Found`."""
+    event: bool = False
+    """See `ClosedFile`."""
     started: bool = False
 
 
@@ -64,7 +64,7 @@ class Order:
                 self.end()
                 self.steps[step] = Step.BEGUN
 
-    def take(self, found: Iterable[Found]) -> None:
+    def take(self, found: Iterable[ClosedFile]) -> None:
         """Append files that are new, or that were closed again."""
         for each in found:
             file, entry = each.file, self._entries.get(each.file.name)
@@ -73,7 +73,7 @@ class Order:
             if in_step and step not in self.steps:
                 self.end()
             if entry is None or entry.file is None or mark_of(entry.file.status) != mark_of(file.status):
-                self._append(Entry(file.name, file, each.rest))
+                self._append(Entry(file.name, file, each.event))
             elif each.event:
                 self._entries.move_to_end(file.name)
             else:

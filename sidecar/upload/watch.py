@@ -34,14 +34,13 @@ from streamer.linux import (
     IGNORED,
     IS_DIRECTORY,
     LOST,
-    MOVED_IN,
     descriptor_path,
     open_inotify,
     watch_for_files,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
     from streamer.directory import Directory
 
@@ -49,30 +48,33 @@ SCAN_EVERY = 60.0
 CLOSED_REST, FOUND_REST, TEMPORARY_REST = 2.0, 10.0, 300.0
 """Seconds; see above."""
 OURS = ".penstock"
-"""Name in the root of what is no file of the trainer: markers, the journal and what is being restored."""
+"""Begins the names in the root that are not the trainer's: markers, the journal, what is being restored."""
 _TEMPORARY = re.compile(r"(^|[._~-])(tmp|temp(?![a-z]))", re.IGNORECASE)
 """Matches the name of a file or directory that will be renamed."""
-_LAST = {
-    "checkpoint",
-    ".metadata",
-    "trainer_state.json",
-    "training_metadata.json",
-    "latest",
-    "_CHECKPOINT_METADATA",
-}
-"""Names of files that name the others of their directory."""
+_LAST = re.compile(
+    r"checkpoint|latest|\.metadata|_CHECKPOINT_METADATA|trainer_state\.json|training_metadata\.json"
+)
+"""Matches the name of a file that names the others of its directory."""
 
 
-class Found(NamedTuple):
-    """A file that may be closed."""
+class ClosedFile(NamedTuple):
+    """A file that is closed, or may be."""
 
     file: TreeFile
-    rest: float
-    """Seconds without a change after which it is taken for closed, if the kernel does not say."""
     event: bool = False
-    """Whether its place is the end of the order, since an event has just said that it was closed."""
+    """Whether an event has just said so, and its place is the end of the order."""
     whole: bool = False
     """Whether it came with its step, which was renamed."""
+
+    @property
+    def change(self) -> tuple[int, bool]:
+        """The key of a scan's order."""
+        return self.file.status.st_ctime_ns, self.is_last
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it names the others of its directory."""
+        return _LAST.fullmatch(os.path.basename(self.file.name)) is not None
 
 
 class Watch:
@@ -80,15 +82,15 @@ class Watch:
 
     def __init__(self, root: Directory, prefix: str, is_new: Callable[[str, os.stat_result], bool]) -> None:
         """`prefix`: of the keys. `is_new`: whether a file is not in S3 as it is."""
+        self.fd = -1
         self.left_out: dict[str, str] = {}
         """Why files cannot be uploaded, by name."""
         self._root = root
         self._prefix = prefix
         self._is_new = is_new
-        self._reported = False
         self._folders: dict[int, str] = {}
         """Paths in the tree, by the number of their watch."""
-        self.fd = -1
+        self._reported = False
 
     def open(self) -> None:
         """Begin to watch, if the kernel allows it."""
@@ -101,58 +103,64 @@ class Watch:
         if self.fd >= 0:
             os.close(self.fd)
 
-    def scan(self, below: str = "", *, rest: float = FOUND_REST, rested: float = 0.0) -> list[Found]:
-        """Watch all directories below one; return their new files. `rested`: those unchanged for so long."""
-        now = time.time()
-        found: list[Found] = []
+    def scan(self, below: str = "", *, rested: float = 0.0, ended: bool = False) -> list[ClosedFile]:
+        """Watch all directories below one; return their new files.
+
+        `rested`: seconds for which they have not changed. `ended`: whether the trainer has ended.
+        """
+        found: list[ClosedFile] = []
         try:
             for each in walk(self._root, self._prefix, below, self._watch):
                 if isinstance(each, LeftOut):
                     self.leave_out(each)
-                elif now - each.status.st_ctime >= rested:
-                    found += self._new(each, rest=rest)
+                elif self._is_due(each, rested, ended=ended):
+                    found.append(ClosedFile(each))
         except OSError as error:
             self.leave_out(LeftOut(".", f"it cannot be read ({error.strerror})"))
-        return sorted(found, key=_change)
+        return sorted(found, key=lambda each: each.change)
 
-    def follow(self, events: Iterable[tuple[int, int, bytes]]) -> list[Found]:
+    def follow(self, events: Iterable[tuple[int, int, bytes]]) -> list[ClosedFile]:
         """Return the files of the events, in order."""
-        found: list[tuple[int, Found]] = []
+        found: list[tuple[int, ClosedFile]] = []
         latest = 0
         for watch, kind, raw in events:
-            if kind & LOST:
-                found += [(_change(each)[0], each) for each in self.scan()]
-            if kind & IGNORED:
+            folder = "" if kind & LOST else self._folders.get(watch)
+            if kind & IGNORED or folder is None:
                 self._folders.pop(watch, None)
-            if kind & (LOST | IGNORED) or watch not in self._folders:
                 continue
-            name = os.path.join(self._folders[watch], os.fsdecode(raw))
-            moved = bool(kind & MOVED_IN)
-            if not kind & IS_DIRECTORY:
-                closed = [*self._closed(name, made=bool(kind & CREATED))]
-            elif moved:
-                closed = [
-                    each._replace(event=True, whole="/" not in name)
-                    for each in self.scan(name, rest=CLOSED_REST)
-                ]
-                closed.sort(key=lambda each: os.path.basename(each.file.name) in _LAST)
+            name = os.path.join(folder, os.fsdecode(raw))
+            if kind & (LOST | IS_DIRECTORY):
+                files = self.scan(name)
             else:
-                found += [(_change(each)[0], each) for each in self.scan(name)]
+                files = self._closed(name, made=bool(kind & CREATED))
+            if kind & LOST or kind & (IS_DIRECTORY | CREATED) == IS_DIRECTORY | CREATED:
+                found += [(each.change[0], each) for each in files]
                 continue
-            for each in closed:
-                latest = max(latest, _change(each)[0])
-                found.append((latest, each))
+            whole = bool(kind & IS_DIRECTORY) and not folder
+            for each in sorted(files, key=lambda each: each.is_last):
+                latest = max(latest, each.change[0])
+                found.append((latest, ClosedFile(each.file, event=True, whole=whole)))
         return [each for _, each in sorted(found, key=lambda each: each[0])]
 
-    def _closed(self, name: str, *, made: bool) -> Iterator[Found]:
-        """Yield the file of an event. `made`: its name is new, as of a link, or of what is written."""
+    def _closed(self, name: str, *, made: bool) -> list[ClosedFile]:
+        """Return the file of an event. `made`: its name is new, as of a link, or of what is written."""
         each = find_file(self._root, self._prefix, name)
         if isinstance(each, LeftOut):
             self.leave_out(each)
-        elif each is not None and not (made and each.path == name and self._is_open(each)):
-            yield from self._new(each, rest=CLOSED_REST, event=True)
+        elif (
+            each is not None and self._is_due(each) and not (made and each.path == name and self._open(each))
+        ):
+            return [ClosedFile(each)]
+        return []
 
-    def _is_open(self, file: TreeFile) -> bool:
+    def _is_due(self, file: TreeFile, rested: float = 0.0, *, ended: bool = False) -> bool:
+        first, *others = file.name.split("/")
+        age = time.time() - file.status.st_ctime
+        temporary = not ended and age < TEMPORARY_REST and any(map(_TEMPORARY.search, (first, *others)))
+        ours = first == OURS or first.startswith(f"{OURS}.")
+        return not temporary and not ours and age >= rested and self._is_new(file.name, file.status)
+
+    def _open(self, file: TreeFile) -> bool:
         """Return whether a file may be open for writing."""
         try:
             fd = open_file(self._root, file)
@@ -162,14 +170,6 @@ class Watch:
             return is_written(fd) is not False
         finally:
             os.close(fd)
-
-    def _new(self, file: TreeFile, *, rest: float, event: bool = False) -> Iterator[Found]:
-        top = file.name.split("/", 1)[0]
-        if top == OURS or top.startswith(f"{OURS}.") or not self._is_new(file.name, file.status):
-            return
-        age = time.time() - file.status.st_ctime
-        if age >= TEMPORARY_REST or rest == 0 or not any(map(_TEMPORARY.search, file.name.split("/"))):
-            yield Found(file, rest, event)
 
     def _watch(self, folder: str, directory: Directory) -> None:
         if self.fd >= 0:
@@ -194,20 +194,14 @@ class Watch:
             log.warning("file not uploaded", file=each.name, reason=each.reason)
 
 
-def _change(found: Found) -> tuple[int, bool]:
-    """Return the key of a scan's order."""
-    return found.file.status.st_ctime_ns, os.path.basename(found.file.name) in _LAST
-
-
 def is_written(fd: int) -> bool | None:
-    """Return whether a file is open for writing by any process; None if the kernel does not say.
+    """Return whether any process has a file open for writing; None if the kernel does not say.
 
-    A process that opens it for writing in the middle of this waits until its end, some microseconds.
+    One that opens it meanwhile waits for the end of this, some microseconds. It also has the kernel send a
+    signal to this process: SIGURG, which is ignored, in place of SIGIO, which is not.
     """
     try:
-        fcntl.fcntl(
-            fd, fcntl.F_SETSIG, signal.SIGURG
-        )  # that process has a signal sent to this; SIGIO would end it
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
     except BlockingIOError:
         return True

@@ -6,6 +6,9 @@ import asyncio
 import contextlib
 import os
 import random
+import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from aiohttp import web
 
 from sidecar.upload.checkpoints import Checkpoints
 from sidecar.upload.journal import Journal
+from sidecar.upload.markers import newest_complete, parse_marker
 from sidecar.upload.store import Store
 from streamer.directory import Directory
 from streamer.plan import S3Uri
@@ -22,6 +26,7 @@ from streamer.retry import RetryPolicy
 from tests.kit.harness import clients_of
 from tests.kit.pipes import eventually, until_equal
 from tests.kit.puts import error
+from tests.kit.raw import etag
 from tests.kit.stub import Answer, S3Stub
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking", "credentials")
@@ -125,6 +130,8 @@ def replace(path: Path, data: bytes) -> None:
 class Trainer:
     """Does random things in a directory, and knows what may be visible, and when."""
 
+    acts = ("write", "write", "replace", "remove", "rename", "link", "hold")
+
     def __init__(self, base: Path, seed: int) -> None:
         self._base = base
         self._draw = random.Random(seed)
@@ -151,7 +158,7 @@ class Trainer:
     def act(self) -> None:
         name, data = self._name(), self._data()
         path = self._base / name
-        match self._draw.choice(["write", "write", "replace", "remove", "hold", "append", "rename", "link"]):
+        match self._draw.choice(self.acts):
             case "write" if name not in self._held:
                 self._latest[name] = None
                 write(path, data)
@@ -223,6 +230,7 @@ async def test_random_writers(stub: S3Stub, visible: Visible, base: Path, seed: 
             if draw.random() < 0.3:
                 await asyncio.sleep(draw.random() / 50)
         trainer.end()
+        stub.puts.refused.clear()
         assert await checkpoints.finish() == []
         assert not trainer.errors
         assert visible.uploaded.items() >= content(base).items(), "what was removed may be in S3"
@@ -445,3 +453,119 @@ async def test_only_what_is_this_jobs_is_replaced(stub: S3Stub, visible: Visible
     assert visible.uploaded == {
         "earlier": b"2", "ours": b"2", "foreign": b"1", "large": b"1" * 5000, "new": b"another program's",
     }  # fmt: skip
+
+
+PROGRAM = """
+import asyncio, os, sys
+from tests.kit.harness import EAGER, clients_of
+from tests.sidecar.test_checkpoints import uploading
+import sidecar.upload.store, streamer.s3.object_put
+class Stub:
+    url = sys.argv[1]
+streamer.s3.object_put.PART = sidecar.upload.store.PART = 3000
+async def main():
+    async with uploading(Stub, sys.argv[2]) as checkpoints:
+        print(*await checkpoints.finish())
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("requests", [1, 2, 4, 6, 9, 12, 14])
+def test_a_kill_leaves_nothing_torn_and_nothing_behind(
+    stub: S3Stub, visible: Visible, base: Path, requests: int
+) -> None:
+    """The process is killed after a number of requests, when S3 has done the last one and not answered."""
+    running: list[subprocess.Popen[str]] = []
+    left = [requests]
+
+    def kill(_: str, __: web.Request, response: web.Response) -> web.Response:
+        left[0] -= 1
+        if left[0] == 0:
+            running[0].kill()
+            running[0].wait()
+        return response
+
+    def run() -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", PROGRAM, stub.url, str(base)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    for number, size in enumerate((7000, 10, 3000, 4000, 20)):
+        write(base / f"{number}", b"%d" % number * size)
+    stub.puts.spoil = kill
+    running.append(run())
+    assert running[0].communicate() == ("", "")
+    assert running[0].returncode == -signal.SIGKILL
+    assert visible.uploaded.items() <= content(base).items()
+    assert visible.names == [f"{number}" for number in range(len(visible.names))]
+    with Directory.at(str(base)) as root:
+        journal = Journal(root)
+        journal.close()
+    visible.log.clear()
+    again = run()
+    assert again.communicate() == ("\n", "")
+    assert visible.uploaded == content(base)
+    assert not stub.puts.uploads
+    assert not journal.files.keys() & set(visible.names), "what was reported is not uploaded again"
+
+
+def markers(visible: Visible) -> str | None:
+    """The newest complete step by what is in S3."""
+    etags = {name: etag(data) for name, data in visible.uploaded.items()}
+    found = [parse_marker(data) for name, data in visible.uploaded.items() if name.startswith(".penstock/")]
+    return newest_complete([each for each in found if each is not None], etags)
+
+
+async def test_a_step_is_complete_when_all_hosts_have_marked_it(
+    stub: S3Stub, visible: Visible, tmp_path: Path
+) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    names = ("algo-1", "algo-2")
+    one.mkdir()
+    two.mkdir()
+    async with (
+        uploading(stub, one, hosts=(0, names)) as first,
+        uploading(stub, two, hosts=(1, names)) as second,
+    ):
+        write(one / "s1" / "0", b"1" * 4000)
+        write(two / "s1" / "1", b"2" * 4000)
+        await until_equal(2, lambda: len(visible.log))
+        assert markers(visible) is None, "more files of the step may come"
+        write(one / "s1" / ".metadata", b"m")
+        write(one / "s2" / "0", b"1")
+        write(two / "s2" / "1", b"2")
+        await eventually(lambda: markers(visible) == "s1")
+        write(two / "tmp-s3" / "1", b"3")
+        write(one / "tmp-s3" / "0", b"3")
+        os.rename(one / "tmp-s3", one / "s3")
+        await eventually(lambda: ".penstock/s3/algo-1.json" in visible.names)
+        assert markers(visible) == "s1", "s2 is over on one host, and so is s3"
+        os.rename(two / "tmp-s3", two / "s3")
+        await eventually(lambda: markers(visible) == "s3")
+        write(two / "s1" / "1", b"again")
+        await eventually(lambda: ("s1/1", b"again") in visible.log)
+        assert markers(visible) == "s3"
+        write(two / "s4" / "1", b"4")
+        await eventually(lambda: markers(visible) == "s1")
+        assert await second.finish() == []
+        assert await first.finish() == []
+    write(one / "s4" / "0", b"5" * 5000)
+    async with uploading(stub, one, hosts=(0, names)) as first:
+        assert await first.finish() == []
+    assert markers(visible) == "s4"
+    document = parse_marker(visible[f"{PREFIX}.penstock/s1/algo-2.json"])
+    assert document is not None
+    assert document.files == {"s1/1": (5, etag(b"again"))}, "a step that is written again is marked again"
+
+
+async def test_a_step_that_a_kill_left_without_a_marker_gets_it(
+    stub: S3Stub, visible: Visible, base: Path
+) -> None:
+    hosts = (0, ("algo-1", "algo-2"))
+    async with uploading(stub, base, hosts=hosts):
+        write(base / "s1" / "a", b"x")
+        await until_equal(1, lambda: len(visible.log))
+    async with uploading(stub, base, hosts=hosts) as checkpoints:
+        write(base / "s2" / "a", b"y")
+        await eventually(lambda: ".penstock/s1/algo-1.json" in visible.names)
+        assert await checkpoints.finish() == []
+    assert visible.names == ["s1/a", ".penstock/s1/algo-1.json", "s2/a", ".penstock/s2/algo-1.json"]

@@ -18,7 +18,7 @@ from sidecar.upload.journal import FILE, Journal
 from sidecar.upload.markers import Marker, newest_complete, parse_marker
 from sidecar.upload.order import Entry, Order, Step
 from sidecar.upload.tree import TreeFile
-from sidecar.upload.watch import Found, Watch, is_written
+from sidecar.upload.watch import ClosedFile, Watch, is_written
 from streamer.directory import Directory
 from tests.kit.users import NOBODY, root
 
@@ -27,10 +27,10 @@ EVENTS = st.tuples(st.sampled_from(["close", "scan", "touch"]), st.sampled_from(
 WORK = st.tuples(st.sampled_from(["start", "show", "drop"]), st.integers(0, 9))
 
 
-def found(name: str, version: int, *, event: bool = True, whole: bool = False) -> Found:
+def found(name: str, version: int, *, event: bool = True, whole: bool = False) -> ClosedFile:
     times = {"st_mtime_ns": version, "st_ctime_ns": version}
     status = os.stat_result((0o100644, version, 0, 1, 0, 0, version, 0, 0, 0), times)
-    return Found(TreeFile(name, name, status), 1.0, event=event, whole=whole)
+    return ClosedFile(TreeFile(name, name, status), event=event, whole=whole)
 
 
 @pytest.fixture
@@ -310,6 +310,6 @@ def test_names_of_what_will_be_renamed_wait(directory: Directory, tmp_path: Path
         (tmp_path / name).write_bytes(b"x")
     watch = Watch(directory, "", lambda _, __: True)
     assert sorted(each.file.name for each in watch.scan()) == sorted(taken)
-    assert sorted(each.file.name for each in watch.scan(rest=0)) == sorted([*held, *taken])
+    assert sorted(each.file.name for each in watch.scan(ended=True)) == sorted([*held, *taken])
     assert watch.scan(rested=60) == []
     watch.close()
