@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sidecar.process.logs import log
@@ -43,6 +44,8 @@ class Journal:
 
     def __init__(self, directory: Directory, name: str = FILE) -> None:
         """Read the records, and rewrite the file. If it cannot be written, that is logged."""
+        self.began = time.time()
+        """When the first process of the journal began, in seconds since 1970."""
         self.files: dict[str, StoredFile] = {}
         """By name."""
         self.steps: dict[str, bool] = {}
@@ -94,6 +97,8 @@ class Journal:
 
     def _apply(self, record: Any) -> None:
         match record:
+            case ["began", "", float(seconds)]:
+                self.began = seconds
             case ["file", str(name), [[int(inode), int(size), int(modified)], str(etag)]]:
                 self.files[name] = StoredFile((inode, size, modified), etag)
             case ["upload", [str(key), str(upload_id)], True]:
@@ -106,7 +111,12 @@ class Journal:
                 self.steps.pop(step, None)
 
     def _lines(self) -> list[bytes]:
-        records: dict[str, dict[Any, Any]] = {"file": self.files, "upload": self._uploads, "step": self.steps}
+        records: dict[str, dict[Any, Any]] = {
+            "began": {"": self.began},
+            "file": self.files,
+            "upload": self._uploads,
+            "step": self.steps,
+        }
         return [_line(kind, *record) for kind, each in records.items() for record in each.items()]
 
     def _note(self, *record: Any) -> None:

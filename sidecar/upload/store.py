@@ -3,7 +3,7 @@
 Runs share a prefix, and a trainer that goes on from a checkpoint writes the file `checkpoint` again. So each
 object is written with If-Match or If-None-Match. It replaces another one only if this job has written or
 restored that (the journal has its ETag), if its metadata names this job and host, or if it was there before
-this process, as the job was given the prefix then. What others have made meanwhile stays, and is named.
+the journal, as the job was given the prefix then. What others have made meanwhile stays, and is named.
 """
 
 from __future__ import annotations
@@ -70,7 +70,6 @@ class Store:
     """Has the files that were restored, and what an earlier process has left."""
     failed: Counter[str] = field(default_factory=Counter)
     """Requests that failed, by the error's kind."""
-    _began: float = field(default_factory=time.monotonic)
 
     async def put(
         self,
@@ -151,7 +150,7 @@ class Store:
         ours = self.headers.get("Metadata", {})
         now = parsedate_to_datetime(found["ResponseMetadata"]["HTTPHeaders"]["date"])
         age = (now - found.get("LastModified", now)).total_seconds()
-        earlier = age > time.monotonic() - self._began + _EARLIER
+        earlier = age > time.time() - self.journal.began + _EARLIER
         if earlier or (ours and ours.items() <= found.get("Metadata", {}).items()):
             return str(found.get("ETag", "")).strip('"')
         raise Unreadable(_TAKEN)

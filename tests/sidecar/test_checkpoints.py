@@ -448,6 +448,8 @@ async def test_only_what_is_this_jobs_is_replaced(stub: S3Stub, visible: Visible
         stub.puts.metadata["b/run/new"] = {}
         write(base / "new", b"4")
         left = await checkpoints.finish()
+    async with uploading(stub, base) as checkpoints:
+        assert {*await checkpoints.finish()} == {*left}, "nor does a restart take others' objects"
     assert sorted(each.name for each in left) == ["foreign", "large", "new"]
     assert all("another program or host has written its key" in each.reason for each in left)
     assert visible.uploaded == {

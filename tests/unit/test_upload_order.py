@@ -175,7 +175,8 @@ RECORDS = st.lists(
 def test_a_journal_that_is_cut_short_has_what_was_whole(records: list[Any], cut: int) -> None:
     with tempfile.TemporaryDirectory() as folder, Directory.at(folder) as directory:
         path = Path(folder, FILE)
-        journal, ends, states = Journal(directory), [0], []
+        journal, states = Journal(directory), []
+        ends = [path.stat().st_size]
         uploads: dict[tuple[str, str], bool] = {}
         states.append((dict(journal.files), list(journal.steps), list(uploads)))
         for kind, name, value in records:
@@ -189,10 +190,11 @@ def test_a_journal_that_is_cut_short_has_what_was_whole(records: list[Any], cut:
             ends.append(path.stat().st_size)
             states.append((dict(journal.files), list(journal.steps), list(uploads)))
         journal.close()
-        os.truncate(path, min(cut, ends[-1]))
+        os.truncate(path, min(ends[0] + cut, ends[-1]))
         whole = max(number for number, end in enumerate(ends) if end <= path.stat().st_size)
         for _ in range(2):  # compaction keeps all
             again = Journal(directory)
+            assert again.began == journal.began
             assert (again.files, list(again.steps), again.left) == states[whole]
             again.note_step("after the cut", unmarked=True)
             again.close()
