@@ -372,8 +372,7 @@ ROOM_ARROWS = [
     "sidecar.__main__ sidecar.cli", "sidecar.cli sidecar.commands", "sidecar.cli sidecar.doctor",
     "sidecar.commands sidecar.job", "sidecar.doctor sidecar.job", "sidecar.job sidecar.admin",
     "sidecar.job sidecar.download", "sidecar.job sidecar.records", "sidecar.records sidecar.index",
-    "sidecar.index sidecar.config", "sidecar.download sidecar.observe", "sidecar.job sidecar.upload",
-    "sidecar.upload sidecar.observe",
+    "sidecar.index sidecar.config", "sidecar.download sidecar.upload", "sidecar.upload sidecar.observe",
     "sidecar.admin sidecar.observe", "sidecar.observe sidecar.config", "sidecar.config sidecar.process",
     "streamer.relay streamer.relay.deliver", "streamer.relay.deliver streamer.relay.fetch",
     "streamer.relay.deliver streamer.sink", "streamer.relay.fetch streamer.relay.staging",
@@ -399,7 +398,7 @@ def _room_at(name: str) -> tuple[float, float]:
     return left, 48 + row * ROW
 
 
-def _room_arrow(source: str, target: str) -> list[tuple[float, float]]:  # noqa: PLR0911 - a table
+def _room_arrow(source: str, target: str) -> list[tuple[float, float]]:
     """Return the way of an arrow: straight down, or by one side, with bends."""
     (left, top), (to_left, to_top) = _room_at(source), _room_at(target)
     middle, to_middle = left + ROOM_WIDTH / 2, to_left + ROOM_WIDTH / 2
@@ -408,9 +407,6 @@ def _room_arrow(source: str, target: str) -> list[tuple[float, float]]:  # noqa:
     match f"{source} {target}":
         case "streamer.relay.deliver streamer.sink" | "streamer.relay.staging streamer.schedule":
             return [(left + ROOM_WIDTH, side), (to_middle, side), (to_middle, to_top - 2)]
-        case "sidecar.download sidecar.observe":
-            bend, lower, end = left + ROOM_WIDTH + 4, to_top - 12, to_middle + 40
-            return [(left + ROOM_WIDTH, side), (bend, side), (bend, lower), (end, lower), (end, to_top - 2)]
         case "sidecar.job sidecar.records":
             bend = to_left + ROOM_WIDTH + 10
             high = top + ROOM_HEIGHT + 6

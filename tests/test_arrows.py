@@ -107,7 +107,7 @@ MAY_IMPORT = {
     "sidecar.admin": {"sidecar.config", "sidecar.observe", "sidecar.process"},
     "sidecar.index": {"sidecar.config", "sidecar.process"},
     "sidecar.records": {"sidecar.config", "sidecar.index", "sidecar.process"},
-    "sidecar.download": {"sidecar.config", "sidecar.observe", "sidecar.process"},
+    "sidecar.download": {"sidecar.config", "sidecar.observe", "sidecar.process", "sidecar.upload"},
     "sidecar.upload": {"sidecar.observe", "sidecar.process"},
     "sidecar.job": {
         "sidecar.admin", "sidecar.config", "sidecar.download", "sidecar.index", "sidecar.observe",

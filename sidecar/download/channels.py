@@ -38,6 +38,9 @@ from streamer.relay.transport import open_transport
 
 if TYPE_CHECKING:
     from sidecar.observe.state import JobState
+    from streamer.relay.files.target import TargetFile
+    from streamer.relay.staging.stage import Stages
+    from streamer.relay.staging.taps import Tap
     from streamer.relay.transport import TransportSpec
     from streamer.s3.client.session import Clients
 
@@ -108,37 +111,47 @@ class Download:
         plan = self.plan = await in_thread(without_markers, self.plan)
         await in_thread(file_paths, plan)
         with contextlib.ExitStack() as stack:
-            with _local_errors():
+            with local_errors():
                 data = stack.enter_context(Directory.at(self._data))
             directory = stack.enter_context(contextlib.closing(DownloadDirectory(data, self._channel)))
             if await in_thread(directory.has, plan):
-                with _local_errors():  # a kill may have left them
+                with local_errors():  # a kill may have left them
                     await in_thread(directory.tidy)
                 self._complete = True
                 return False
-            with _local_errors():
+            with local_errors():
                 rest = await in_thread(directory.begin, plan)
-            await self._fetch(directory, rest, clients, spec)
-            with _local_errors():
+            await self.fetch(directory.files(plan, rest), rest, clients, spec)
+            with local_errors():
                 await in_thread(directory.publish, plan)
             self._complete = True
             return True
 
-    async def _fetch(
-        self, directory: DownloadDirectory, rest: Rest, clients: Clients, spec: TransportSpec
+    async def fetch(
+        self,
+        files: Iterator[TargetFile],
+        rest: Rest,
+        clients: Clients,
+        spec: TransportSpec,
+        tap: Tap | None = None,
     ) -> None:
+        """Write the objects of `rest` to `files`, each of which is one; `tap` sees their bytes.
+
+        Raises SourceError, SinkError.
+        """
         batch = batch_size(spec.budget)
         spec = replace(spec, budget=spec.budget - WRITERS * batch)
-        outlet = FilesOutlet(directory.files(self.plan, rest), batch=batch)
+        outlet = FilesOutlet(files, batch=batch)
         self._rest, self._written, self._began = rest, outlet.written, time.monotonic()
         self._log(rest)
         try:
             async with open_transport(clients, spec) as transport:
+                stages: Stages = transport.stages(spec.channels[0])
                 with progress_line(partial(self._transferred, rest), quiet=not shows_text()):
                     await stream_once(
                         rest.plan,
                         transport.source,
-                        transport.stages(),
+                        stages if tap is None else transport.tapped(stages, tap),
                         policy=spec.retry,
                         counters=self._counters,
                         open_outlet=lambda _: outlet,
@@ -162,7 +175,8 @@ class Download:
 
 
 @contextlib.contextmanager
-def _local_errors() -> Iterator[None]:
+def local_errors() -> Iterator[None]:
+    """Have an OSError of the block be a SinkError."""
     try:
         yield
     except OSError as error:

@@ -1,9 +1,10 @@
 """Runs a job from its start to its end: list, offer, stream, stop.
 
     start    try what the job needs of this machine (`sidecar.job.rehearsal`); open the admin port, not ready
-             resolve credentials, list every channel (concurrently)  An error in this phase ends the process
-             lock and lay out the directory, write config files,     before a FIFO is offered. While storage
-             download every File channel, one after the other        is unavailable, the sidecar waits
+             resolve credentials; with checkpoints lock and lay out  An error in this phase ends the process
+             the directory and restore them, else do the former      before a FIFO is offered. While storage
+             after the next step; list every channel (concurrently)  is unavailable, the sidecar waits
+             download every File channel, one after the other
              make every Pipe channel's first FIFO
     ready    the admin server is loaded, unless a client connected earlier (`sidecar.admin.port`)
              channels run concurrently and independently; one that fails holds its FIFO open and makes the job
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from sidecar.admin.port import open_admin
 from sidecar.download.channels import download_channels
+from sidecar.download.restore import restore_checkpoints
 from sidecar.index.learning import learn_indexes
 from sidecar.job.channel_log import log_held_back, remind, watch_storage, watch_trainers
 from sidecar.job.channels import (
@@ -57,6 +59,7 @@ from sidecar.process.logs import WaitLog, log
 from sidecar.process.resources import freeze_gc
 from sidecar.upload.link import Ended, Uploader, open_uploader
 from streamer.aio import in_thread
+from streamer.directory import Directory
 from streamer.plan import START
 from streamer.s3.checksums import StoredChecksums
 
@@ -136,6 +139,12 @@ class Supervisor:
             clients = await stack.enter_async_context(job_clients(job, self._waiting(), ask=self.ask))
             state.waiting = ""
             state.control_requests = clients.request_counts
+            offers = None
+            if job.checkpoints is not None:
+                offers = await self._take_tree(stack)
+                if not self._keeper.held:  # else the trainer runs already
+                    with Directory.at(layout.checkpoints) as root:
+                        await restore_checkpoints(state, clients, job.checkpoints.uri, root)
             saved = await self._saved(clients)
             planning_began = time.monotonic()
             listings = await stack.enter_async_context(open_listings(job, hosts, clients))
@@ -149,12 +158,7 @@ class Supervisor:
             streams = fifos(job, plans)
             transport = await stack.enter_async_context(job_transport(state, clients, streams, plans))
             memory(job, footprint(job, transport, streams, keeper=self._starts_keeper))
-            offers = self._lay_out(stack)
-            if (spec := upload_spec(job, hosts, layout)) is not None:
-                uploader = self._uploader = await stack.enter_async_context(open_uploader(spec))
-                state.uploads = lambda: uploader.figures
-            stack.push_async_callback(self._keeper.close)
-            await self._keeper.connect()
+            offers = offers or await self._take_tree(stack)
             for fifo in streams:
                 if fifo.name in self._keeper.held or fifo.name in saved:
                     await listings.ended(fifo.channel.channel_name)  # its position is in the whole plan
@@ -208,10 +212,10 @@ class Supervisor:
 
         return waiting
 
-    def _lay_out(self, stack: contextlib.AsyncExitStack) -> Callable[[], None]:
+    async def _take_tree(self, stack: contextlib.AsyncExitStack) -> Callable[[], None]:
         """Make the directory tree and the config files; lock the tree until the end of `stack`.
 
-        Return what shows readers that the FIFOs are offered.
+        Start the uploader, connect to the keeper. Return what shows readers that the FIFOs are offered.
         """
         job, hosts, layout = self.state.job, self.state.hosts, self._layout
         layout.create()
@@ -219,6 +223,11 @@ class Supervisor:
             log.warning("directory exposed", why=exposed)
         offers = stack.enter_context(layout.locked(job.penstock.fifo_mode))
         write_config_files(layout, job, hosts)
+        if (spec := upload_spec(job, hosts, layout)) is not None:
+            uploader = self._uploader = await stack.enter_async_context(open_uploader(spec))
+            self.state.uploads = lambda: uploader.figures
+        stack.push_async_callback(self._keeper.close)
+        await self._keeper.connect()
         return offers
 
     async def _saved(self, clients: Clients) -> dict[str, Saved | StepState]:

@@ -9,6 +9,7 @@ from streamer.aio import task_group
 from streamer.plan import START
 from streamer.relay.deliver.delivery import Delivery
 from streamer.relay.fetch.prefetcher import Prefetcher, StreamSpec
+from streamer.relay.staging.buffers import TappedStages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -42,7 +43,12 @@ async def stream_once(
     async with task_group() as requests:
         listed = None if listing is None else requests.create_task(listing, name="listing")
         prefetcher = Prefetcher(
-            StreamSpec(plan, policy, start), source, stages, counters=counters, requests=requests
+            StreamSpec(plan, policy, start),
+            source,
+            stages,
+            counters=counters,
+            requests=requests,
+            each_alone=isinstance(stages, TappedStages) and stages.tap.each_alone,
         )
         if plan.growth is not None:
             plan.growth.watch(prefetcher.wake)

@@ -114,6 +114,8 @@ class S3Stub:
     """By `bucket/key`, the time of modification in ISO 8601; the server has no ETag of these objects."""
     listed_times: bool = True
     """Listings have the times."""
+    written: dict[str, str] = field(default_factory=dict)
+    """By `bucket/key`, the time in ISO 8601 that listings have beside the ETag."""
     if_match_refused: tuple[int, str] | None = None
     """Status and code with which every GET that has If-Match is answered."""
     released: asyncio.Event = field(default_factory=asyncio.Event)
@@ -267,7 +269,8 @@ class S3Stub:
     def _listed_validator(self, name: str, quote: str) -> str:
         if name in self.times:
             return f"<LastModified>{self.times[name]}</LastModified>" if self.listed_times else ""
-        return f"<ETag>{quote}{etag(self.objects[name])}{quote}</ETag>"
+        written = f"<LastModified>{self.written[name]}</LastModified>" if name in self.written else ""
+        return f"{written}<ETag>{quote}{etag(self.objects[name])}{quote}</ETag>"
 
     def _listed_size(self, name: str) -> int:
         return self.listed_sizes.get(name, len(self.objects[name]))

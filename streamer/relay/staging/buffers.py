@@ -269,7 +269,7 @@ class TappedStages:
         """`read`: stages in memory, of the same quota as `others`, or the same ones."""
         self._others = others
         self._read = read
-        self._tap = tap
+        self.tap = tap
 
     @property
     def quota(self) -> ChannelQuota:
@@ -285,8 +285,8 @@ class TappedStages:
         if not self._wanted(part):
             return self._others.make(part, on_change=on_change, counters=counters)
         stage = self._read.make(part, on_change=on_change, counters=counters)
-        stage.taps += (self._tap,)
+        stage.taps += (self.tap,)
         return stage
 
     def _wanted(self, part: Part) -> bool:
-        return any(not isinstance(item, bytes) and self._tap.wants(item.object) for item in part.items)
+        return any(not isinstance(item, bytes) and self.tap.wants(item.object) for item in part.items)

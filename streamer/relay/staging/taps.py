@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 class Tap:
     """Sees the bytes of one stream's objects. Its methods are called on the event loop."""
 
+    each_alone = False
+    """Whether no part may have ranges of two objects."""
+
     def wants(self, ref: ObjectRef) -> bool:  # noqa: ARG002 - every object
         """Return whether the bytes of this object are to be seen."""
         return True
@@ -42,6 +45,8 @@ class ChecksumTap(Tap):
 
     An object whose first bytes an earlier sidecar delivered cannot be compared.
     """
+
+    each_alone = True
 
     def __init__(self, stored: StoredChecksums, note: Callable[[ObjectRef, Outcome], None]) -> None:
         """`note`: called with the outcome of every object. Raises ConfigError as `kinds`."""

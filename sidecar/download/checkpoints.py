@@ -1,0 +1,137 @@
+"""The checkpoints in S3: which objects are files to restore, and which directories are whole.
+
+Names of Penstock's own begin with `.penstock` and are no files. A directory in the root is a step, if the
+name of another one differs from its name in a number alone: `step-1` beside `step-2`, and not `runs`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import defaultdict
+from contextlib import aclosing
+from datetime import UTC
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sidecar.download.paths import LONGEST_NAME
+from sidecar.process.logs import log
+from sidecar.upload.markers import PREFIX, Marker, newest_complete, parse_marker
+from sidecar.upload.watch import OURS
+from streamer.errors import ConfigError, ErrorContext
+from streamer.plan import S3Uri
+from streamer.plan.validators import validator_of
+from streamer.retry import retry_while_unavailable
+from streamer.s3.manifests.body import read_manifest
+from streamer.s3.pages.validation import described_object
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from streamer.errors import SourceError
+    from streamer.plan import ObjectRef
+    from streamer.retry import RetryPolicy
+    from streamer.s3.client.session import Clients
+
+MARKERS_AT_ONCE = 16
+_NUMBER = re.compile("[0-9]+")
+
+
+class InS3(NamedTuple):
+    """An object of the checkpoints."""
+
+    path: str
+    """What its key has after the prefix."""
+    ref: ObjectRef
+    modified: float
+    """Unix time; 0 if the server does not list it."""
+
+    @property
+    def step(self) -> str:
+        """The directory in the root that it is in; empty if it is in the root itself."""
+        return self.path.partition("/")[0] if "/" in self.path else ""
+
+
+async def list_checkpoints(
+    clients: Clients, uri: S3Uri, policy: RetryPolicy, on_wait: Callable[[SourceError], None]
+) -> tuple[list[InS3], list[Marker]]:
+    """Return the files and the markers in S3. Raises SourceError; ConfigError for a key that is no path."""
+    found: list[InS3] = []
+    request: dict[str, Any] = {"Bucket": uri.bucket, "Prefix": uri.key}
+
+    async def page(_: Callable[[], None]) -> Any:
+        return await clients.control.send("list_objects_v2", ErrorContext(*uri), **request)
+
+    while (listed := await retry_while_unavailable(page, policy, on_wait=on_wait)) is not None:
+        for each in listed.get("Contents", ()):
+            key, time = each["Key"], each.get("LastModified")
+            etag = validator_of(each.get("ETag"), time and time.astimezone(UTC).isoformat())
+            ref = described_object(ErrorContext(uri.bucket, key), key, size=each["Size"], etag=etag)
+            found.append(InS3(key.removeprefix(uri.key), ref, time.timestamp() if time else 0.0))
+        if not listed.get("IsTruncated"):
+            break
+        request["ContinuationToken"] = listed["NextContinuationToken"]
+    gate = asyncio.Semaphore(MARKERS_AT_ONCE)
+
+    async def marker(each: InS3) -> Marker | None:
+        at = S3Uri(uri.bucket, each.ref.key)
+        async with (
+            gate,
+            aclosing(read_manifest(clients, at, policy, on_wait=on_wait, what="a marker")) as data,
+        ):
+            return parse_marker(b"".join([piece async for piece in data]))
+
+    read = await asyncio.gather(*(marker(each) for each in found if each.path.startswith(PREFIX)))
+    return files_of(found), [each for each in read if each is not None]
+
+
+def files_of(found: list[InS3]) -> list[InS3]:
+    """Return the objects that are files, without markers of folders. Raises ConfigError."""
+    folders = {each.path[: slash.start()] for each in found for slash in re.finditer("/", each.path)}
+    files = []
+    for each in found:
+        if (
+            each.step.startswith(OURS)
+            or each.path.startswith(OURS)
+            or (each.ref.size <= 1 and (not each.path or each.path.endswith("/")))
+        ):
+            continue
+        names = each.path.split("/")
+        if each.path in folders:
+            if each.ref.size:
+                log.warning("checkpoint not restored", file=each.path, reason="a directory has its name")
+        elif any(name in ("", ".", "..") or len(name.encode()) > LONGEST_NAME for name in names):
+            raise ConfigError(
+                f"s3://{each.ref.bucket}/{each.ref.key} cannot be a file of LocalPath; remove it, or give "
+                "CheckpointConfig another S3Uri"
+            )
+        else:
+            files.append(each)
+    return files
+
+
+def whole_steps(
+    files: Iterable[InS3], markers: Iterable[Marker], *, newest: bool
+) -> tuple[list[InS3], list[str]]:
+    """Return the files to restore, and of each kind of steps the newest one that all hosts have written.
+
+    `newest`: restore no other step.
+    """
+    files, times = list(files), {"": 0.0}
+    for file in files:
+        times[file.step] = max(times.get(file.step, 0.0), file.modified)
+    marked: dict[str, list[Marker]] = defaultdict(list)
+    for marker in markers:
+        marked[marker.step].append(marker)
+    kinds: dict[str, list[str]] = defaultdict(list)
+    for step in sorted(times, key=lambda step: (times[step], [*map(int, _NUMBER.findall(step))])):
+        kinds[_NUMBER.sub("#", step)].append(step)
+    etags = {file.path: file.ref.etag for file in files}
+    kept, chosen = set(), []
+    for steps in kinds.values():
+        whole, last = steps, steps[-1]
+        if of_kind := [marker for step in steps for marker in marked[step]]:
+            whole = [step for step in steps if newest_complete(marked[step], etags)]
+            last = newest_complete(of_kind, etags) or ""
+        kept.update([last] if newest else whole)
+        chosen += [last] if last else []
+    return [file for file in files if file.step in kept], sorted(chosen)

@@ -1,0 +1,306 @@
+"""Checkpoints in S3 become files before the trainer starts: whole, verified, and never over a local file."""
+
+from __future__ import annotations
+
+import base64
+import os
+import signal
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from awscrt.checksums import crc64nvme
+
+from sidecar.config.hosts import Hosts
+from sidecar.config.job import Job
+from sidecar.download import restore as restore_module
+from sidecar.download.checkpoints import InS3, whole_steps
+from sidecar.download.restore import restore_checkpoints
+from sidecar.observe.state import JobState
+from sidecar.upload.journal import Journal
+from sidecar.upload.markers import Marker
+from streamer.directory import Directory
+from streamer.errors import ConfigError, Denied, Mismatch, Missing
+from streamer.plan import ObjectRef, S3Uri
+from tests.kit.harness import clients_of
+from tests.kit.pipes import eventually
+from tests.kit.processes import job, penstock, sidecar, write_job
+from tests.kit.raw import etag
+from tests.kit.stub import S3Stub, fails, stalls
+from tests.sidecar.test_download import tree
+
+URI = S3Uri("b", "run/")
+FILES = {
+    "checkpoint": b'model_checkpoint_path: "step-2/ckpt"',
+    "empty": b"",
+    "step-1/ckpt.index": b"i" * 300,
+    "step-2/ckpt.data": bytes(range(256)) * 9000,
+    "step-2/deep/ümläut\n": b"u" * 3001,
+}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "checkpoints").mkdir()
+    return tmp_path / "checkpoints"
+
+
+def store(stub: S3Stub, files: dict[str, bytes] = FILES, *, second: int = 0) -> None:
+    """Put files below the prefix; each a second after the one before."""
+    stub.objects["b/train/0000"] = b"data"
+    for number, (name, data) in enumerate(files.items(), second):
+        stub.objects[f"b/run/{name}"] = data
+        stub.written[f"b/run/{name}"] = f"2026-01-01T00:{number // 60:02}:{number % 60:02}.000Z"
+        crc = crc64nvme(data).to_bytes(8, "big")
+        stub.checksums[f"b/run/{name}"] = {"x-amz-checksum-crc64nvme": base64.b64encode(crc).decode()}
+
+
+def restored(root: Path) -> dict[str, bytes]:
+    return {name: data for name, data in tree(root).items() if not name.startswith(".penstock")}
+
+
+async def restore(stub: S3Stub, root: Path, *, hosts: int = 1, **penstock: Any) -> None:
+    document = job(stub.url, root.parent, "b/train/", **penstock)
+    document["CheckpointConfig"] = {"S3Uri": "s3://b/run"}
+    state = JobState(Job.model_validate(document), Hosts(0, tuple(f"algo-{n + 1}" for n in range(hosts))))
+    async with clients_of(stub) as clients:
+        with Directory.at(str(root)) as directory:
+            await restore_checkpoints(state, clients, URI, directory)
+    assert state.downloading is None
+    assert not (root / ".penstock.restoring").exists()
+
+
+async def test_everything_is_restored_with_its_time_and_once(stub: S3Stub, root: Path) -> None:
+    """What the first start has fetched, the second one does not fetch, nor does it upload it later."""
+    store(stub)
+    stub.objects["b/run-old/x"] = stub.objects["b/run/step-1/"] = b""
+    stub.objects["b/run/.penstock/step-1/algo-1.json"] = stub.objects["b/run/.penstock.uploads"] = b"{}"
+    await restore(stub, root)
+    assert restored(root) == FILES
+    times = [(root / name).stat().st_mtime for name in FILES]
+    assert [time - times[0] for time in times] == [0, 1, 2, 3, 4]
+    with Directory.at(str(root)) as directory, closing(Journal(directory)) as journal:
+        assert [journal.same(name, (root / name).stat()) for name in FILES] == [*map(etag, FILES.values())]
+    stub.seen.clear()
+    await restore(stub, root)
+    assert not [seen for seen in stub.seen if not seen.key.startswith("run/.penstock/")]
+
+
+async def test_a_local_file_that_differs_stays(
+    stub: S3Stub, root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Likewise one of the same size, a directory, a link, and a file in place of a directory."""
+    store(stub)
+    (root / "checkpoint").write_bytes(b"x" * len(FILES["checkpoint"]))
+    (root / "empty").mkdir()
+    (root / "empty/inside").write_bytes(b"inside")
+    (root / "step-1").write_bytes(b"a file")
+    (root / "step-2").mkdir()
+    (root / "step-2/ckpt.data").symlink_to("/etc/passwd")
+    before = restored(root)
+    await restore(stub, root)
+    name = "step-2/deep/ümläut\n"
+    assert restored(root) == before | {name: FILES[name]}
+    (event,) = (each for each in caplog.records if each.message == "local checkpoints are kept")
+    assert event.__dict__["fields"]["files"] == [
+        "checkpoint",
+        "empty",
+        "step-1/ckpt.index",
+        "step-2/ckpt.data",
+    ]
+
+
+async def test_a_restored_file_that_nobody_has_changed_follows_s3(stub: S3Stub, root: Path) -> None:
+    store(stub)
+    await restore(stub, root)
+    (root / "step-1/ckpt.index").write_bytes(b"changed here")
+    store(stub, {"checkpoint": b"newer", "step-1/ckpt.index": b"changed there"})
+    await restore(stub, root)
+    changed = {"checkpoint": b"newer", "step-1/ckpt.index": b"changed here"}
+    assert restored(root) == FILES | changed
+
+
+@pytest.mark.parametrize("bucket", [True, False])
+async def test_nothing_yet_is_no_error_and_an_absent_bucket_is(
+    stub: S3Stub, root: Path, *, bucket: bool
+) -> None:
+    if bucket:
+        stub.objects["b/train/0000"] = b"data"
+        await restore(stub, root)
+        assert restored(root) == {}
+    else:
+        with pytest.raises(Missing, match="bucket"):
+            await restore(stub, root)
+
+
+@pytest.mark.parametrize("name", ["a/../../x", "a//b", "./x", "/x", "x" * 256])
+async def test_a_key_that_is_no_path_is_named(stub: S3Stub, root: Path, name: str) -> None:
+    store(stub, {name: b"1"})
+    with pytest.raises(ConfigError, match="cannot be a file of LocalPath; remove it"):
+        await restore(stub, root)
+    assert restored(root) == {}
+
+
+async def test_a_directory_wins_over_a_file_of_its_name(stub: S3Stub, root: Path) -> None:
+    """A trainer that has replaced the one by the other leaves both in S3."""
+    store(stub, {"a": b"file", "a/b": b"inside"})
+    await restore(stub, root)
+    assert restored(root) == {"a/b": b"inside"}
+
+
+@pytest.mark.parametrize("transport", ["auto", "splice", "buffered", "aiobotocore"])
+async def test_wrong_bytes_never_have_a_name(stub: S3Stub, root: Path, transport: str) -> None:
+    store(stub)
+    stub.objects["b/run/step-2/ckpt.data"] = b"\1" + FILES["step-2/ckpt.data"][1:]
+    with pytest.raises(Mismatch, match="do not match its stored checksum"):
+        await restore(stub, root, Transport=transport)
+    assert restored(root) == {}
+
+
+async def test_an_object_that_changes_meanwhile_is_listed_again(stub: S3Stub, root: Path) -> None:
+    store(stub)
+    changed = FILES | {"checkpoint": b"another one"}
+    stub.script(
+        fails(412, "PreconditionFailed"), fails(412, "PreconditionFailed"), key="b/run/step-1/ckpt.index"
+    )
+    await restore(stub, root)
+    assert restored(root) == FILES
+    store(stub, changed)
+    await restore(stub, root)
+    assert restored(root) == changed
+
+
+async def test_batches(stub: S3Stub, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill costs the last one alone."""
+    monkeypatch.setattr(restore_module, "BATCH_FILES", 2)
+    store(stub)
+    stub.script(*[fails(403, "AccessDenied")] * 9, key="b/run/step-2/ckpt.data")
+    with pytest.raises(Denied):
+        await restore(stub, root)
+    assert len(restored(root)) == 2
+    stub.faults.clear()
+    stub.seen.clear()
+    await restore(stub, root)
+    assert restored(root) == FILES
+    assert len({seen.key for seen in stub.seen}) == 3
+
+
+async def test_a_full_disk_is_named(stub: S3Stub, root: Path) -> None:
+    store(stub, {"large": bytes(3 << 20)})
+    os.symlink("/dev/full", root / ".penstock.restoring")  # which is replaced
+    await restore(stub, root)
+    assert restored(root)["large"] == bytes(3 << 20)
+
+
+# Steps
+
+
+def file(path: str, second: int = 0) -> InS3:
+    return InS3(path, ObjectRef("b", path, 1, f"etag-{path}"), float(second))
+
+
+def marker(step: str, host: str, *hosts: str, modified: int = 0, **wrong: str) -> Marker:
+    files = {f"{step}/{host}": (1, wrong.get("etag", f"etag-{step}/{host}"))}
+    return Marker(step, host, hosts, modified, files)
+
+
+PLAIN = [file("checkpoint", 9), file("runs/events", 99), *(file(f"step-{n}/a", n) for n in (900, 1000, 80))]
+TWO = [file(f"step-{step}/{host}") for step in (1, 2, 3) for host in "ab"]
+
+
+@pytest.mark.parametrize(
+    ("files", "markers", "newest", "left_out", "chosen"),
+    [
+        (PLAIN, [], False, set(), ["runs", "step-1000"]),
+        (PLAIN, [], True, {"step-900", "step-80"}, ["runs", "step-1000"]),
+        ([file("step-9/a"), file("step-10/a")], [], True, {"step-9"}, ["step-10"]),
+        (
+            TWO,
+            [marker(f"step-{n}", host, "a", "b", modified=n) for n in (1, 2) for host in "ab"]
+            + [marker("step-3", "a", "a", "b", modified=3)],
+            False,
+            {"step-3"},
+            ["step-2"],
+        ),
+        (
+            TWO,
+            [marker(f"step-{n}", host, "a", "b", modified=n) for n in (1, 2) for host in "ab"],
+            True,
+            {"step-1", "step-3"},
+            ["step-2"],
+        ),
+        (TWO, [marker("step-1", "a", "a", "b")], True, {"step-1", "step-2", "step-3"}, []),
+        (
+            TWO,
+            [marker("step-1", "a", "a"), marker("step-2", "a", "a", modified=2, etag="of before")],
+            True,
+            {"step-2", "step-3"},
+            ["step-1"],
+        ),
+    ],
+)
+def test_steps(
+    files: list[InS3], markers: list[Marker], newest: bool, left_out: set[str], chosen: list[str]
+) -> None:
+    kept, found = whole_steps(files, markers, newest=newest)
+    assert {each.step for each in files} - {each.step for each in kept} == left_out
+    assert found == chosen
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+async def test_each_host_names_the_step_that_it_has_restored(stub: S3Stub, root: Path, hosts: int) -> None:
+    store(stub)
+    for step in ("step-1", "step-2"):
+        names = {name: data for name, data in FILES.items() if name.startswith(step)}
+        files = {name: (len(data), etag(data)) for name, data in names.items()}
+        of = Marker(step, "algo-1", ("algo-1",), int(step[-1]), files)
+        stub.objects[f"b/run/{of.name}"] = of.document()
+    stub.objects["b/run/step-2/ckpt.data"] += b"of the next start, which was killed"
+    await restore(stub, root, hosts=hosts, Checkpoints={"Restore": "newest"} if hosts == 1 else {})
+    assert {*restored(root)} == {"checkpoint", "empty", "step-1/ckpt.index"}
+    assert (root / ".penstock.restored").read_text() == "step-1\n"
+
+
+# The job
+
+
+def of_job(stub: S3Stub, tmp_path: Path, **keys: Any) -> str:
+    document = (
+        job(stub.url, tmp_path / "ml", "b/train/") | {"CheckpointConfig": {"S3Uri": "s3://b/run"}} | keys
+    )
+    return write_job(tmp_path / "job.yaml", document)
+
+
+async def test_a_killed_start_goes_on_and_two_starts_exclude_each_other(stub: S3Stub, tmp_path: Path) -> None:
+    """No FIFO is offered before; the probe says what the sidecar does."""
+    store(stub)
+    stub.script(*[stalls(stub)] * 9, key="b/run/step-2/ckpt.data")
+    path, root = of_job(stub, tmp_path), tmp_path / "ml/checkpoints"
+    with sidecar(path) as running:
+        running.wait_for("downloading", channel="checkpoints")
+        await eventually(lambda: "run/step-2/ckpt.data" in {seen.key for seen in stub.seen})
+        assert "downloading checkpoints: " in running.get("/readyz")[1]
+        assert "another sidecar serves" in penstock("run", "-c", path).stderr
+        assert restored(root) == {}
+        running.end(signal.SIGKILL)
+    stub.faults.clear()
+    stub.release()
+    with sidecar(path) as running:
+        event = running.wait_for("checkpoints restored")
+        assert (event["objects"], event["fetched"], event["verified"]) == (5, 5, 4)
+        running.wait_for("ready")
+        assert restored(root) == FILES
+        assert running.end() == 0
+
+
+@pytest.mark.parametrize("penstock_keys", [{}, {"Checkpoints": "ignore"}])
+def test_a_trainer_finds_its_checkpoints(stub: S3Stub, tmp_path: Path, penstock_keys: dict[str, Any]) -> None:
+    """Under exec without a base directory too, in a temporary one."""
+    store(stub)
+    document = job(stub.url, None, "b/train/", **penstock_keys)
+    document |= {"CheckpointConfig": {"S3Uri": "s3://b/run"}}
+    script = 'cd "$SAGEMAKER_BASE_DIR/checkpoints" && find . -type f ! -name ".penstock*" -printf x'
+    path = write_job(tmp_path / "job.yaml", document)
+    done = penstock("exec", "-c", path, "sh", "-c", script)
+    assert (done.returncode, done.stdout.strip()) == (0, "" if penstock_keys else "xxxxx"), done.stderr
