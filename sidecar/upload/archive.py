@@ -105,10 +105,10 @@ class Archive:
         for each in self._members:
             yield _header(each)
             if stat.S_ISREG(each.mode):
-                yield from self._content(each)
+                yield from self._padded(each)
         yield bytes(tarfile.RECORDSIZE)
 
-    def _content(self, member: _Member) -> Iterator[bytes]:
+    def _padded(self, member: _Member) -> Iterator[bytes]:
         """Yield the bytes of a file, and what fills its last block. Raises FileChanged, Unreadable."""
         try:
             above, _, last = member.name.rpartition("/")
