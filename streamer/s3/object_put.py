@@ -58,6 +58,10 @@ async def _at_once() -> None:
     """Let the object be made as soon as its bytes are read."""
 
 
+async def _now(_: int) -> None:
+    """Let a part be sent as soon as it is read."""
+
+
 def unnoted(*_: object) -> None:
     """Keep no record of multipart uploads."""
 
@@ -78,6 +82,8 @@ class NewObject:
     """Parameters of the request that begins the object, in botocore's names: Metadata, SSEKMSKeyId, ..."""
     on_upload: Callable[[str, bool], None] = unnoted
     """Called with the id of a multipart upload: True when it has begun, False when it has ended."""
+    admit: Callable[[int], Awaitable[None]] = _now
+    """Awaited with the bytes of each part, before it is sent for the first time."""
 
 
 async def put_object(
@@ -266,6 +272,7 @@ class _Upload:
         """
         async with self._new.requests:
             body = await self._new.read(self._part_size)
+            await self._new.admit(len(body))
             crc = self._crc64(memoryview(body), 0)
             if len(body) == self._part_size:
                 if number == 1:

@@ -174,6 +174,20 @@ async def test_whoever_waits_takes_no_request_from_those_before_it(put: Put, stu
     assert not requests.locked()
 
 
+@pytest.mark.parametrize("size", [0, 1, 10_240])
+async def test_each_part_is_admitted_once(put: Put, stub: S3Stub, size: int) -> None:
+    admitted: list[int] = []
+
+    async def admit(count: int) -> None:
+        admitted.append(count)
+
+    stub.puts.refused.extend([(503, "SlowDown")] * 3)
+    await put(Bytes(DATA[:size]), admit=admit)
+    assert sum(admitted) == size
+    assert max(admitted) <= SMALL
+    assert stub.objects == {KEY: DATA[:size]}
+
+
 @pytest.mark.parametrize("how", ["read", "before", "part", "cancel", "complete"])
 async def test_what_ends_an_upload_leaves_nothing(put: Put, stub: S3Stub, how: str) -> None:
     requests = asyncio.Semaphore(2)
