@@ -25,7 +25,7 @@ from streamer.directory import Directory
 from streamer.errors import ConfigError, Denied, ErrorContext, Missing, PenstockError
 from streamer.plan import S3Uri
 from streamer.retry import retry_while_unavailable
-from streamer.s3.object_put import NewObject, put_object
+from streamer.s3.object_put import put_object
 
 if TYPE_CHECKING:
     from sidecar.upload.spec import OutputSpec, UploadSpec
@@ -180,14 +180,8 @@ class Output:
         for left in reversed(range(MOST_READS)):
             archive = await in_thread(Archive, root)
             try:
-                new = NewObject(
-                    archive.most,
-                    archive.read,
-                    archive.check,
-                    self._store.requests,
-                    self._store.headers,
-                    self._store.noted(uri.key.removeprefix(self._target.folder.key), archive.most),
-                )
+                name = uri.key.removeprefix(self._target.folder.key)
+                new = self._store.new(name, archive.most, archive.read, archive.check)
                 etag = await put_object(
                     self._client,
                     ErrorContext(*uri),
@@ -220,9 +214,9 @@ class Output:
             replace=self._target.replaces,
             clash="another object has its key, which no run of this job and host wrote",
             own=self._own,
-            headers=self._store.headers,
-            requests=self._store.requests,
-            noted=lambda name, size: self._store.noted(f"model/{name}", size),
+            new=lambda name, file: self._store.new(
+                f"model/{name}", file.status.st_size, file.read, file.check
+            ),
         )
         await uploads.run()
         self.bytes += uploads.bytes

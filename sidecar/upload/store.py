@@ -68,6 +68,8 @@ class Store:
     """See `NewObject`; the metadata names job and host."""
     journal: Journal
     """Has the files that were restored, and what an earlier process has left."""
+    admit: Callable[[int], Awaitable[None]]
+    """See `NewObject`."""
     failed: Counter[str] = field(default_factory=Counter)
     """Requests that failed, by the error's kind."""
 
@@ -87,12 +89,21 @@ class Store:
         for attempt in range(MOST_READS):
             replaces = await self._replaced(name, size, again=attempt > 0)
             opened = OpenFile(fd, on_read)
-            new = NewObject(
-                size, opened.read, before_made, self.requests, self.headers, self.noted(name, size)
-            )
+            new = self.new(name, size, opened.read, before_made)
             if (etag := await self._put(name, new, replaces)) is not None:
                 return etag
         raise Unreadable(_TAKEN)
+
+    def new(
+        self,
+        name: str,
+        most: int,
+        read: Callable[[int], Awaitable[bytes]],
+        before_made: Callable[[], Awaitable[None]],
+    ) -> NewObject:
+        """Return an object that is to be written; see `NewObject`."""
+        noted = self._noted(name, most)
+        return NewObject(most, read, before_made, self.requests, self.headers, noted, self.admit)
 
     async def put_small(self, name: str, data: bytes) -> None:
         """Write an object whose key no other program has. Raises SourceError."""
@@ -101,7 +112,9 @@ class Store:
         async def read(_: int) -> bytes:
             return left.pop()
 
-        await self._put(name, NewObject(0, read, requests=self.requests, headers=self.headers), ANY)
+        await self._put(
+            name, NewObject(0, read, requests=self.requests, headers=self.headers, admit=self.admit), ANY
+        )
 
     async def _put(self, name: str, new: NewObject, replaces: str | None) -> str | None:
         return await put_object(
@@ -120,7 +133,7 @@ class Store:
         self.failed[error.kind] += 1
         self.on_wait(error)
 
-    def noted(self, name: str, size: int) -> Callable[[str, bool], None]:
+    def _noted(self, name: str, size: int) -> Callable[[str, bool], None]:
         """Return what notes the multipart uploads of an object; announce them if it may have one."""
         key, note = self.uri.key + name, self.journal.note_upload
 

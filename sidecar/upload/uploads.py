@@ -15,17 +15,17 @@ import asyncio
 import contextlib
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sidecar.process.logs import log
 from sidecar.upload.tree import LeftOut, find_files, mark_of, open_file
 from streamer.aio import in_thread
 from streamer.errors import ErrorContext, PenstockError
 from streamer.plan import S3Uri
-from streamer.s3.object_put import ANY, NewObject, put_object, unnoted
+from streamer.s3.object_put import ANY, NewObject, put_object
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Mapping
+    from collections.abc import Awaitable, Callable, Iterator
 
     from sidecar.upload.tree import TreeFile
     from streamer.directory import Directory
@@ -51,6 +51,12 @@ async def _nothing(_: S3Uri) -> None:
     """Return no ETag: no object may be replaced."""
 
 
+def _plain() -> Callable[[str, OpenFile], NewObject]:
+    """Return what makes objects without headers, whose parts share one limit."""
+    requests = asyncio.Semaphore(PARTS_IN_FLIGHT)
+    return lambda _, file: NewObject(file.status.st_size, file.read, file.check, requests)
+
+
 @dataclass(slots=True)
 class Uploads:
     """The upload of one tree: its parameters, and how far it is."""
@@ -67,12 +73,8 @@ class Uploads:
     """Reason why a file is not in S3, if another object is left."""
     own: Callable[[S3Uri], Awaitable[str | None]] = _nothing
     """Returns the ETag of an object that may be replaced in any case; None for another one."""
-    headers: Mapping[str, Any] = field(default_factory=dict)
-    """See `NewObject`."""
-    requests: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(PARTS_IN_FLIGHT))
-    """See `NewObject`."""
-    noted: Callable[[str, int], Callable[[str, bool], None]] = lambda _, __: unnoted
-    """Returns `NewObject.on_upload` of a file, by name and size."""
+    new: Callable[[str, OpenFile], NewObject] = field(default_factory=_plain)
+    """Returns what is uploaded of a file of this name."""
     objects: int = 0
     """Files that are in S3."""
     bytes: int = 0
@@ -127,11 +129,10 @@ class Uploads:
         try:
             opened = OpenFile(fd, self._note_read)
             size = opened.status.st_size
-            noted = self.noted(file.name, size)
             etag = await put_object(
                 self.clients.control,
                 ErrorContext(*self._uri(file)),
-                NewObject(size, opened.read, opened.check, self.requests, self.headers, noted),
+                self.new(file.name, opened),
                 replaces=replaces,
                 policy=self.policy,
                 on_wait=self.on_wait,
