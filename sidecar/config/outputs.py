@@ -91,6 +91,11 @@ class CheckpointConfig(Model):
             return path
         return os.path.normpath(os.path.join(base, os.path.relpath(path, DEFAULT_BASE)))
 
+    def on_disk(self, path: str, base: str) -> str:
+        """Return where `path` is, which the user may write below LocalPath. `base`: the base directory."""
+        rest = path.removeprefix(self.local_path)
+        return self.directory(base) + rest if rest != path and rest[:1] in ("", "/") else path
+
     def overlaps(self, base: str) -> str | None:
         """Return the directory of other contents that has, or is in, the checkpoints' one; None if none."""
         path = self.directory(base)

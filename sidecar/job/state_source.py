@@ -2,7 +2,8 @@
 
     JSON text     begins with { or [
     s3://BUCKET/KEY, PATH             the states are there; nothing there: the job begins at epoch 0
-    s3://BUCKET/PREFIX/, DIRECTORY    the same, of `penstock-state.json` in it
+    s3://BUCKET/PREFIX/, DIRECTORY    the same, of `penstock-state.json` in it; if a directory has none, of
+                                      the newest one in its directories, such as those of checkpoints
 
 A job may have the option from its first start on, because before its first checkpoint the file is absent. A
 state that is there and cannot be read is an error, never the beginning.
@@ -10,6 +11,7 @@ state that is there and cannot be read is an error, never the beginning.
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 from contextlib import aclosing
@@ -64,7 +66,11 @@ async def read_states(value: str, clients: Clients, *, give_up_after: float) -> 
 
 def _file(path: str) -> tuple[str, bytes | None]:
     if path.endswith("/") or os.path.isdir(path):
+        places = glob.glob(os.path.join(glob.escape(path), "[!.]*", FILE_NAME))
+        steps = [place for place in places if "tmp" not in os.path.basename(os.path.dirname(place))]
         path = os.path.join(path, FILE_NAME)
+        if steps and not os.path.lexists(path):
+            path = max(steps, key=os.path.getmtime)
     try:
         with open(path, "rb") as file:
             return path, file.read(LONGEST + 1)

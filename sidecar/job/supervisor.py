@@ -234,8 +234,10 @@ class Supervisor:
         """Return the states of `--resume`. Raises ConfigError, SourceError."""
         if self._resume is None:
             return {}
-        give_up_after = self.state.job.penstock.give_up_after
-        text = await read_states(self._resume, clients, give_up_after=give_up_after)
+        job, value = self.state.job, self._resume
+        if job.checkpoint_config is not None:
+            value = job.checkpoint_config.on_disk(value, self._layout.base)
+        text = await read_states(value, clients, give_up_after=job.penstock.give_up_after)
         return {} if text is None else parse_saved(text)
 
     def _start_positions(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import signal
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -304,3 +306,36 @@ def test_a_trainer_finds_its_checkpoints(stub: S3Stub, tmp_path: Path, penstock_
     path = write_job(tmp_path / "job.yaml", document)
     done = penstock("exec", "-c", path, "sh", "-c", script)
     assert (done.returncode, done.stdout.strip()) == (0, "" if penstock_keys else "xxxxx"), done.stderr
+
+
+READ_ONE = 'from streamer.readers import PipeReader\nprint(next(iter(PipeReader("train-0"))).decode())'
+READ_SIX = """
+import json
+from streamer.readers import PipeReader
+reader = PipeReader("train-0")
+records = iter(reader)
+for _ in range(6):
+    next(records)
+print(json.dumps(reader.state_dict()))
+"""
+
+
+@pytest.mark.parametrize("name", ["penstock-state.json", "step-2/penstock-state.json", "step-2/state.json"])
+def test_the_state_of_resume_comes_with_the_checkpoint(stub: S3Stub, tmp_path: Path, name: str) -> None:
+    """As the job file writes the path; model and data go on at the same step, at another number of ranks."""
+    ranks = {"Ranks": {"Count": 2, "GlobalBatch": 4, "Fetch": "separately"}, "Records": {"Format": "fixed:8"}}
+    document = job(stub.url, None, "b/train/") | {"CheckpointConfig": {"S3Uri": "s3://b/run"}}
+    document["InputDataConfig"][0]["Penstock"] = ranks
+    path = write_job(tmp_path / "job.yaml", document)
+    stub.objects["b/train/0000"] = b"".join(b"%08d" % number for number in range(40))
+    done = penstock("exec", "-c", path, sys.executable, "-c", READ_SIX)
+    assert done.returncode == 0, done.stderr
+    state = done.stdout.encode()
+    assert json.loads(state)["step"] == 3
+    store(stub, {"step-1/penstock-state.json": b"of an earlier step", name: state})
+    stub.objects["b/train/0000"] = b"".join(b"%08d" % number for number in range(40))
+    ranks["Ranks"]["Count"] = 4
+    write_job(tmp_path / "job.yaml", document)
+    resume = "/opt/ml/checkpoints/" + ("step-2/state.json" if name.endswith("/state.json") else "")
+    done = penstock("exec", "-c", path, "--resume", resume, sys.executable, "-c", READ_ONE)
+    assert (done.returncode, done.stdout) == (0, "00000012\n"), done.stderr
