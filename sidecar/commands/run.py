@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sidecar.config.outputs import DEFAULT_BASE
-from sidecar.job.finish import finish_requests
 from sidecar.job.layout import Flags, Layout, resolve_host
 from sidecar.job.rehearsal import ADMIN_PORT
 from sidecar.job.supervisor import Supervisor
@@ -61,8 +60,7 @@ async def run(
 
     async def until(supervisor: Supervisor) -> None:
         layout.note("ready")
-        with finish_requests(layout, fifo_mode=job.penstock.fifo_mode) as requests:
-            await first_of(until_end(supervisor), requests.serve(partial(_finish, supervisor)))
+        await first_of(until_end(supervisor), supervisor.requests.serve(partial(_finish, supervisor)))
 
     async def until_end(supervisor: Supervisor) -> None:
         nonlocal handed_over
@@ -96,6 +94,11 @@ async def run(
 async def _finish(supervisor: Supervisor, code: int, reason: str) -> tuple[int, str]:
     """Upload what the trainer has left; return the code and the text of the reply to `penstock-finish`."""
     tell_kubernetes(reason)
+    if supervisor.uploaded is not None:
+        return Exit.NOT_UPLOADED, (
+            "nothing of this trainer is uploaded, because another one of this pod has ended before it; start "
+            "one penstock-finish in each pod, with restartPolicy: Never"
+        )
     await supervisor.upload(code)
     if supervisor.uploaded is None or not supervisor.uploaded.left:
         return Exit.OK, ""

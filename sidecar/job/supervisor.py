@@ -38,6 +38,7 @@ from sidecar.job.channels import (
     watched_names,
 )
 from sidecar.job.environment import write_config_files
+from sidecar.job.finish import FinishRequests, finish_requests
 from sidecar.job.keeper_link import KeeperLink
 from sidecar.job.layout import Layout
 from sidecar.job.listings import open_listings
@@ -60,6 +61,7 @@ from sidecar.process.resources import freeze_gc
 from sidecar.upload.link import Ended, Uploader, open_uploader
 from streamer.aio import in_thread
 from streamer.directory import Directory
+from streamer.errors import SinkError
 from streamer.plan import START
 from streamer.s3.checksums import StoredChecksums
 
@@ -122,6 +124,9 @@ class Supervisor:
         self._uploader: Uploader | None = None
         self.uploaded: Ended | None = None
         """What has become of the trainer's files; None before `upload`, and if the job uploads nothing."""
+        self.requests: FinishRequests
+        """The trainers' requests to `penstock run`, from before the FIFOs are offered."""
+        self._uploading = False
 
     async def serve(self, until: Callable[[Supervisor], Awaitable[None]]) -> Exit:
         """Run the job until `until(self)` returns, which starts when every FIFO is offered.
@@ -228,6 +233,8 @@ class Supervisor:
             self.state.uploads = lambda: uploader.figures
         stack.push_async_callback(self._keeper.close)
         await self._keeper.connect()
+        if self._keep_proof:
+            self.requests = stack.enter_context(finish_requests(layout, fifo_mode=job.penstock.fifo_mode))
         return offers
 
     async def _saved(self, clients: Clients) -> dict[str, Saved | StepState]:
@@ -316,6 +323,7 @@ class Supervisor:
         """Upload what the trainer has left, whose exit code is `code`, if the job says where to."""
         if self._uploader is None or self.uploaded is not None:
             return
+        self._uploading = True
         self.uploaded = await self._uploader.end(code)
         for name, why in self.uploaded.left.items():
             log.error("not uploaded", name=name, reason=why)
@@ -325,6 +333,8 @@ class Supervisor:
 
         Starts a keeper if there is none. `until` must return next. Raises SinkError.
         """
+        if self._uploading and self.uploaded is None:
+            raise SinkError("the trainer's results are being uploaded; restart when that has ended")
         state = self.state
         keeper = await self._keeper.hand_over(state.channels)
         state.offered = False
