@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 from sidecar.doctor.machine import Finding
 from sidecar.process.exits import Exit, exit_code
-from streamer.errors import Barred, BarredNow, SourceError
+from streamer.errors import Barred, BarredNow, ForeignAnswer, SourceError
 from streamer.s3.client import faults
 from streamer.s3.client.barriers import causes
 from streamer.s3.client.credentials import REWRITTEN
-from streamer.s3.client.faults import KEY_PROBLEMS
 
 if TYPE_CHECKING:
     from streamer.errors import PenstockError
@@ -28,23 +27,14 @@ FIXES = {
 CAUSES = {
     "AccessDenied": "Allow {action} in the policies of the credentials and of the bucket; for objects "
     "encrypted with SSE-KMS, kms:Decrypt on their key too.",
-    "InvalidAccessKeyId": "Correct AWS_ACCESS_KEY_ID or the profile; temporary keys need AWS_SESSION_TOKEN.",
     "SignatureDoesNotMatch": "Correct AWS_SECRET_ACCESS_KEY: it does not belong to the access key. If "
     "it does, correct Endpoint.Region.",
-    "ExpiredToken": "Renew the credentials: the session token has expired.",
-    "InvalidToken": "Set AWS_SESSION_TOKEN to the token that came with the keys, or renew all three.",
-    "RequestTimeTooSkewed": "Set the clock of this machine (NTP).",
-    "NoSuchBucket": "Correct the bucket in S3Uri; on an S3-compatible server try Endpoint.PathStyle: true.",
     "NoSuchKey": "Correct the key in S3Uri; keys are case-sensitive.",
-    "InvalidObjectState": "Restore the object from its archive class, or store it in another.",
     "SlowDown": "Lower RequestsInFlight, or spread the keys over more prefixes.",
-    "AccountProblem": "See to the AWS account: it is suspended, or a bill is unpaid.",
-    "AllAccessDisabled": "Ask the owner of the bucket's AWS account: AWS has disabled all access to it.",
-    **dict.fromkeys(KEY_PROBLEMS, "Enable the KMS key of the object, or cancel the deletion of the key."),
     "InvalidBucketName": "Correct the bucket in S3Uri.",
 }
-"""Remedies by S3's error code. `FIXES` has those by exit code, for other error codes."""
-CAUSES |= {"403": CAUSES["AccessDenied"], "ExpiredTokenException": CAUSES["ExpiredToken"]}
+"""Remedies by S3's error code, where more can be said than `EXPLANATIONS` does; `FIXES` has other codes'."""
+CAUSES["403"] = CAUSES["AccessDenied"]
 NETWORK_CAUSES: tuple[tuple[type[BaseException], str], ...] = (
     (socket.gaierror, "Correct the host in Endpoint.Url, or the resolver of this machine."),
     (ConnectionRefusedError, "Start the endpoint, or correct the port in Endpoint.Url."),
@@ -58,16 +48,16 @@ NETWORK_CAUSES: tuple[tuple[type[BaseException], str], ...] = (
 
 def remedy(error: PenstockError, action: str) -> str:
     """Return what to do. `action`: the actions that a policy must allow for the request."""
+    code = error.code if isinstance(error, SourceError) else ""
     stated = next((each for each in faults.FIXES if each in str(error)), "")
+    if not stated and code not in CAUSES:
+        stated = faults.EXPLANATIONS.get(code, "").partition("; ")[2]
+    in_text = isinstance(error, Barred | BarredNow | ForeignAnswer) or str(error).startswith(REWRITTEN)
+    if in_text and isinstance(error, SourceError):
+        stated = error.message.partition(" (S3 responded")[0].rpartition("; ")[2]
     if stated:
         return f"{stated[0].upper()}{stated[1:]}."
-    by_cause = CAUSES.get(error.code) if isinstance(error, SourceError) else None
-    if isinstance(error, SourceError) and (
-        isinstance(error, (Barred, BarredNow)) or error.message.startswith(REWRITTEN)
-    ):
-        fix = error.message.partition(" (S3 responded")[0].rpartition("; ")[2]
-        return f"{fix[:1].upper()}{fix[1:]}."
-    fix = by_cause or _network_fix(error) or FIXES.get(exit_code(error)) or "Report this as a bug."
+    fix = CAUSES.get(code) or _network_fix(error) or FIXES.get(exit_code(error)) or "Report this as a bug."
     return fix.format(action=action)
 
 

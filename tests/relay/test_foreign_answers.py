@@ -84,7 +84,7 @@ async def test_a_page_of_a_server_in_front_is_not_s3_s_word(
     assert "s3:ListBucket" not in str(error)
     assert "Server: squid/6, Via: 1.1 proxy.corp" in str(error)
     assert ("Access Blocked" in str(error)) == bool(body)
-    assert "proxies" in remedy(error, "s3:GetObject")
+    assert "See to the proxy" in remedy(error, "s3:GetObject")
 
 
 @pytest.mark.parametrize("request_", [listed, got])

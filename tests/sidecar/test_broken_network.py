@@ -64,7 +64,7 @@ STATES = [
     State("half a listing", "the response broke off after 18 bytes of its body",
           reply=answer(200, b"<ListBucketResult>", Content_Length="500")),
     # Who answers
-    State("a login page", "the listing is invalid (its root is <html>)", 5,
+    State("a login page", NOT_S3, 5,
           answer(200, HTML, Content_Type="text/html")),
     State("a proxy that denies", NOT_S3, 5, answer(403, HTML, Via="1.1 squid", Server="squid")),
     State("a proxy that wants a login", NOT_S3, 5, answer(407, HTML, Proxy_Authenticate="Basic")),
@@ -86,7 +86,7 @@ STATES = [
           reply=error(500, "InternalError")),
     State("access denied", "with an explicit deny in a VPC endpoint policy (S3 responded 403", 3,
           error(403, "AccessDenied", "with an explicit deny in a VPC endpoint policy")),
-    State("an unknown key", "check the key and the endpoint", 3, error(403, "InvalidAccessKeyId")),
+    State("an unknown key", "temporary keys need AWS_SESSION_TOKEN", 3, error(403, "InvalidAccessKeyId")),
     State("a wrong secret", "check the secret key, the region", 3, error(403, "SignatureDoesNotMatch")),
     State("an expired token", "renew the credentials", 3, error(400, "ExpiredToken")),
     State("a clock that is off", "this machine's clock is off by too much; set the time",

@@ -290,7 +290,7 @@ def test_an_object_of_one_byte(stub: S3Stub, tmp_path: Path) -> None:
     [
         ("ExpiredToken", "Renew the credentials"),
         ("SignatureDoesNotMatch", "AWS_SECRET_ACCESS_KEY"),
-        ("InvalidAccessKeyId", "AWS_ACCESS_KEY_ID"),
+        ("InvalidAccessKeyId", "AWS_SESSION_TOKEN"),
         ("AccessDenied", "Allow s3:ListBucket on the bucket in"),
     ],
 )

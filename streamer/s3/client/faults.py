@@ -111,7 +111,8 @@ EXPLANATIONS = {
     "404": "no such object",
     "403": "access denied, or no such object (S3 tells them apart only with s3:ListBucket); the credentials "
     "need s3:GetObject and s3:ListBucket on the bucket",
-    "InvalidAccessKeyId": "the access key id is unknown to this endpoint; check the key and the endpoint",
+    "InvalidAccessKeyId": "the access key id is unknown to this endpoint; correct it, the profile or the "
+    "endpoint; temporary keys need AWS_SESSION_TOKEN",
     "SignatureDoesNotMatch": "the signature is refused; check the secret key, the region and the endpoint",
     "InvalidObjectState": "the object is in an archive class; restore it, or store it in another class",
     "AccountProblem": "the AWS account has a problem; it may be suspended, or a bill may be unpaid",
@@ -120,8 +121,10 @@ EXPLANATIONS = {
         KEY_PROBLEMS,
         "S3 cannot use the KMS key of the object; enable the key, or cancel its deletion",
     ),
-    "ExpiredToken": "the session token has expired; renew the credentials",
-    "InvalidToken": "the session token is refused; renew the credentials",
+    **dict.fromkeys(
+        ("ExpiredToken", "ExpiredTokenException"), "the session token has expired; renew the credentials"
+    ),
+    "InvalidToken": "the session token is refused; set AWS_SESSION_TOKEN to that of the keys, or renew them",
     "RequestTimeTooSkewed": "this machine's clock is off by too much; set the time",
     "PreconditionFailed": "the object was replaced after it was listed",
     "412": "the object was replaced after it was listed",
