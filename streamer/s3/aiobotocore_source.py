@@ -19,15 +19,8 @@ from typing import TYPE_CHECKING
 from streamer.errors import BadAnswer, ErrorContext, SourceError
 from streamer.plan import Segment, is_modified
 from streamer.s3.aiobotocore_body import AiobotocoreBody, RangeResponse
-from streamer.s3.client.faults import (
-    ERROR_BYTES,
-    ERROR_DOCUMENT,
-    error_from_body,
-    escaped_id,
-    map_errors,
-    may_be_error,
-    of_listed,
-)
+from streamer.s3.client import faults
+from streamer.s3.client.faults import escaped_id, map_errors, of_listed
 from streamer.s3.client.final_answers import confirmed
 from streamer.s3.client.stall import Stall, within_stall
 from streamer.s3.ranges import NO_HEADER, check_header, suggest_omission
@@ -138,11 +131,11 @@ class AiobotocoreSource:
                 )
             except BaseException as error:
                 fields, length = metadata["HTTPHeaders"], response.get("ContentLength")
-                if isinstance(error, BadAnswer) and may_be_error(fields, length):
+                if isinstance(error, BadAnswer) and faults.may_be_error(fields, length):
                     async with within_stall(self._client.stall_timeout, context):
-                        body = await response["Body"].read(ERROR_BYTES)
-                    if ERROR_DOCUMENT(body):
-                        raise error_from_body(metadata["HTTPStatusCode"], body, fields, context) from error
+                        body = await response["Body"].read(faults.ERROR_BYTES)
+                    if inside := faults.error_inside(metadata["HTTPStatusCode"], body, fields, context):
+                        raise inside from error
                 response["Body"].close()
                 raise
             return RangeResponse(

@@ -16,11 +16,11 @@ from streamer.s3.client.credentials import renewed
 from streamer.s3.client.documents import MAX_ERROR_BODY
 from streamer.s3.client.faults import (
     CODE,
-    ERROR_DOCUMENT,
     MANY_REASONS,
     cut_off,
     deleted,
     error_from_body,
+    error_inside,
     escaped_id,
     may_be_error,
 )
@@ -99,8 +99,8 @@ class RangeGets:
         if status in (200, 206):
             if may_be_error(response.header.fields, response.header.content_length):
                 header, body = response.header, await response.error_body()
-                if ERROR_DOCUMENT(body):
-                    return error_of(header, body, context)
+                if error := error_inside(header.status, body, header.fields, context):
+                    return error
                 _check(header, header.content_length, each, context)
             response.end(reuse=False)
             return LeftToAiobotocore("the server sends a body without its length, as a chunked one", context)

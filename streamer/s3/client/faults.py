@@ -80,7 +80,7 @@ _CHANGED = {"PreconditionFailed", "InvalidRange", "NoSuchVersion"}
 
 IS_HTML = re.compile(rb"\s*<(?:!doctype )?html\b", re.IGNORECASE).match
 """Matches the start of a page of HTML, which S3 never sends by itself."""
-ERROR_DOCUMENT = re.compile(rb"\s*(?:(?:<\?xml[^>]*>\s*)?<Error[\s>]|(?i:<(?:!doctype )?html\b))").match
+_ERROR_DOCUMENT = re.compile(rb"\s*(?:(?:<\?xml[^>]*>\s*)?<Error[\s>]|(?i:<(?:!doctype )?html\b))").match
 """Matches the start of an error's document, which some servers send with the status 200, and of HTML."""
 CODE = re.compile(rb"<Code>([^<]{1,200})</Code>")
 MANY_REASONS = {400, 401, 403}
@@ -352,6 +352,13 @@ def error_from_body(
         fields=fields,
         context=context,
     )
+
+
+def error_inside(
+    status: int, body: bytes, fields: Mapping[str, str], context: ErrorContext
+) -> SourceError | None:
+    """Return the error whose document, or page of HTML, is the body of a success; None for other bodies."""
+    return error_from_body(status, body, fields, context) if _ERROR_DOCUMENT(body) else None
 
 
 def may_be_error(fields: Mapping[str, str], length: int | None) -> bool:

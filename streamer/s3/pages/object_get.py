@@ -21,13 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from streamer.errors import ErrorContext, Transient
 from streamer.retry import SILENCE, noting_silence
 from streamer.s3.client.credentials import renewing
-from streamer.s3.client.faults import (
-    ERROR_BYTES,
-    ERROR_DOCUMENT,
-    error_from_body,
-    map_errors,
-    may_be_error,
-)
+from streamer.s3.client.faults import ERROR_BYTES, error_inside, map_errors, may_be_error
 from streamer.s3.client.final_answers import FINAL_STATUSES
 from streamer.s3.client.stall import within_stall
 from streamer.s3.http.client import HttpClient, Response
@@ -143,8 +137,8 @@ async def open_object(
                     first += piece
                     if len(first) >= ERROR_BYTES:
                         break
-                if ERROR_DOCUMENT(first):
-                    raise error_from_body(response.status, bytes(first), response.fields, context)
+                if error := error_inside(response.status, bytes(first), response.fields, context):
+                    raise error
         yield response._replace(pieces=_after(bytes(first), pieces))
 
 

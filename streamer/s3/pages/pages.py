@@ -26,7 +26,7 @@ from streamer.errors import ErrorContext, SourceError
 from streamer.retry import ANSWER_FAILED, Attempts, RetryPolicy, raising_the_last, retry
 from streamer.s3.client.credentials import renewing
 from streamer.s3.client.endpoint import is_aws
-from streamer.s3.client.faults import ERROR_DOCUMENT
+from streamer.s3.client.faults import error_inside
 from streamer.s3.pages.object_get import ControlClient
 from streamer.s3.pages.object_info import ObjectInspector
 from streamer.s3.pages.page_parser import (
@@ -38,7 +38,7 @@ from streamer.s3.pages.page_parser import (
     refuse_folders,
 )
 from streamer.s3.pages.validation import check_page
-from streamer.s3.range_gets import error_of, refusal
+from streamer.s3.range_gets import refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -126,8 +126,8 @@ class PageSource:
             header = response.header
             if header.status == http.HTTPStatus.OK:
                 document = await response.document(context)
-                if ERROR_DOCUMENT(document):
-                    raise error_of(header, document, context)
+                if error := error_inside(header.status, document, header.fields, context):
+                    raise error
                 async with self._parser:
                     await asyncio.sleep(0)
                     page = parse_page(document, context)
@@ -141,7 +141,7 @@ class PageSource:
             if header.status == http.HTTPStatus.BAD_REQUEST:
                 await response.error_body()
                 return None
-            if (error := await refusal(response, context, signer)) is not None:
+            if error := await refusal(response, context, signer):
                 raise error
             return None
 
