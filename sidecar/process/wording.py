@@ -17,6 +17,7 @@ VARIABLES = {
     "Endpoint.Url": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
     "Endpoint.Region": ("AWS_REGION", "AWS_DEFAULT_REGION"),
     "Endpoint.CaBundle": ("AWS_CA_BUNDLE",),
+    "Endpoint.Profile": ("AWS_DEFAULT_PROFILE", "AWS_PROFILE"),
 }
 """By key, the variables that have its value if the key is left out; the first that is set counts."""
 _names: dict[str, str] = {}

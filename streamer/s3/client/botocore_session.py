@@ -307,8 +307,8 @@ def _mapped_errors() -> Iterator[None]:
             yield
         except ValueError as error:
             raise ConfigError(
-                f"the endpoint is invalid ({quoted(str(error))}); correct Penstock.Endpoint.Url and Region, "
-                "or AWS_ENDPOINT_URL"
+                f"the endpoint is invalid ({quoted(str(error))}); correct Penstock.Endpoint.Url and "
+                "Penstock.Endpoint.Region"
             ) from error
 
 

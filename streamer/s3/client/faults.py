@@ -109,6 +109,7 @@ EXPLANATIONS = {
     # HEAD has no body, so its status stands for the code.
     "400": f"refused without a reason, as any HEAD; check the region; {ENCRYPTED}",
     "404": "no such object",
+    "401": "not authorized, which S3 itself never says; check the keys and the gateway in front of S3",
     "403": "access denied, or no such object (S3 tells them apart only with s3:ListBucket); the credentials "
     "need s3:GetObject and s3:ListBucket on the bucket",
     "InvalidAccessKeyId": "the access key id is unknown to this endpoint; correct it, the profile or the "
@@ -233,7 +234,8 @@ def mapped(error: BaseException, context: ErrorContext) -> PenstockError:  # noq
     if isinstance(
         error, (boto.ProfileNotFound, boto.NoRegionError, boto.ConfigParseError, boto.InvalidConfigError)
     ):
-        return ConfigError(f"{text}; correct Penstock.Endpoint")
+        key = "Region" if isinstance(error, boto.NoRegionError) else "Profile, or the file with the profiles"
+        return ConfigError(f"{text}; correct Penstock.Endpoint.{key}")
     if isinstance(error, boto.BotoCoreError):
         return BadAnswer(f"{type(error).__name__}: {text}", context)
     if moved := moved_botocore():
