@@ -39,8 +39,6 @@ _MEANT = tuple(
     for form in (
         r"https://[^/]*\bconsole\.[^/]+/s3/[a-z]+/(?P<bucket>[^/?]+)(?:.*[?&]prefix=(?P<key>[^&]*))?.*",
         r"https://(?P<point>[^/]+)-(?P<account>\d{12})\.s3-accesspoint\.(?P<region>[^/.]+)\.[^/]+/?(?P<key>[^?]*).*",
-        rf"https?://(?P<bucket>[^/?]+)\.s3{_AWS}(?:/(?P<key>[^?]*).*)?",
-        rf"https?://s3{_AWS}/(?P<bucket>[^/?]+)/?(?P<key>[^?]*).*",
         r"(?P<scheme>https?://)(?P<bucket>[^/?]+)\.(?P<host>(?:s3|oss|obs|cos|storage)[.-][^/?@]+)/?(?P<key>[^?]*).*",
         r"(?P<scheme>https?://)(?P<host>[^/?@]+)/(?P<bucket>[^/?]+)/?(?P<key>[^?]*).*",
         r"s3://(?P<host>[^/@]+:\d+)/(?P<bucket>[^/]+)/(?P<key>.+)",
@@ -78,8 +76,9 @@ def _meant(uri: str) -> str:
                 bucket = "arn:aws:s3:{region}:{account}:accesspoint/{point}".format(**found)
             if not _BUCKET.fullmatch(bucket):
                 continue
-            url = f"{found.get('scheme', 'http://')}{found['host']}" if "host" in found else ""
-            return f"s3://{bucket}/{key}" + (f", and {url} as Penstock.Endpoint.Url" if url else "")
+            host, scheme = found.get("host", ".amazonaws.com"), found.get("scheme", "http://")
+            url = "" if ".amazonaws.com" in host else f", and {scheme}{host} as Penstock.Endpoint.Url"
+            return f"s3://{bucket}/{key}{url}"
     return "s3://BUCKET/PREFIX"
 
 

@@ -169,7 +169,7 @@ async def open_clients(
     bundle, named = endpoint.ca_bundle, "Endpoint.CaBundle"
     if not bundle:
         bundle, named = ca_bundle_of(os.environ), "AWS_CA_BUNDLE"
-    await _check_certificates(bundle, named, stall_timeout, needed=bool(endpoint.ca_bundle))
+    await _check_certificates(bundle, named, stall_timeout)
     settings = settings_of(endpoint, os.environ)
     async with contextlib.AsyncExitStack() as stack:
         opener = _Opener(endpoint, settings, stack, connections=connections, stall_timeout=stall_timeout)
@@ -202,7 +202,7 @@ async def open_clients(
             )
             return
         session = await opener.session()
-        await _check_certificates(session.ca_bundle, "ca_bundle of the profile", stall_timeout, needed=False)
+        await _check_certificates(session.ca_bundle, "ca_bundle of the profile", stall_timeout)
         await session.resolve_credentials(RetryPolicy(give_up_after=give_up_after), on_wait, ask)
         control.credentials = data.credentials = session.credentials
         await control.opened()
@@ -219,16 +219,16 @@ async def open_clients(
         )
 
 
-async def _check_certificates(bundle: str | None, named: str, limit: float, *, needed: bool) -> None:
-    """Read the file of certificates, because OpenSSL reads it in the event loop. Raises ConfigError.
+async def _check_certificates(bundle: str | None, named: str, limit: float) -> None:
+    """Read the file of certificates that the setting `named` has. Raises ConfigError.
 
-    `named`: what names the file. `needed`: whether it must exist; without TLS nothing reads it.
+    OpenSSL reads it in the event loop. Without TLS nothing does, so only that of the job file must exist.
     """
     try:
         if bundle:
             await outside(partial(read_here, bundle, again=True), seconds=limit)
     except OSError as error:
-        if needed or error.errno in (errno.ESPIPE, errno.ETIMEDOUT):
+        if named == "Endpoint.CaBundle" or error.errno in (errno.ESPIPE, errno.ETIMEDOUT):
             raise ConfigError(
                 f"cannot read {bundle}: {error.strerror}; {named} must name a PEM file"
             ) from error
