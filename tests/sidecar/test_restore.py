@@ -322,8 +322,11 @@ print(json.dumps(reader.state_dict()))
 
 @pytest.mark.parametrize("name", ["penstock-state.json", "step-2/penstock-state.json", "step-2/state.json"])
 def test_the_state_of_resume_comes_with_the_checkpoint(stub: S3Stub, tmp_path: Path, name: str) -> None:
-    """As the job file writes the path; model and data go on at the same step, at another number of ranks."""
-    ranks = {"Ranks": {"Count": 2, "GlobalBatch": 4, "Fetch": "separately"}, "Records": {"Format": "fixed:8"}}
+    """The path is that of the job file. Training and data go on at one step, at another number of ranks."""
+    ranks: dict[str, Any] = {
+        "Ranks": {"Count": 2, "GlobalBatch": 4, "Fetch": "separately"},
+        "Records": {"Format": "fixed:8"},
+    }
     document = job(stub.url, None, "b/train/") | {"CheckpointConfig": {"S3Uri": "s3://b/run"}}
     document["InputDataConfig"][0]["Penstock"] = ranks
     path = write_job(tmp_path / "job.yaml", document)
