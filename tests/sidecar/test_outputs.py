@@ -160,7 +160,7 @@ def test_the_trainer_finds_the_directory_of_the_checkpoints(tmp_path: Path) -> N
         ({"OutputDataConfig": {"S3OutputPath": "/models"}}, "is not an S3 URI: write s3://BUCKET/PREFIX"),
         (
             {"OutputDataConfig": {"S3OutputPath": "https://host/b"}},
-            "is not an address of an object in Amazon S3",
+            "is not an S3 URI: write s3://b/",
         ),
         (
             {"OutputDataConfig": {"S3OutputPath": "s3://b", "CompressionType": "Gzip"}},
