@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 FILES_AT_ONCE = 8
 """Files that are uploaded, or wait for their turn with up to a part in memory."""
 CLOCK_TICK = 0.02
-"""Seconds after which a further change of a file gives it another time, with 100 ticks a second too."""
+"""Seconds after which a further change gives a file another time, so that its mark stands for its bytes."""
 LONGEST_WAIT = 30.0
 """Most seconds between two attempts at an upload while the trainer runs."""
 
@@ -264,9 +264,13 @@ class Checkpoints:
             written = not ended and is_written(fd)
             if written:
                 raise FileChanged
-            if abs(time.time() - os.fstat(fd).st_mtime) < CLOCK_TICK:
-                await asyncio.sleep(CLOCK_TICK)
             status = os.fstat(fd)
+            if abs(time.time() - status.st_mtime) < CLOCK_TICK:
+                await asyncio.sleep(CLOCK_TICK)
+            if mark_of(os.fstat(fd)) != mark_of(status):
+                raise FileChanged
+            if self._journal.same(entry.name, status) is not None:
+                return  # it was found twice
 
             async def before_made() -> None:
                 if written is None:

@@ -16,7 +16,8 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
 from sidecar.upload.uploads import MOST_READS, OpenFile, Unreadable
-from streamer.errors import Denied, ErrorContext, Missing, SourceError
+from streamer.errors import Denied, ErrorContext, GaveUp, Missing, SourceError
+from streamer.retry import retry_while_unavailable
 from streamer.s3.object_put import ANY, PART, NewObject, abort_upload, prove_writable, put_object
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ class Store:
             return None  # if there is one, so few bytes are sent again
         context = self._context(name)
         try:
-            found = await self.client.send("head_object", context, Bucket=context.bucket, Key=context.key)
+            found = await self._send("head_object", context, Key=context.key)
         except (Missing, Denied):  # without permission to look, the condition decides
             return None
         ours = self.headers.get("Metadata", {})
@@ -167,6 +168,14 @@ class Store:
         if earlier or (ours and ours.items() <= found.get("Metadata", {}).items()):
             return str(found.get("ETag", "")).strip('"')
         raise Unreadable(_TAKEN)
+
+    async def _send(self, operation: str, context: ErrorContext, **parameters: Any) -> Any:
+        return await retry_while_unavailable(
+            lambda _: self.client.send(operation, context, Bucket=context.bucket, **parameters),
+            self.policy,
+            on_wait=self._waiting,
+            what="an upload",
+        )
 
     async def abort_left(self, key: str, upload_id: str) -> None:
         """Abort an upload of an earlier process; with an empty id all of the key. Raises SourceError.
@@ -179,14 +188,12 @@ class Store:
                 for each in [upload_id] if upload_id else await self._begun(context):
                     await abort_upload(self.client, context, each)
             except SourceError as error:
-                if error.retryable:
+                if error.retryable or isinstance(error, GaveUp):
                     raise
                 return
         self.journal.note_upload(key, upload_id, begun=False)
 
     async def _begun(self, context: ErrorContext) -> list[str]:
         """Return the ids of all uploads of a key. Raises SourceError."""
-        found = await self.client.send(
-            "list_multipart_uploads", context, Bucket=context.bucket, Prefix=context.key
-        )
+        found = await self._send("list_multipart_uploads", context, Prefix=context.key)
         return [each["UploadId"] for each in found.get("Uploads", []) if each["Key"] == context.key]

@@ -7,7 +7,8 @@ An event is a hint: those of a directory that has no watch yet, or of a full que
 such as gVisor may send none. A scan finds the same files by inode, size and time of change. It is made at the
 start, of a new directory once its watch is there, after an overflow, and when the trainer has ended; every
 `SCAN_EVERY` seconds one finds the files that have not changed for as long. The order of a scan is that of the
-inodes' changes (ctime), which a rename sets too, and a copy of the times does not. Events keep their order.
+inodes' changes (ctime), which a rename sets too, and a copy of the times does not. Events keep their order;
+the files of a renamed directory are in that of their times of change, those that name the others last.
 
 **When is a file closed?** A file that an event or a scan names may be open again, or still. The kernel grants
 no read lease (F_SETLEASE, fcntl(2)) on a file that is open for writing; but only its owner, or a process with
@@ -137,7 +138,7 @@ class Watch:
                 found += [(each.change[0], each) for each in files]
                 continue
             whole = bool(kind & IS_DIRECTORY) and not folder
-            for each in sorted(files, key=lambda each: each.is_last):
+            for each in sorted(files, key=lambda each: (each.is_last, each.file.status.st_mtime_ns)):
                 latest = max(latest, each.change[0])
                 found.append((latest, ClosedFile(each.file, event=True, whole=whole)))
         return [each for _, each in sorted(found, key=lambda each: each[0])]

@@ -363,6 +363,7 @@ async def test_what_is_removed_before_its_upload_is_no_error(
         (base / "removed").unlink()
         os.rename(base / "gone", base / "there")
         write(base / "kept", b"y")
+        await until_equal(5001, lambda: checkpoints.waiting_bytes)
         stub.puts.refused.clear()
         assert await checkpoints.finish() == []
     assert visible.uploaded == {"there/too": b"x" * 5000, "kept": b"y"}
