@@ -362,11 +362,11 @@ async def test_what_is_removed_before_its_upload_is_no_error(
         await eventually(lambda: checkpoints._store.failed["denied"] >= 2)  # noqa: SLF001
         (base / "removed").unlink()
         os.rename(base / "gone", base / "there")
-        write(base / "kept", b"y")
-        await until_equal(5001, lambda: checkpoints.waiting_bytes)
+        write(base / "kept", b"yy")
+        await until_equal(5002, lambda: checkpoints.waiting_bytes)
         stub.puts.refused.clear()
         assert await checkpoints.finish() == []
-    assert visible.uploaded == {"there/too": b"x" * 5000, "kept": b"y"}
+    assert visible.uploaded == {"there/too": b"x" * 5000, "kept": b"yy"}
     assert not stub.puts.uploads
 
 
