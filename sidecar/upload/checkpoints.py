@@ -174,7 +174,7 @@ class Checkpoints:
             self._tasks.create_task(self._upload(entry))
 
     async def _upload(self, entry: Entry) -> None:
-        put = self._put_marker if entry.file is None else self._put_file
+        put = self._put_marker if entry.mark is None else self._put_file
         try:
             await self._repeat(partial(put, entry))
         except _Dropped:

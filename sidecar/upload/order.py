@@ -22,7 +22,7 @@ from sidecar.upload.tree import mark_of
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from sidecar.upload.tree import TreeFile
+    from sidecar.upload.tree import Mark
     from sidecar.upload.watch import ClosedFile
 
 
@@ -40,8 +40,8 @@ class Entry:
 
     name: str
     """Path of the file, or of the step with a slash."""
-    file: TreeFile | None = None
-    """None for a marker."""
+    mark: Mark | None = None
+    """Of the file when it was found; None for a marker."""
     event: bool = False
     """See `ClosedFile`."""
     started: bool = False
@@ -72,8 +72,8 @@ class Order:
             in_step = self._marked and bool(below)
             if in_step and step not in self.steps:
                 self.end()
-            if entry is None or entry.file is None or mark_of(entry.file.status) != mark_of(file.status):
-                self._append(Entry(file.name, file, each.event))
+            if entry is None or entry.mark != mark_of(file.status):
+                self._append(Entry(file.name, mark_of(file.status), each.event))
             elif each.event:
                 self._entries.move_to_end(file.name)
             else:
@@ -122,7 +122,7 @@ class Order:
     @property
     def waiting_bytes(self) -> int:
         """Bytes of the files that have a place."""
-        return sum(entry.file.size for entry in self._entries.values() if entry.file is not None)
+        return sum(entry.mark[1] for entry in self._entries.values() if entry.mark is not None)
 
     def __len__(self) -> int:
         return len(self._entries)

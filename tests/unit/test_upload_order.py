@@ -65,8 +65,8 @@ def test_what_is_visible_has_all_that_was_closed_before_it(steps: list[tuple[str
                 order.remove(entry)
                 started.remove(entry)
             elif order.is_first(entry):
-                assert entry.file is not None
-                mine = entry.file.status.st_ino
+                assert entry.mark is not None
+                mine = entry.mark[0]
                 missing = [
                     name
                     for name, latest in closed.items()
@@ -80,7 +80,7 @@ def test_what_is_visible_has_all_that_was_closed_before_it(steps: list[tuple[str
     while (entry := order.next()) is not None:
         started.append(entry)
     left = [each for each in started if order.has(each)]
-    assert order.waiting_bytes == sum(each.file.size for each in left if each.file is not None)
+    assert order.waiting_bytes == sum(each.mark[1] for each in left if each.mark is not None)
     assert len(order) == len({each.name for each in left}) == len(left), "each is started once"
 
 
@@ -94,7 +94,7 @@ def drained(order: Order) -> list[str]:
     names = []
     while (entry := order.next()) is not None:
         assert order.is_first(entry)
-        if entry.file is None:
+        if entry.mark is None:
             order.steps[entry.name[:-1]] = Step.MARKED
         names.append(entry.name)
         order.remove(entry)
