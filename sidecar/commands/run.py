@@ -94,10 +94,10 @@ async def run(
 async def _finish(supervisor: Supervisor, code: int, reason: str) -> tuple[int, str]:
     """Upload what the trainer has left; return the code and the text of the reply to `penstock-finish`."""
     tell_kubernetes(reason)
-    if supervisor.uploaded is not None:
+    if supervisor.all_uploaded:
         return Exit.NOT_UPLOADED, (
-            "nothing of this trainer is uploaded, because another one of this pod has ended before it; start "
-            "one penstock-finish in each pod, with restartPolicy: Never"
+            "nothing of this trainer is uploaded, because another one of this pod has ended with 0 before "
+            "it; start one penstock-finish in each pod"
         )
     await supervisor.upload(code)
     if supervisor.uploaded is None or not supervisor.uploaded.left:

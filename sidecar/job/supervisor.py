@@ -127,6 +127,8 @@ class Supervisor:
         self.requests: FinishRequests
         """The trainers' requests to `penstock run`, from before the FIFOs are offered."""
         self._uploading = False
+        self.all_uploaded = False
+        """Whether a trainer has ended with 0, and the upload after it."""
 
     async def serve(self, until: Callable[[Supervisor], Awaitable[None]]) -> Exit:
         """Run the job until `until(self)` returns, which starts when every FIFO is offered.
@@ -229,7 +231,9 @@ class Supervisor:
         offers = stack.enter_context(layout.locked(job.penstock.fifo_mode))
         write_config_files(layout, job, hosts)
         if (spec := upload_spec(job, hosts, layout)) is not None:
-            uploader = self._uploader = await stack.enter_async_context(open_uploader(spec))
+            uploader = self._uploader = await stack.enter_async_context(
+                open_uploader(spec, renews=self._keep_proof)
+            )
             self.state.uploads = lambda: uploader.figures
         stack.push_async_callback(self._keeper.close)
         await self._keeper.connect()
@@ -321,10 +325,11 @@ class Supervisor:
 
     async def upload(self, code: int) -> None:
         """Upload what the trainer has left, whose exit code is `code`, if the job says where to."""
-        if self._uploader is None or self.uploaded is not None:
+        if self._uploader is None or self.all_uploaded:
             return
         self._uploading = True
         self.uploaded = await self._uploader.end(code)
+        self._uploading, self.all_uploaded = False, code == 0
         for name, why in self.uploaded.left.items():
             log.error("not uploaded", name=name, reason=why)
 
@@ -333,7 +338,7 @@ class Supervisor:
 
         Starts a keeper if there is none. `until` must return next. Raises SinkError.
         """
-        if self._uploading and self.uploaded is None:
+        if self._uploading:
             raise SinkError("the trainer's results are being uploaded; restart when that has ended")
         state = self.state
         keeper = await self._keeper.hand_over(state.channels)

@@ -6,6 +6,9 @@
 The sidecar waits for the process in `open_uploader` and in `end` alone. A process that dies, of the memory
 limit for example, is started again, with a wait that grows; what it was to do at the trainer's end is asked
 again. It may die `MOST_DEATHS` times there, since it would take the trainer's exit code hostage.
+
+After a trainer that has failed, `penstock run` needs another process: Kubernetes may start the container of
+the trainer again.
 """
 
 from __future__ import annotations
@@ -48,12 +51,19 @@ class Ended:
 class Uploader:
     """The process. `open_uploader` makes it; `run` must run while the trainer does."""
 
-    def __init__(self, spec: UploadSpec) -> None:
+    def __init__(self, spec: UploadSpec, *, renews: bool) -> None:
+        """`renews`: whether another trainer may come after one that has failed."""
+        self._renews = renews
         self.figures = UploadFigures()
         self._spec = spec
         self._ended: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
+        self._serves = False
+        """Whether the process has got `begin`."""
+        self._over = False
+        """Whether the last trainer has ended, and all after it."""
+        self._code = 0
         self._question = b""
-        """What the process is asked at the trainer's end; empty before that."""
+        """What the process is asked at the trainer's end, whose exit code this is; empty before that."""
         self._process: asyncio.subprocess.Process | None = None
         self._waits = RetryPolicy(give_up_after=float("inf"), first_wait=1.0, longest_wait=60.0)
 
@@ -91,47 +101,55 @@ class Uploader:
         return None
 
     def begin(self) -> None:
-        """Have checkpoints uploaded from now on."""
-        self._writer.write(line(do="begin"))
+        """Have checkpoints uploaded from now on, and what `end` has asked for."""
+        self._writer.write(line(do="begin") + self._question)
+        self._serves = True
 
     async def run(self) -> None:
-        """Follow the process, and start it again when it has died, until it has ended as asked."""
-        deaths, why = 0, await self._follow()
-        while not self._ended.done():
-            deaths += 1
-            log.error("the uploader has died; it is started again", error=why)
-            if self._question and deaths >= MOST_DEATHS:
-                left = {"all": f"the uploader died {deaths} times: {why}"}
-                self._ended.set_result(Ended(left, frozenset()))
-                return
-            await asyncio.sleep(self._waits.wait(deaths, None))
-            try:
-                await self.start()
-            except PenstockError as error:
-                why = str(error)
-                continue
-            self.begin()
-            self._writer.write(self._question)
+        """Follow the process, and start it again when it has ended, until no other trainer may come."""
+        deaths = 0
+        while not self._is_over():
             why = await self._follow()
+            deaths = deaths + 1 if why else 0
+            while not (self._serves or self._is_over()):
+                if why:
+                    log.error("the uploader has died; it is started again", error=why)
+                    await asyncio.sleep(self._waits.wait(deaths, None))
+                if self._question and deaths >= MOST_DEATHS:
+                    self._note_end(Ended({"all": f"the uploader died {deaths} times: {why}"}, frozenset()))
+                try:
+                    await self.start()
+                    self.begin()
+                except PenstockError as error:
+                    deaths, why = deaths + 1, str(error)
+
+    def _is_over(self) -> bool:
+        return self._over
 
     async def _follow(self) -> str:
-        """Take the messages until the process has ended; return why it has."""
-        while (message := await self._receive()) is not None:
-            if message["did"] == "figures":
-                message.pop("did")
-                self.figures = UploadFigures(**message)
-            elif message["did"] == "failed":
-                return str(error_of(message))
-            elif message["did"] == "ended":
-                self._ended.set_result(Ended(dict(message["left"]), frozenset(message["uploaded"])))
-                break
-        return await self._reap()
+        """Take the messages until the process has ended; return why it has died, "" if it has not."""
+        why = ""
+        while (message := await self._receive()) is not None and message["did"] == "figures":
+            message.pop("did")
+            self.figures = UploadFigures(**message)
+        if message is not None and message["did"] == "failed":
+            why = str(error_of(message))
+        elif message is not None:
+            self._note_end(Ended(dict(message["left"]), frozenset(message["uploaded"])))
+        ended = await self._reap()
+        return why or ("" if message is not None else f"it {ended}")
+
+    def _note_end(self, ended: Ended) -> None:
+        self._over = not (self._code and self._renews)
+        self._ended.set_result(ended)
+        self._ended, self._question = asyncio.get_running_loop().create_future(), b""
 
     async def end(self, code: int) -> Ended:
         """Have everything uploaded after the trainer's end; `code`: its exit code. Asks once."""
         if not self._question:
-            self._question = line(do="end", code=code)
-            self._writer.write(self._question)
+            self._code, self._question = code, line(do="end", code=code)
+            if self._serves:
+                self._writer.write(self._question)
         return await asyncio.shield(self._ended)
 
     async def close(self) -> None:
@@ -143,7 +161,7 @@ class Uploader:
         """Close the socket and wait for the end of the process; return how it ended."""
         if self._process is None:
             return "has not begun"
-        process, self._process = self._process, None
+        process, self._process, self._serves = self._process, None, False
         self._writer.close()
         try:
             async with asyncio.timeout(GRACE):
@@ -156,9 +174,9 @@ class Uploader:
 
 
 @contextlib.asynccontextmanager
-async def open_uploader(spec: UploadSpec) -> AsyncIterator[Uploader]:
+async def open_uploader(spec: UploadSpec, *, renews: bool) -> AsyncIterator[Uploader]:
     """Start the uploader; end it after the block. Raises PenstockError if it cannot upload."""
-    uploader = Uploader(spec)
+    uploader = Uploader(spec, renews=renews)
     try:
         await uploader.start()
         yield uploader

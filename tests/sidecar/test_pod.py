@@ -132,14 +132,22 @@ def test_a_second_signal_ends_the_wait_and_not_the_upload(stub: S3Stub, serving:
     assert members(stub.objects[MODEL]) == {"weights": weights(base)}
 
 
-def test_the_end_of_a_second_trainer_is_9(stub: S3Stub, serving: Sidecar, base: Path) -> None:
-    """A container that was started again in its pod, or another rank: the uploader has ended."""
+def test_a_container_that_is_started_again_in_its_pod(stub: S3Stub, serving: Sidecar, base: Path) -> None:
     with pod(serving, base, "3") as first:
         assert first.trainer.wait() == 3
+    assert MODEL not in stub.objects
+    with pod(serving, base, "0") as second:
+        assert second.completed() == (0, 0)
+    assert members(stub.objects[MODEL]) == {"weights": weights(base)}
+
+
+def test_the_end_of_another_trainer_after_one_with_0_is_9(stub: S3Stub, serving: Sidecar, base: Path) -> None:
+    """Another rank: its files came after the upload."""
+    with pod(serving, base, "0") as first:
+        assert first.trainer.wait() == 0
     with pod(serving, base, "0") as second:
         assert second.trainer.wait() == 9
         second.completed()
-    assert MODEL not in stub.objects
 
 
 def test_a_restart_waits_for_the_upload(stub: S3Stub, serving: Sidecar, base: Path) -> None:
