@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import random
 import signal
+import struct
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,7 @@ from tests.kit.pipes import eventually, until_equal
 from tests.kit.puts import error
 from tests.kit.raw import etag
 from tests.kit.stub import Answer, S3Stub
+from tests.kit.users import NOBODY, root
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking", "credentials")
 POLICY = RetryPolicy(give_up_after=30, first_wait=0.001, longest_wait=0.01)
@@ -574,3 +578,46 @@ async def test_a_step_that_a_kill_left_without_a_marker_gets_it(
         await eventually(lambda: ".penstock/s1/algo-1.json" in visible.names)
         assert await checkpoints.finish() == []
     assert visible.names == ["s1/a", ".penstock/s1/algo-1.json", "s2/a", ".penstock/s2/algo-1.json"]
+
+
+CAP_LEASE = 28
+
+
+@contextlib.contextmanager
+def without_leases() -> Iterator[None]:
+    """Let this thread have no lease on the files of others, as an ordinary user has none (capset(2))."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    header = struct.pack("Ii", 0x20080522, 0)
+    before = ctypes.create_string_buffer(24)
+    assert libc.capget(header, before) == 0
+    effective, *others = struct.unpack("6I", before.raw)
+    try:
+        assert libc.capset(header, struct.pack("6I", effective & ~(1 << CAP_LEASE), *others)) == 0
+        yield
+    finally:
+        assert libc.capset(header, before.raw) == 0
+
+
+@root
+async def test_a_file_of_another_user_must_rest(
+    stub: S3Stub, visible: Visible, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sidecar.upload.checkpoints.CLOSED_REST", 0.3)
+    monkeypatch.setattr("sidecar.upload.checkpoints.FOUND_REST", 0.3)
+    rested = []
+    visible.on_visible = lambda name, _: rested.append(time.time() - (base / name).stat().st_mtime)
+    with without_leases():
+        async with uploading(stub, base) as checkpoints:
+            for name in ("event", "found/by/scan"):
+                write(base / name, b"1")
+                os.chown(base / name, NOBODY, NOBODY)
+            for _ in range(20):
+                with (base / "event").open("ab") as file:
+                    file.write(b"2")
+                await asyncio.sleep(0.02)
+            await eventually(lambda: visible.uploaded == content(base))
+            assert min(rested) >= 0.3
+            write(base / "last", b"3")
+            os.chown(base / "last", NOBODY, NOBODY)
+            assert await checkpoints.finish() == []
+    assert visible.uploaded == content(base)
