@@ -27,13 +27,14 @@ from sidecar.process.logs import WaitLog, log
 from sidecar.upload.journal import Journal
 from sidecar.upload.watch import OURS
 from streamer.aio import in_thread
-from streamer.errors import SourceChanged
+from streamer.errors import SinkError, SourceChanged
 from streamer.linux import sync_file_system
 from streamer.plan import Plan
 from streamer.relay.files.target import TargetFile
 from streamer.relay.staging.taps import ChecksumTap
 from streamer.s3.checksums import StoredChecksums
 from streamer.trailer import replace_file
+from streamer.units import decimal_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -114,7 +115,10 @@ async def _restore(state: JobState, clients: Clients, uri: S3Uri, root: Director
 
 
 def _to_fetch(files: list[InS3], root: Directory, journal: Journal) -> list[InS3]:
-    """Return the files that are absent, or as an object that S3 has replaced; log the others that differ."""
+    """Return the files that are absent, or as an object that S3 has replaced; log the others that differ.
+
+    Raises SinkError if they need more space than there is.
+    """
     todo, differ = [], []
     for file in files:
         local = _local(file, root, journal)
@@ -124,6 +128,12 @@ def _to_fetch(files: list[InS3], root: Directory, journal: Journal) -> list[InS3
             differ.append(file.path)
     if differ:
         log.warning("local checkpoints are kept", files=differ[:MOST_NAMED], count=len(differ))
+    space, needed = os.fstatvfs(root.fd), sum(file.ref.size for file in todo)
+    if needed > (free := space.f_bavail * space.f_frsize):
+        raise SinkError(
+            f"checkpoints need {decimal_bytes(needed)}, and {root.path} has {decimal_bytes(free)} left; set "
+            "Penstock.Checkpoints: {Restore: newest}, remove old ones from S3, or give LocalPath more space"
+        )
     return todo
 
 

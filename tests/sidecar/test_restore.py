@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import signal
 import sys
 from contextlib import closing
@@ -23,7 +22,7 @@ from sidecar.observe.state import JobState
 from sidecar.upload.journal import Journal
 from sidecar.upload.markers import Marker
 from streamer.directory import Directory
-from streamer.errors import ConfigError, Denied, Mismatch, Missing
+from streamer.errors import ConfigError, Denied, Mismatch, Missing, SinkError
 from streamer.plan import ObjectRef, S3Uri
 from tests.kit.harness import clients_of
 from tests.kit.pipes import eventually
@@ -188,11 +187,12 @@ async def test_batches(stub: S3Stub, root: Path, monkeypatch: pytest.MonkeyPatch
     assert len({seen.key for seen in stub.seen}) == 3
 
 
-async def test_a_full_disk_is_named(stub: S3Stub, root: Path) -> None:
-    store(stub, {"large": bytes(3 << 20)})
-    os.symlink("/dev/full", root / ".penstock.restoring")  # which is replaced
-    await restore(stub, root)
-    assert restored(root)["large"] == bytes(3 << 20)
+async def test_too_little_space_is_named_before_a_byte(stub: S3Stub, root: Path) -> None:
+    store(stub)
+    stub.listed_sizes["b/run/step-2/ckpt.data"] = 1 << 59
+    with pytest.raises(SinkError, match=r"checkpoints need 57.*TB, .* set Penstock.Checkpoints: {Restore"):
+        await restore(stub, root)
+    assert not stub.seen
 
 
 # Steps
