@@ -278,7 +278,7 @@ def replaced(before: str, after: str) -> Callable[[web.Response], web.Response]:
         (replaced("train/0004", "train/0003"), "the listing names the object twice", 5),
         (replaced("<Size>5000<", "<Size>-1<"), "the listing failed after 3 objects", 5),
         (replaced("train/0003", "other"), "does not begin with the prefix", 5),
-        (lambda _: web.Response(text="<html>", content_type="text/html"), "after 3 objects", 5),
+        (lambda _: web.Response(text="<page>", content_type="text/xml"), "after 3 objects", 5),
     ],
     ids=["denied", "twice", "out of order", "twice in a page", "size", "prefix", "no listing"],
 )
