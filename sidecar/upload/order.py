@@ -41,7 +41,7 @@ class Entry:
     name: str
     """Path of the file, or of the step with a slash."""
     mark: Mark | None = None
-    """Of the file when it was found; None for a marker."""
+    """The mark of the file when it was found; None for a marker."""
     event: bool = False
     """See `ClosedFile`."""
     started: bool = False
