@@ -97,11 +97,24 @@ def note_failure(error: PenstockError) -> None:
 
 
 @contextlib.contextmanager
-def noting_silence(late: Callable[[], SourceError]) -> Iterator[None]:
-    """Note the error that `late` returns (`note_failure`) if the block takes longer than `SILENCE`."""
-    timer = asyncio.get_running_loop().call_later(SILENCE, lambda: note_failure(late()))
+def noting_silence(late: Callable[[], SourceError]) -> Iterator[Callable[[], None]]:
+    """Note the error that `late` returns (`note_failure`) if the block takes longer than `SILENCE`.
+
+    Yields what restarts the time.
+    """
+
+    def start() -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(SILENCE, lambda: note_failure(late()))
+
+    timer = start()
+
+    def restart() -> None:
+        nonlocal timer
+        timer.cancel()
+        timer = start()
+
     try:
-        yield
+        yield restart
     finally:
         timer.cancel()
 

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from sidecar.process.logs import WaitLog
 from sidecar.process.progress import progress_line, transferred
-from sidecar.upload.uploads import Uploads
+from sidecar.upload.uploads import PARTS_IN_FLIGHT, Uploads
 from streamer.aio import in_thread
 from streamer.directory import Directory
 from streamer.errors import ConfigError
+from streamer.linux import keep_free_memory
 from streamer.plan import S3Uri
 from streamer.s3.client.endpoint import STALL_TIMEOUT
 from streamer.s3.client.session import open_clients
+from streamer.s3.object_put import PART
 
 if TYPE_CHECKING:
     from streamer.retry import RetryPolicy
@@ -29,6 +31,7 @@ async def upload(
     Raises SourceError, ConfigError for a directory that cannot be read.
     """
     began, waits = time.monotonic(), WaitLog(give_up_after=policy.give_up_after)
+    keep_free_memory(2 * PART, PARTS_IN_FLIGHT * PART)  # the system would zero the pages of each part
     below = S3Uri(uri.bucket, f"{uri.key.removesuffix('/')}/" if uri.key else "")
     try:
         with await in_thread(_opened, directory) as root:

@@ -28,6 +28,7 @@ from streamer.errors import BadAnswer, Denied, ErrorContext, Missing, SourceChan
 from streamer.retry import retry_while_unavailable
 from streamer.s3.checksums import Stored, kinds, stored_sum
 from streamer.s3.client.faults import EXPLANATIONS, first_error
+from streamer.s3.client.request_body import RequestBody
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -341,7 +342,8 @@ class _Upload:
 
     async def _call(self, operation: str, parameters: Mapping[str, Any]) -> Any:
         name = {"Bucket": self._context.bucket, "Key": self._context.key}
-        return await self._client.send(operation, self._context, **name, **parameters)
+        body = {"Body": RequestBody(parameters["Body"])} if "Body" in parameters else {}  # read once
+        return await self._client.send(operation, self._context, **{**parameters, **name, **body})
 
 
 def _sum(crc: int) -> dict[str, str]:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import pytest
 from aiohttp import web
 
-from streamer.errors import BadAnswer, Denied, ErrorContext, SourceError
+from streamer.errors import BadAnswer, Denied, ErrorContext, SourceError, Transient
 from streamer.retry import RetryPolicy
 from streamer.s3.object_put import ANY, MOST_PARTS, PART, NewObject, abort_upload, prove_writable, put_object
 from tests.kit.harness import clients_of
+from tests.kit.proxy import Line, standing_before
 from tests.kit.puts import error, xml
 from tests.kit.stub import S3Stub
 
@@ -338,3 +341,28 @@ async def test_an_upload_that_another_program_aborts_is_no_conflict(
     with pytest.raises(SourceError, match="another program has removed the parts"):
         await put(Bytes(DATA), replaces=replaces)
     assert stub.objects == {KEY: b"live"}
+
+
+async def test_a_slow_connection_is_not_a_silent_one(stub: S3Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The body takes longer than a server may be silent for; without the reads it would never arrive."""
+    monkeypatch.setattr("streamer.s3.object_put.PART", PART * 4)
+    data, silence, began = os.urandom(PART * 3), 4.0, time.monotonic()
+    with standing_before(stub.url) as proxy:
+        proxy.lines = lambda _: Line(latency=0.02)
+        near = S3Stub(url=f"http://127.0.0.1:{proxy.port}")
+        async with clients_of(near, stall_timeout=silence) as clients:
+            await Put(near, clients.control)(Bytes(data), policy=RetryPolicy(give_up_after=0))
+    assert time.monotonic() - began > silence
+    assert [seen[0] for seen in stub.puts.seen] == ["PutObject"]
+    assert stub.objects == {KEY: data}
+
+
+async def test_a_server_that_takes_no_byte_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamer.s3.object_put.PART", PART * 4)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        silent = S3Stub(url=f"http://127.0.0.1:{listening.getsockname()[1]}")
+        async with clients_of(silent, stall_timeout=0.2) as clients:
+            with pytest.raises(Transient, match="Read timeout"):
+                await Put(silent, clients.control)(
+                    Bytes(bytes(PART * 3)), policy=RetryPolicy(give_up_after=0)
+                )

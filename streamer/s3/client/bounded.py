@@ -2,7 +2,8 @@
 
 aiobotocore has two gaps: while interim (1xx) responses arrive it waits without a time limit, and it reads the
 body of an error or a listing whole, whatever its length. `BoundedSession` ends each request after
-`read_timeout` seconds without a response header, reads at most `MAX_ERROR_BODY` bytes of an error and
+`read_timeout` seconds without a response header, counted from the last bytes of the request's body that the
+connection has taken, reads at most `MAX_ERROR_BODY` bytes of an error and
 `MAX_DOCUMENT` bytes of a document, and reads either within the same time. The caller reads the body of a GET,
 with its own limit (`stall.within_stall`).
 
@@ -25,7 +26,7 @@ import os
 import signal
 from contextvars import ContextVar
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from xml.sax.saxutils import escape
 
@@ -53,7 +54,11 @@ from streamer.s3.client.documents import (
 )
 from streamer.s3.client.faults import CODE, MANY_REASONS, foreign_text
 from streamer.s3.client.redirects import PinnedSession
+from streamer.s3.client.request_body import RequestBody
 from streamer.secrets import quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 FIRST_ERROR_STATUS = 300
 MOST_OUTPUT = 1024 * 1024
@@ -91,8 +96,10 @@ class BoundedSession(PinnedSession):
         whom = f"the proxy {proxy_text(proxy, url)}" if proxy else host
         context, passed = ErrorContext(), self._passed
         try:
-            with noting_silence(lambda: Transient(f"no answer from {whom} for {SILENCE:g} s", context)):
-                response = await self._send(request)
+            with noting_silence(
+                lambda: Transient(f"no answer from {whom} for {SILENCE:g} s", context)
+            ) as restart:
+                response = await self._send(request, restart)
         except ProxyConnectionError as error:
             raise proxy_failed(error, proxy or "", url, before=proxy in passed) from error
         except (HTTPClientError, ConnectionError) as error:
@@ -113,13 +120,14 @@ class BoundedSession(PinnedSession):
         passed.update((host, proxy) if proxy else (host,))
         return response
 
-    async def _send(self, request: Any) -> Any:
+    async def _send(self, request: Any, restart: Callable[[], None]) -> Any:
         streamed, request.stream_output = request.stream_output, True
         response: Any = None
         body, broken = bytearray(), False
         try:
-            async with asyncio.timeout(self._timeout.sock_read):
-                response = await super().send(request)
+            async with asyncio.timeout(self._timeout.sock_read) as limit:
+                with _at_reads(request.body, partial(_extend, limit, self._timeout.sock_read), restart):
+                    response = await super().send(request)
                 if response.status_code >= FIRST_ERROR_STATUS:
                     await _read_body(response.raw, MAX_ERROR_BODY, body)
                 elif not streamed:
@@ -141,6 +149,22 @@ class BoundedSession(PinnedSession):
                 body[:] = _body_before_break(body, response.status_code)
             response._content = bytes(body)  # noqa: SLF001
         return response
+
+
+@contextlib.contextmanager
+def _at_reads(body: object, *calls: Callable[[], None]) -> Iterator[None]:
+    """Make the calls whenever a RequestBody is read in the block: a slow connection is not a silent one."""
+    read = body if isinstance(body, RequestBody) else RequestBody(b"")
+    read.on_read = calls
+    try:
+        yield
+    finally:
+        read.on_read = ()
+
+
+def _extend(limit: asyncio.Timeout, seconds: float) -> None:
+    if not limit.expired():
+        limit.reschedule(asyncio.get_running_loop().time() + seconds)
 
 
 def _error_document(body: bytes, status: int) -> bytes:
