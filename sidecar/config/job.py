@@ -223,6 +223,7 @@ class Job(Model):
             fifos=self._streams,
             requests=penstock.requests_in_flight or MOST_REQUESTS,
             keeper=keeper,
+            uploads=self.output is not None or self.checkpoints is not None,
         )
 
     @property

@@ -10,11 +10,11 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from sidecar.process.logs import log, settings
+from sidecar.process.resources import UPLOAD_PARTS
 from sidecar.upload.spec import CheckpointSpec, OutputSpec, UploadSpec
 from streamer.directory import Directory
 from streamer.plan import S3Uri
 from streamer.retry import RetryPolicy
-from streamer.s3.object_put import PART
 
 if TYPE_CHECKING:
     from sidecar.config.hosts import Hosts
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from sidecar.job.layout import Layout
     from sidecar.upload.link import Ended
 
-MOST_PARTS_IN_FLIGHT = 16
 MOST_OF_REASON = 1024
 """Characters of a failure's reason, as in SageMaker's FailureReason."""
 TERMINATION_LOG = "/dev/termination-log"
@@ -46,7 +45,7 @@ def upload_spec(job: Job, hosts: Hosts, layout: Layout) -> UploadSpec | None:
         endpoint=penstock.endpoint.resolved(),
         policy=RetryPolicy(give_up_after=penstock.give_up_after),
         stall_timeout=penstock.longest_silence,
-        parts=max(2, min(MOST_PARTS_IN_FLIGHT, job.budget // 4 // PART)),
+        parts=UPLOAD_PARTS,
         bandwidth=penstock.upload.bandwidth,
         output=output,
         checkpoints=checkpoints,

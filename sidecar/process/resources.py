@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 LEAST, MOST = 64 * MIB, 512 * MIB
 """Bounds of the default memory budget."""
+UPLOAD_PARTS = 8
+"""Most parts that the uploader has in memory, of 8 MiB but of objects of more than 80 GB."""
 _BASE = {"splice": 44 * MIB, "buffered": 56 * MIB, "aiobotocore": 112 * MIB}
 """Process and libraries, by transport. `buffered` has 10 MiB for objects that are inflated."""
 _FILES = 10 * MIB
@@ -41,6 +43,7 @@ _FIFO = {"splice": 256 * KIB, "buffered": 1152 * KIB, "aiobotocore": 1152 * KIB}
 _REQUEST = 32 * KIB
 """A connection, its TLS state and what the kernel keeps for it."""
 _KEEPER, _KEEPER_PIPE = 8 * MIB, 1 * MIB
+_UPLOADER = 72 * MIB + UPLOAD_PARTS * 8 * MIB
 _SOCKETS = 32 * MIB
 """Most bytes in sockets while the buffers of the whole budget stay allocated."""
 
@@ -56,6 +59,8 @@ class Footprint:
     """Most requests in flight."""
     keeper: bool = False
     """Whether the sidecar starts a keeper, which has the same limit."""
+    uploads: bool = False
+    """Whether the sidecar starts an uploader, which has the same limit."""
 
     @property
     def fixed(self) -> int:
@@ -67,6 +72,7 @@ class Footprint:
             + self.fifos * _FIFO[self.transport]
             + self.requests * _REQUEST
             + keeper
+            + (_UPLOADER if self.uploads else 0)
         )
 
     def needed(self, budget: int) -> int:

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from sidecar.observe.uploads import UploadFigures
 from sidecar.process.logs import WaitLog, configure
+from sidecar.upload.admission import Admission
 from sidecar.upload.checkpoints import Checkpoints
 from sidecar.upload.journal import Journal
 from sidecar.upload.output import Output
-from sidecar.upload.pace import Pace
 from sidecar.upload.spec import UploadSpec, failed_line, figures_line, line, receive_spec
 from sidecar.upload.store import Store, prove
 from streamer.aio import first_of
@@ -85,13 +85,13 @@ class _Uploader:
                     on_wait=on_wait,
                 )
             )
-            pace = Pace(spec.bandwidth)
+            admission = Admission(spec.bandwidth)
             client, policy, requests = clients.control, spec.policy, asyncio.Semaphore(spec.parts)
 
             def store(uri: S3Uri, headers: dict[str, Any], directory: Directory) -> Store:
                 journal = stack.enter_context(contextlib.closing(Journal(directory)))
                 return Store(
-                    uri, client, policy, on_wait, requests, headers, journal, pace.admit, self._failed
+                    uri, client, policy, on_wait, requests, headers, journal, admission.admit, self._failed
                 )
 
             if (target := spec.output) is not None:

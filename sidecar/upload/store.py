@@ -8,6 +8,7 @@ the journal, as the job was given the prefix then. What others have made meanwhi
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections import Counter
@@ -15,13 +16,13 @@ from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
+from sidecar.process.resources import UPLOAD_PARTS
 from sidecar.upload.uploads import MOST_READS, OpenFile, Unreadable
 from streamer.errors import Denied, ErrorContext, GaveUp, Missing, SourceError
 from streamer.retry import retry_while_unavailable
-from streamer.s3.object_put import ANY, PART, NewObject, abort_upload, prove_writable, put_object
+from streamer.s3.object_put import ANY, MOST_PARTS, PART, NewObject, abort_upload, prove_writable, put_object
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Awaitable, Callable, Mapping
 
     from sidecar.upload.journal import Journal
@@ -103,8 +104,10 @@ class Store:
         before_made: Callable[[], Awaitable[None]],
     ) -> NewObject:
         """Return an object that is to be written; see `NewObject`."""
-        noted = self._noted(name, most)
-        return NewObject(most, read, before_made, self.requests, self.headers, noted, self.admit)
+        noted, requests = self._noted(name, most), self.requests
+        if most > PART * MOST_PARTS:  # its parts are larger, and take the memory of several
+            requests = asyncio.Semaphore(max(1, UPLOAD_PARTS * PART * MOST_PARTS // most))
+        return NewObject(most, read, before_made, requests, self.headers, noted, self.admit)
 
     async def put_small(self, name: str, data: bytes) -> None:
         """Write an object whose key no other program has. Raises SourceError."""

@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from sidecar.upload.admission import Admission
 from sidecar.upload.checkpoints import Checkpoints
 from sidecar.upload.journal import Journal
 from sidecar.upload.markers import newest_complete, parse_marker
-from sidecar.upload.pace import Pace
 from sidecar.upload.store import Store
 from streamer.directory import Directory
 from streamer.plan import S3Uri
@@ -105,7 +105,7 @@ async def uploading(
                 asyncio.Semaphore(4),
                 {"Metadata": {"penstock-job": job, "penstock-host": hosts[1][hosts[0]]}},
                 journal,
-                Pace().admit,
+                Admission().admit,
             )
             checkpoints = Checkpoints(root, store, hosts)
             async with asyncio.TaskGroup() as tasks:

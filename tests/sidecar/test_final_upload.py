@@ -50,7 +50,7 @@ def members(data: bytes) -> dict[str, bytes]:
         return {name: file.read() for name, file in files if file is not None}
 
 
-def told(events: list[dict[str, Any]], event: str) -> list[dict[str, Any]]:
+def lines_of(events: list[dict[str, Any]], event: str) -> list[dict[str, Any]]:
     return [each for each in events if each["event"] == event]
 
 
@@ -60,7 +60,7 @@ def test_the_model_is_where_the_job_file_says_when_exec_ends(stub: S3Stub, tmp_p
     assert members(stub.objects[MODEL]) == HELD
     assert members(stub.objects[DATA]) == {"note": b"note\n"}
     assert stub.puts.metadata[MODEL].items() >= OWN.items()
-    assert not told(events, "kept on this machine, because it is not in S3")
+    assert not lines_of(events, "kept on this machine, because it is not in S3")
     assert not stub.puts.uploads
 
 
@@ -105,7 +105,7 @@ def test_a_model_that_comes_meanwhile_stays_and_ours_is_beside_it(stub: S3Stub, 
     assert (code, stub.objects[MODEL]) == (9, b"other")
     (aside,) = [key for key in stub.objects if re.fullmatch(r"b/out/my-job/output/\w+Z/model.tar.gz", key)]
     assert members(stub.objects[aside]) == HELD
-    (left,) = told(events, "not uploaded")
+    (left,) = lines_of(events, "not uploaded")
     assert left["name"] == "model"
     assert aside in left["reason"]
 
@@ -114,9 +114,9 @@ def test_a_trainer_that_fails_leaves_its_output_but_no_model(stub: S3Stub, tmp_p
     script = f'{TRAIN} && printf "%01100d" 0 >"$SM_OUTPUT_DIR/failure"; exit 3'
     code, events = execute(job_file(stub, tmp_path), script)
     assert (code, MODEL in stub.objects, DATA in stub.objects) == (3, False, True)
-    (ended,) = told(events, "the trainer has ended")
+    (ended,) = lines_of(events, "the trainer has ended")
     assert (ended["code"], ended["reason"]) == (3, "0" * 1024)
-    (kept,) = told(events, "kept on this machine, because it is not in S3")
+    (kept,) = lines_of(events, "kept on this machine, because it is not in S3")
     assert Path(kept["path"], "weights").read_bytes() == b"bytes"
     assert kept["do"] == f"penstock upload --endpoint-url {stub.url} {kept['path']} s3://BUCKET/PREFIX"
 
@@ -124,7 +124,7 @@ def test_a_trainer_that_fails_leaves_its_output_but_no_model(stub: S3Stub, tmp_p
 def test_an_empty_model_is_no_object(stub: S3Stub, tmp_path: Path) -> None:
     code, events = execute(job_file(stub, tmp_path), "true")
     assert (code, MODEL in stub.objects, DATA in stub.objects) == (0, False, False)
-    assert told(events, "the model directory is empty; no object")
+    assert lines_of(events, "the model directory is empty; no object")
 
 
 def test_files_as_they_are(stub: S3Stub, tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_one_clash_of_many_files_is_named_and_the_others_are_there(stub: S3Stub,
     code, events = execute(path)
     assert (code, stub.objects[clash]) == (9, b"other")
     assert stub.objects["b/out/my-job/output/model/weights"] == b"bytes"
-    assert [each["name"] for each in told(events, "not uploaded")] == ["vocabulary/ümläut"]
+    assert [each["name"] for each in lines_of(events, "not uploaded")] == ["vocabulary/ümläut"]
 
 
 @pytest.mark.parametrize("option", ["job file", "ignored"])
@@ -158,7 +158,7 @@ def test_a_job_that_may_only_read(stub: S3Stub, tmp_path: Path, option: str) -> 
     code, events = execute(job_file(stub, tmp_path, Penstock=settings), f"touch {tmp_path}/trained; {TRAIN}")
     if option == "ignored":
         assert (code, MODEL in stub.objects) == (0, False), events
-        kept = told(events, "kept on this machine, because it is not in S3")
+        kept = lines_of(events, "kept on this machine, because it is not in S3")
         assert [Path(each["path"]).name for each in kept] == ["model", "data"]
         return
     assert (code, (tmp_path / "trained").exists()) == (3, False)
@@ -173,8 +173,8 @@ def test_storage_that_is_away_at_the_end_keeps_the_model(stub: S3Stub, tmp_path:
     refuse(stub, tmp_path / "trained")
     code, events = execute(path, script)
     assert code == 9
-    assert {each["name"] for each in told(events, "not uploaded")} == {"model", "output/data"}
-    assert {each["path"] for each in told(events, "kept on this machine, because it is not in S3")} == {
+    assert {each["name"] for each in lines_of(events, "not uploaded")} == {"model", "output/data"}
+    assert {each["path"] for each in lines_of(events, "kept on this machine, because it is not in S3")} == {
         str(base / "model"),
         str(base / "output" / "data"),
     }
@@ -208,7 +208,7 @@ def test_the_uploader_s_death_costs_no_model(stub: S3Stub, tmp_path: Path) -> No
     kill = r"""pkill -KILL -s 0 -f 'sidecar\.upload' || pkill -KILL -f 'sidecar\.upload [0-9]+$'"""
     code, events = execute(job_file(stub, tmp_path), f"{TRAIN}; {kill}; true")
     assert code == 0, events
-    assert told(events, "the uploader has died; it is started again")
+    assert lines_of(events, "the uploader has died; it is started again")
     assert members(stub.objects[MODEL]) == HELD
 
 

@@ -88,8 +88,8 @@ def test_metrics_are_the_registry_s(stub: S3Stub, tmp_path: Path) -> None:
             labels = {label for sample in family.samples for label in sample.labels} - {"le"}
             found[name] = labels
             assert family.documentation == METRICS[name].help
-    # This job has no File channel, no ranks by record, and learns no index.
-    absent = ("penstock_download_", "penstock_order_", "penstock_mix_", "penstock_index_")
+    # This job has no File channel, no ranks by record, learns no index, and uploads nothing.
+    absent = ("penstock_download_", "penstock_order_", "penstock_mix_", "penstock_index_", "penstock_upload_")
     assert found == {
         name: set() if name.startswith(absent) else set(spec.labels) for name, spec in METRICS.items()
     }

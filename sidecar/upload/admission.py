@@ -12,7 +12,7 @@ import time
 from streamer.schedule.bandwidth import Bandwidth
 
 
-class Pace:
+class Admission:
     """Admits parts, in the order in which they ask."""
 
     def __init__(self, limit: int | None = None) -> None:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 
-from sidecar.upload.pace import Pace
+from sidecar.upload.admission import Admission
 from streamer.schedule.bandwidth import BURST
 
 LIMIT, PART = 1_000_000, 50_000
 
 
 async def test_parts_wait_for_their_turn() -> None:
-    pace = Pace(LIMIT)
+    admission = Admission(LIMIT)
     admitted: list[int] = []
 
     async def send(part: int) -> None:
-        await pace.admit(PART)
+        await admission.admit(PART)
         admitted.append(part)
 
     began = time.monotonic()
@@ -29,18 +29,18 @@ async def test_parts_wait_for_their_turn() -> None:
 
 
 async def test_a_part_that_is_cancelled_is_not_counted() -> None:
-    pace = Pace(LIMIT)
-    await pace.admit(200_000)
-    waiting = asyncio.create_task(pace.admit(10**12))
+    admission = Admission(LIMIT)
+    await admission.admit(200_000)
+    waiting = asyncio.create_task(admission.admit(10**12))
     await asyncio.sleep(0)
     waiting.cancel()
     await asyncio.wait([waiting])
     assert waiting.cancelled()
-    await asyncio.wait_for(pace.admit(1), 5)
+    await asyncio.wait_for(admission.admit(1), 5)
 
 
 async def test_without_a_limit_nothing_waits() -> None:
-    pace = Pace()
+    admission = Admission()
     async with asyncio.timeout(5):
         for _ in range(1000):
-            await pace.admit(1 << 40)
+            await admission.admit(1 << 40)
