@@ -29,6 +29,7 @@ from tests.kit.pipes import eventually
 from tests.kit.processes import job, penstock, sidecar, write_job
 from tests.kit.raw import etag
 from tests.kit.stub import S3Stub, fails, stalls
+from tests.sidecar.test_checkpoints import uploading
 from tests.sidecar.test_download import tree
 
 URI = S3Uri("b", "run/")
@@ -342,3 +343,29 @@ def test_the_state_of_resume_comes_with_the_checkpoint(stub: S3Stub, tmp_path: P
     resume = "/opt/ml/checkpoints/" + ("step-2/state.json" if name.endswith("/state.json") else "")
     done = penstock("exec", "-c", path, "--resume", resume, sys.executable, "-c", READ_ONE)
     assert (done.returncode, done.stdout) == (0, "00000012\n"), done.stderr
+
+
+async def test_what_two_hosts_have_uploaded_comes_back_whole_on_each(stub: S3Stub, tmp_path: Path) -> None:
+    """The step that one of them had not written is left out; nothing is uploaded again."""
+    stub.objects["b/train/0000"] = b"data"
+    hosts = ["algo-1", "algo-2"]
+    for index, name in enumerate(hosts):
+        root = tmp_path / name
+        for step in ("step-9", "step-10", "step-11")[: 3 - index]:
+            (root / step).mkdir(parents=True)
+            (root / step / name).write_bytes(f"{step} of {name}".encode() * 99)
+        async with uploading(stub, root, hosts=(index, hosts)) as checkpoints:
+            assert await checkpoints.finish() == []
+    assert "b/run/step-11/algo-1" in stub.objects
+    due = {f"{step}/{name}" for step in ("step-9", "step-10") for name in hosts}
+    puts = len(stub.puts.seen)
+    for index, newest in enumerate((False, True)):
+        root = tmp_path / f"later-{index}" / "checkpoints"
+        root.mkdir(parents=True)
+        restore_of = {"Checkpoints": {"Restore": "newest"}} if newest else {}
+        await restore(stub, root, hosts=2, **restore_of)
+        assert restored(root).keys() == {path for path in due if not newest or "step-10/" in path}
+        assert (root / ".penstock.restored").read_text() == "step-10\n"
+        async with uploading(stub, root, hosts=(index, hosts)) as checkpoints:
+            assert await checkpoints.finish() == []
+    assert len(stub.puts.seen) == puts
