@@ -7,9 +7,9 @@ name of another one differs from its name in a number alone: `step-1` beside `st
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections import defaultdict
-from contextlib import aclosing
 from datetime import UTC
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,7 +17,8 @@ from sidecar.download.paths import LONGEST_NAME
 from sidecar.process.logs import log
 from sidecar.upload.markers import PREFIX, Marker, newest_complete, parse_marker
 from sidecar.upload.watch import OURS
-from streamer.errors import ConfigError, ErrorContext
+from streamer.aio import task_group
+from streamer.errors import ConfigError, ErrorContext, ObjectMissing
 from streamer.plan import S3Uri
 from streamer.plan.validators import validator_of
 from streamer.retry import retry_while_unavailable
@@ -53,8 +54,8 @@ class InS3(NamedTuple):
 
 async def list_checkpoints(
     clients: Clients, uri: S3Uri, policy: RetryPolicy, on_wait: Callable[[SourceError], None]
-) -> tuple[list[InS3], list[Marker]]:
-    """Return the files and the markers in S3. Raises SourceError; ConfigError for a key that is no path."""
+) -> list[InS3]:
+    """Return the objects of the checkpoints. Raises SourceError."""
     found: list[InS3] = []
     request: dict[str, Any] = {"Bucket": uri.bucket, "Prefix": uri.key}
 
@@ -70,18 +71,29 @@ async def list_checkpoints(
         if not listed.get("IsTruncated"):
             break
         request["ContinuationToken"] = listed["NextContinuationToken"]
-    gate = asyncio.Semaphore(MARKERS_AT_ONCE)
+    return found
 
-    async def marker(each: InS3) -> Marker | None:
-        at = S3Uri(uri.bucket, each.ref.key)
-        async with (
-            gate,
-            aclosing(read_manifest(clients, at, policy, on_wait=on_wait, what="a marker")) as data,
-        ):
-            return parse_marker(b"".join([piece async for piece in data]))
 
-    read = await asyncio.gather(*(marker(each) for each in found if each.path.startswith(PREFIX)))
-    return files_of(found), [each for each in read if each is not None]
+async def read_markers(
+    found: list[InS3], clients: Clients, policy: RetryPolicy, on_wait: Callable[[SourceError], None]
+) -> list[Marker]:
+    """Return the markers among the objects of a listing. Raises SourceError."""
+    gate, markers = asyncio.Semaphore(MARKERS_AT_ONCE), list[Marker]()
+
+    async def read(ref: ObjectRef) -> None:
+        uri = S3Uri(ref.bucket, ref.key)
+        async with gate:
+            reading = read_manifest(clients, uri, policy, on_wait=on_wait, what="a marker of a checkpoint")
+            with contextlib.suppress(ObjectMissing):
+                async with contextlib.aclosing(reading) as pieces:
+                    if marker := parse_marker(b"".join([piece async for piece in pieces])):
+                        markers.append(marker)
+
+    async with task_group() as tasks:
+        for each in found:
+            if each.path.startswith(PREFIX):
+                tasks.create_task(read(each.ref))
+    return markers
 
 
 def files_of(found: list[InS3]) -> list[InS3]:
@@ -89,17 +101,15 @@ def files_of(found: list[InS3]) -> list[InS3]:
     folders = {each.path[: slash.start()] for each in found for slash in re.finditer("/", each.path)}
     files = []
     for each in found:
-        if (
-            each.step.startswith(OURS)
-            or each.path.startswith(OURS)
-            or (each.ref.size <= 1 and (not each.path or each.path.endswith("/")))
-        ):
-            continue
         names = each.path.split("/")
+        if each.path.startswith(OURS) or (each.ref.size <= 1 and not names[-1]):
+            continue
         if each.path in folders:
             if each.ref.size:
                 log.warning("checkpoint not restored", file=each.path, reason="a directory has its name")
-        elif any(name in ("", ".", "..") or len(name.encode()) > LONGEST_NAME for name in names):
+        elif "\0" in each.path or any(
+            name in ("", ".", "..") or len(name.encode()) > LONGEST_NAME for name in names
+        ):
             raise ConfigError(
                 f"s3://{each.ref.bucket}/{each.ref.key} cannot be a file of LocalPath; remove it, or give "
                 "CheckpointConfig another S3Uri"

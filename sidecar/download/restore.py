@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from sidecar.config.transport import retry_policy, transport_spec
 from sidecar.download.channels import Download, local_errors
-from sidecar.download.checkpoints import list_checkpoints, whole_steps
+from sidecar.download.checkpoints import files_of, list_checkpoints, read_markers, whole_steps
 from sidecar.download.directory import Rest
 from sidecar.process.logs import WaitLog, log
 from sidecar.upload.journal import Journal
@@ -77,10 +77,12 @@ async def restore_checkpoints(state: JobState, clients: Clients, uri: S3Uri, roo
 async def _restore(state: JobState, clients: Clients, uri: S3Uri, root: Directory, journal: Journal) -> None:
     policy, newest = retry_policy(state.job), state.job.penstock.checkpoints.restore == "newest"
     on_wait = WaitLog(give_up_after=policy.give_up_after).waiting
-    files, markers = await list_checkpoints(clients, uri, policy, on_wait)
-    everything, chosen = len(files), list[str]()
+    found = await list_checkpoints(clients, uri, policy, on_wait)
+    files, left_out, chosen = files_of(found), set[str](), list[str]()
     if newest or len(state.hosts.names) > 1:
-        files, chosen = whole_steps(files, markers, newest=newest)
+        left_out = {file.step for file in files}
+        files, chosen = whole_steps(files, await read_markers(found, clients, policy, on_wait), newest=newest)
+        left_out -= {file.step for file in files}
     todo = await in_thread(_to_fetch, files, root, journal)
     download = Download("checkpoints", Plan.of(file.ref for file in todo), root.path)
     state.downloading = download.text
@@ -102,14 +104,13 @@ async def _restore(state: JobState, clients: Clients, uri: S3Uri, root: Director
         done, moved = done + len(batch), moved + rest.plan.total_bytes(0)
     names = "".join(f"{step}\n" for step in chosen).encode()
     await in_thread(partial(replace_file, RESTORED, names, dir_fd=root.fd))
-    left_out = everything - len(files)
     log.info(
         "checkpoints restored",
         objects=len(files),
         fetched=done,
         bytes=moved,
         verified=outcomes["verified"],
-        left_out=left_out,
+        left_out=sorted(left_out)[-MOST_NAMED:],
         newest=chosen,
     )
 
