@@ -265,6 +265,11 @@ def broken(_: web.Response) -> web.Response:
     return web.Response(status=503)
 
 
+def closed(response: web.Response) -> web.Response:
+    """Nothing: the connection is reset."""
+    return response
+
+
 def without(text: str) -> Answer:
     def spoil(response: web.Response) -> web.Response:
         response.headers.pop("ETag", None)
@@ -278,8 +283,8 @@ def without(text: str) -> Answer:
 @pytest.mark.parametrize("size", [100, len(DATA)])
 @pytest.mark.parametrize(
     "answer",
-    [broken, lambda _: error(200, "InternalError"), lambda _: error(500, "InternalError")],
-    ids=["503", "error in 200", "500"],
+    [broken, closed, lambda _: error(200, "InternalError"), lambda _: error(500, "InternalError")],
+    ids=["503", "reset", "error in 200", "500"],
 )
 async def test_an_answer_that_is_lost_is_asked_for_again(
     put: Put, stub: S3Stub, answer: Answer, size: int
@@ -289,9 +294,11 @@ async def test_an_answer_that_is_lost_is_asked_for_again(
 
     def lose(operation: str, request: web.Request, response: web.Response) -> web.Response:
         each = operation, request.query.get("partNumber", "")
-        if each in lost or (operation == "PutObject" and answer is not broken):
+        if each in lost or (operation == "PutObject" and answer not in {broken, closed}):
             return response
         lost.add(each)
+        if answer is closed and request.transport is not None:
+            request.transport.abort()
         return answer(response)
 
     stub.puts.spoil = lose
