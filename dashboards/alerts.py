@@ -179,6 +179,22 @@ STORAGE = (
                     "hedges."),
 )
 
+UPLOADS = (
+    Alert("PenstockCheckpointOld", "30m", "warning",
+        # A job that writes one in six hours has nothing waiting in between.
+        expression="penstock_upload_waiting_bytes > 0\n"
+                   "unless (time() - penstock_checkpoint_timestamp_seconds <= 900)",
+        summary=f"Checkpoints of {_WHERE} have waited for S3 for half an hour.",
+        description=f"{_SIZE} wait, and S3 has no complete checkpoint of that time. The training "
+                    "continues; after a crash it would start from an older one."),
+    Alert("PenstockOutputIncomplete", "0m", "critical",
+        # One scrape has to do: the sidecar ends soon after.
+        expression='max_over_time(penstock_upload_phase{phase="incomplete"}[1h]) == 1',
+        summary=f"The trainer of {_WHERE} has ended, and its results are not all in S3.",
+        description="What is not in S3 is on that host's disk or volume, and goes with its pod. The log "
+                    "has its path and the command that uploads it."),
+)
+
 HOST = (
     Alert("PenstockMemoryNearLimit", "5m", "critical",
         expression="sidecar:process_resident_memory_bytes:limit_ratio > 0.9",
@@ -206,6 +222,7 @@ GROUPS: dict[str, tuple[Alert, ...]] = {
     "penstock.alive": ALIVE,
     "penstock.stream": STREAM,
     "penstock.storage": STORAGE,
+    "penstock.uploads": UPLOADS,
     "penstock.host": HOST,
 }
 ALERTS = tuple(alert for group in GROUPS.values() for alert in group)

@@ -198,6 +198,28 @@ _EPOCHS = (
         about="Whether a reader holds the FIFO open. Without one the channel's time counts as idle."),
 )
 
+_UPLOADS = (
+    graph("Uploaded", "binBps",
+        q.most_by("instance", q.rate(q.sidecar("penstock_upload_bytes_total"))),
+        about="Bytes per second of files that have been uploaded; a file counts when all of it is in S3."),
+    graph("Waiting for S3", "bytes", q.most_by("instance", q.sidecar("penstock_upload_waiting_bytes")),
+        about="Bytes of checkpoints that are closed and not in S3. Growth without end: S3 takes less than "
+              "the trainer writes, or nothing."),
+    graph("Age of the newest checkpoint", "s", q.most_by("instance", q.CHECKPOINT_AGE, "max"),
+        about="Time since the newest complete checkpoint in S3 was written: what a crash now would cost."),
+    graph("Failed uploads by kind", "ops", q.most_by("upload", q.UPLOAD_FAILURES),
+        about="Attempts at an upload that failed, per second, by what failed. They are repeated while the "
+              "trainer runs."),
+    graph("Time to upload a checkpoint", "s",
+        q.most_by("instance", q.sidecar("penstock_checkpoint_upload_seconds"), "max"), steps=True,
+        about="Seconds from the first closed file of the newest checkpoint until all of it was in S3. The "
+              "grace period of a pod must be longer."),
+    graph("Results by phase", "short", q.by("phase", q.sidecar("penstock_upload_phase")), steps=True,
+        decimals=0, colors={"waiting": GREY, "running": BLUE, "complete": GREEN, "incomplete": RED},
+        about="Sidecars by the phase of the upload at the trainer's end. incomplete: the log names what is "
+              "not in S3."),
+)
+
 _PROCESS = (
     stat("Version and transport", "short", (q.VERSIONS, "{{version}} {{transport}}"), width=6, height=8,
         show_name=True,
@@ -226,7 +248,8 @@ OVERVIEW = Page(
         ("Memory", _MEMORY),
         ("Epochs", _EPOCHS),
         ("Ranks", _RANKS),
+        ("Uploads", _UPLOADS),
         ("Process", _PROCESS),
     ),
-    collapsed=frozenset({"Checked objects", "Ranks"}),
+    collapsed=frozenset({"Checked objects", "Ranks", "Uploads"}),
 )

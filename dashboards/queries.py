@@ -28,9 +28,10 @@ _SHOWN = "[$__range:$__interval] @ end()"
 """The time that a graph shows, as the range of a subquery."""
 
 
-def sidecar(metric: str) -> str:
+def sidecar(metric: str, *matchers: str) -> str:
     """Selector of a metric of the selected sidecars."""
-    return f'{metric}{{job=~"$job", instance=~"$instance"}}'
+    every = ('job=~"$job"', 'instance=~"$instance"', *matchers)
+    return f"{metric}{{{', '.join(every)}}}"
 
 
 def channel(metric: str, *matchers: str) -> str:
@@ -146,6 +147,8 @@ VERSIONS = (
 RANKS_APART = f"{of_ranks('max', channel('penstock_epoch'))} - {of_ranks('min', channel('penstock_epoch'))}"
 RANKS_IDLE = of_ranks("max", seconds('state="idle"'))
 RANK_BYTES = of_ranks("sum", WRITTEN)
+CHECKPOINT_AGE = f"time() - {sidecar('penstock_checkpoint_timestamp_seconds')}"
+UPLOAD_FAILURES = rate(sidecar("penstock_upload_files_total", 'upload!="uploaded"'))
 SECONDS_PER_GB = f"1e9 * sum({PROCESSOR}) / (sum({WRITTEN}) > 0)"
 
 ANNOTATIONS = (

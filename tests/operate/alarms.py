@@ -457,6 +457,65 @@ CASES = (
         "60m",
     ),
     Case(
+        "PenstockCheckpointOld",
+        "S3 takes none any more",
+        [
+            one("penstock_upload_waiting_bytes", f"0x9 {3 * MIB}x60"),
+            one("penstock_checkpoint_timestamp_seconds", "0+60x9 540x60"),
+        ],
+        "55m",
+        HERE,
+        value="3Mi",
+    ),
+    Case(
+        "PenstockCheckpointOld",
+        "S3 has never taken one",
+        [one("penstock_upload_waiting_bytes", f"0x5 {MIB}+{MIB}x60")],
+        "36m",
+        HERE,
+        value="31Mi",
+    ),
+    Case(
+        "PenstockCheckpointOld",
+        "one checkpoint in six hours, which takes twenty minutes",
+        [
+            one("penstock_upload_waiting_bytes", f"0x359 {MIB}x20 0x340 {MIB}x20 0x20"),
+            one("penstock_checkpoint_timestamp_seconds", "_x379 21600x360 43200x20"),
+        ],
+        "739m",
+    ),
+    Case(
+        "PenstockCheckpointOld",
+        "some bytes wait at every scrape, and a complete checkpoint comes every ten minutes",
+        [
+            one("penstock_upload_waiting_bytes", f"{MIB}x90"),
+            one(
+                "penstock_checkpoint_timestamp_seconds",
+                " ".join(f"{600 * number}x9" for number in range(9)),
+            ),
+        ],
+        "89m",
+    ),
+    Case(
+        "PenstockOutputIncomplete",
+        "a scrape before the sidecar ended",
+        [
+            one("penstock_upload_phase", "0x5 0x1 1 stale", phase="incomplete"),
+            one("penstock_upload_phase", "0x5 1x1 0 stale", phase="running"),
+        ],
+        "30m",
+        HERE | {"phase": "incomplete"},
+    ),
+    Case(
+        "PenstockOutputIncomplete",
+        "all is in S3",
+        [
+            one("penstock_upload_phase", "0x20", phase="incomplete"),
+            one("penstock_upload_phase", "0x5 1x15", phase="complete"),
+        ],
+        "15m",
+    ),
+    Case(
         "PenstockMemoryNearLimit",
         "95 %",
         [one("process_resident_memory_bytes", "950x30"), one("penstock_memory_limit_bytes", "1000x30")],
@@ -543,6 +602,9 @@ HEALTHY = [
     of_train("penstock_fifo_unread_bytes", f"{MIB}x90"),
     *lag(1000, 0, 0),
     of_train("penstock_epoch_eta_seconds", "900x90"),
+    one("penstock_upload_waiting_bytes", f"0x9 {MIB}x2 0x78"),
+    one("penstock_checkpoint_timestamp_seconds", "0x11 540x78"),
+    one("penstock_upload_phase", "0x90", phase="incomplete"),
 ]
 """A job whose trainer is the slower side."""
 

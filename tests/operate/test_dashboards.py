@@ -18,7 +18,7 @@ import yaml
 
 from dashboards.overview import NOT_GRAPHED
 from dashboards.queries import SERIES
-from sidecar.observe.metrics import HEDGES, METRICS, RETRIED, TRAILER_STATES
+from sidecar.observe.metrics import HEDGES, METRICS, RETRIED, TRAILER_STATES, UPLOAD_PHASES
 from streamer.relay.statistics import CAUSES, STATES
 from tests.operate.promql import (
     DASHBOARDS,
@@ -235,6 +235,14 @@ def test_rows_without_data_in_most_jobs_are_closed() -> None:
     assert closed == {
         "Checked objects": ["Objects checked"],
         "Ranks": ["Delivered by channels with rank FIFOs", "Ranks apart", "Idlest rank FIFO"],
+        "Uploads": [
+            "Uploaded",
+            "Waiting for S3",
+            "Age of the newest checkpoint",
+            "Failed uploads by kind",
+            "Time to upload a checkpoint",
+            "Results by phase",
+        ],
     }
     assert not any(row["panels"] for row in rows if not row["collapsed"])
 
@@ -262,7 +270,7 @@ def test_query_follows_the_rules(query: Any) -> None:
 
 VALUES = {
     "state": len(STATES), "cause": len(CAUSES), "kind": len(RETRIED), "fate": len(HEDGES),
-    "trailer_state": len(TRAILER_STATES), "result": 3,
+    "trailer_state": len(TRAILER_STATES), "result": 3, "phase": len(UPLOAD_PHASES),
 }  # fmt: skip
 """Values of labels that have few."""
 
