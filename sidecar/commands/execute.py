@@ -69,11 +69,15 @@ async def execute(
         supervisor.ask = asking()
         code = Exit.OK.value
 
+        async def train() -> None:
+            nonlocal code
+            environment = os.environ | trainer_environment(layout, job, hosts)
+            code = await _run_trainer(supervisor.state, command, environment)
+
         async def until(_: Supervisor) -> None:
             nonlocal code
             layout.note("trainer runs")
-            environment = os.environ | trainer_environment(layout, job, hosts)
-            code = await _run_trainer(supervisor.state, command, environment)
+            await first_of(train(), supervisor.requests.serve(_uploaded_later))
             if code == Exit.OK:
                 _warn_of_unread(supervisor.state)
             reason = failure_reason(layout) if code else ""
@@ -84,6 +88,11 @@ async def execute(
         failed = await _or_signal_code(supervisor.serve(until))
         keep_files(layout, supervisor.uploaded, job, temporary=job.penstock.base_directory is None)
         return failed or code
+
+
+async def _uploaded_later(_code: int, _reason: str) -> tuple[int, str]:
+    """Reply to a trainer that runs by `penstock-finish`, too: `exec` uploads after its end."""
+    return Exit.OK, ""
 
 
 async def _upload(supervisor: Supervisor, code: int) -> int:

@@ -125,7 +125,7 @@ class Supervisor:
         self.uploaded: Ended | None = None
         """What has become of the trainer's files; None before `upload`, and if the job uploads nothing."""
         self.requests: FinishRequests
-        """The trainers' requests to `penstock run`, from before the FIFOs are offered."""
+        """Requests of `penstock-finish`, from before the FIFOs are offered."""
         self._uploading = False
         self.all_uploaded = False
         """Whether a trainer has ended with 0, and the upload after it."""
@@ -237,8 +237,7 @@ class Supervisor:
             self.state.uploads = lambda: uploader.figures
         stack.push_async_callback(self._keeper.close)
         await self._keeper.connect()
-        if self._keep_proof:
-            self.requests = stack.enter_context(finish_requests(layout, fifo_mode=job.penstock.fifo_mode))
+        self.requests = stack.enter_context(finish_requests(layout, fifo_mode=job.penstock.fifo_mode))
         return offers
 
     async def _saved(self, clients: Clients) -> dict[str, Saved | StepState]:

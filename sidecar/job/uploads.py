@@ -32,7 +32,7 @@ KEPT = ("model", "output/data")
 
 def upload_spec(job: Job, hosts: Hosts, layout: Layout) -> UploadSpec | None:
     """Return what the uploader does for this host; None if it has nothing to do. Raises ConfigError."""
-    output, checkpoints = _output(job, hosts), _checkpoints(job, layout)
+    output, checkpoints = _output(job, hosts), _checkpoints(job, hosts, layout)
     if output is None and checkpoints is None:
         return None
     penstock = job.penstock
@@ -70,9 +70,11 @@ def _output(job: Job, hosts: Hosts) -> OutputSpec | None:
     )
 
 
-def _checkpoints(job: Job, layout: Layout) -> CheckpointSpec | None:
-    config = job.checkpoints
-    return None if config is None else CheckpointSpec(path=layout.checkpoints, uri=config.uri)
+def _checkpoints(job: Job, hosts: Hosts, layout: Layout) -> CheckpointSpec | None:
+    if (config := job.checkpoints) is None:
+        return None
+    newest = job.penstock.checkpoints.restore == "newest"
+    return CheckpointSpec(path=layout.checkpoints, uri=config.uri, marked=newest or len(hosts.names) > 1)
 
 
 def failure_reason(layout: Layout) -> str:

@@ -56,8 +56,10 @@ class _Dropped(PenstockError):
 class Checkpoints:
     """The upload of one directory, until `finish` or until `run` is cancelled."""
 
-    def __init__(self, root: Directory, store: Store, hosts: tuple[int, Sequence[str]]) -> None:
-        """`hosts`: the index of this host, and the names of all."""
+    def __init__(
+        self, root: Directory, store: Store, hosts: tuple[int, Sequence[str]], *, marked: bool = False
+    ) -> None:
+        """`hosts`: the index of this host, and the names of all. `marked`: write markers of one host, too."""
         self.uploaded_bytes = 0
         self.uploaded_files = 0
         modified = [stored.mark[2] / 1e9 for stored in store.journal.files.values()]
@@ -73,7 +75,7 @@ class Checkpoints:
         self._hosts = hosts
         same = self._journal.same
         self._watch = Watch(root, self._prefix, lambda name, status: same(name, status) is None)
-        self._order = Order(marked=len(hosts[1]) > 1)
+        self._order = Order(marked=marked or len(hosts[1]) > 1)
         self._order.resume(self._journal.files, self._journal.steps)
         self._events: list[tuple[int, int, bytes]] = []
         self._woken = asyncio.Event()

@@ -108,7 +108,7 @@ class _Uploader:
                 root = stack.enter_context(Directory.at(checkpoints.path))
                 hosts = spec.hosts.index(spec.host), spec.hosts
                 to = store(checkpoints.uri, spec.metadata, root)
-                self._checkpoints = Checkpoints(root, to, hosts)
+                self._checkpoints = Checkpoints(root, to, hosts, marked=checkpoints.marked)
             await first_of(self._until_end(), self._watch(), self._report())
 
     async def _message(self) -> dict[str, Any] | None:

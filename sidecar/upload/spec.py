@@ -56,6 +56,8 @@ class CheckpointSpec:
     path: str
     """Directory, absolute and without links."""
     uri: S3Uri
+    marked: bool
+    """Whether a marker says which directories are whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -263,3 +263,10 @@ def test_checkpoints_that_may_not_be_written_are_an_error_before_the_training(
     code, events = execute(path, f"touch {tmp_path}/trained")
     assert (code, (tmp_path / "trained").exists()) == (3, False)
     assert "Penstock.Checkpoints: ignore" in events[-1]["error"]
+
+
+def test_a_trainer_in_penstock_finish_ends_as_one_without_it(stub: S3Stub, tmp_path: Path) -> None:
+    base = tmp_path / "ml"
+    finish = f"{base}/input/config/penstock-finish"
+    code, events = execute(job_file(stub, tmp_path, base), f"{finish} -- sh -c '{TRAIN}; exit 0'")
+    assert (code, members(stub.objects[MODEL])) == (0, HELD), events
