@@ -19,6 +19,7 @@ from streamer.s3.object_put import ANY, MOST_PARTS, PART, NewObject, abort_uploa
 from tests.kit.harness import clients_of
 from tests.kit.proxy import Line, standing_before
 from tests.kit.puts import error, xml
+from tests.kit.raw import etag
 from tests.kit.stub import S3Stub
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking", "credentials")
@@ -314,7 +315,6 @@ async def test_an_answer_that_is_lost_is_asked_for_again(
     [
         ("CreateMultipartUpload", without("UploadId"), "has no UploadId"),
         ("UploadPart", without("ETag"), "has no ETag"),
-        ("CompleteMultipartUpload", without("ETag"), "has no ETag"),
         (
             "CompleteMultipartUpload",
             lambda _: xml(
@@ -331,6 +331,25 @@ async def test_an_answer_that_proves_nothing_is_no_success(
     stub.puts.spoil = lambda asked, _, response: answer(response) if asked == operation else response
     with pytest.raises(BadAnswer, match=words):
         await put(Bytes(DATA))
+
+
+@pytest.mark.parametrize("stays", [True, False])
+async def test_a_completion_without_an_etag_is_looked_at(put: Put, stub: S3Stub, stays: bool) -> None:
+    """As Ceph 16 responds to the first one."""
+
+    def spoil(operation: str, _: web.Request, response: web.Response) -> web.Response:
+        if operation == "CompleteMultipartUpload":
+            response.text = "<CompleteMultipartUploadResult><ETag></ETag></CompleteMultipartUploadResult>"
+            if not stays:
+                stub.objects[KEY], stub.checksums[KEY] = b"another", {}
+        return response
+
+    stub.puts.spoil = spoil
+    if stays:
+        assert await put(Bytes(DATA)) == etag(DATA)
+    else:
+        with pytest.raises(BadAnswer, match="has no ETag"):
+            await put(Bytes(DATA))
 
 
 @pytest.mark.parametrize("replaces", [None, ANY])
