@@ -99,3 +99,32 @@ def test_alerts_come_and_go_with_what_they_tell_of(stub: S3Stub, tmp_path: Path,
         down = eventually(lambda: reported("PenstockDown"))["PenstockDown"]
         assert down["labels"] == here | {"alertname": "PenstockDown", "severity": "critical"}
         assert target in down["annotations"]["summary"]
+
+
+def test_an_alert_says_that_checkpoints_do_not_get_to_s3(stub: S3Stub, tmp_path: Path, rules: Path) -> None:
+    """While the sidecar stays ready; it ends when S3 takes them again."""
+    fill(stub, [1000], prefix="b/train/")
+    document = job(stub.url, tmp_path / "ml", "b/train/") | {"CheckpointConfig": {"S3Uri": "s3://b/run"}}
+    with ExitStack() as stack:
+        serving = stack.enter_context(sidecar(write_job(tmp_path / "job.yaml", document)))
+        serving.wait_for("ready")
+        target = serving.url.removeprefix("http://")
+        server = stack.enter_context(scraping(tmp_path, target, rule_files=[str(rules)]))
+        stub.puts.refused.extend([(403, "AccessDenied")] * 1000)
+        (tmp_path / "ml/checkpoints/weights").write_bytes(bytes(2048))
+
+        def fires() -> Any:
+            """The alert fires."""
+            found = alerts(server).get("PenstockCheckpointOld", {})
+            return found if found.get("state") == "firing" else None
+
+        found = eventually(fires)
+        assert found["labels"] == {
+            "job": "penstock", "instance": target,
+            "alertname": "PenstockCheckpointOld", "severity": "warning",
+        }  # fmt: skip
+        assert found["annotations"]["description"].startswith("2kiB wait")
+        assert serving.get("/readyz") == (200, "ready\n")
+        stub.puts.refused.clear()
+        eventually(lambda: not alerts(server))
+        assert stub.objects["b/run/weights"] == bytes(2048)
