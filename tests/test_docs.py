@@ -45,6 +45,7 @@ from sidecar.observe.metrics import (
     UPLOAD_PHASES,
     UPLOADED,
 )
+from sidecar.observe.uploads import UploadFigures
 from sidecar.process.exits import Exit
 from streamer import errors
 from streamer.readers import (
@@ -210,6 +211,10 @@ def test_every_label_value_is_described() -> None:
 
 def test_the_status_document_has_the_fields_shown() -> None:
     shown = next(json.loads(body) for body in blocks(DOCS / "reference/metrics.md", "json"))
+    assert shown.keys() == {
+        "version", "ready", "transport", "process", "limits", "uploads", "channels",
+    }  # fmt: skip
+    assert shown["uploads"].keys() == {field.name for field in dataclasses.fields(UploadFigures)}
     (channel,) = shown["channels"].values()
     fields = {field.name for field in dataclasses.fields(ChannelStatistics)}
     assert channel.keys() == fields - {"first_byte", "part", "head_wait", "counts"} | {"bottleneck", *COUNTS}

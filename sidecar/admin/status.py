@@ -41,6 +41,7 @@ def status(state: JobState) -> dict[str, Any]:
         "transport": state.transport,
         "process": _process(),
         "limits": limits(state),
+        "uploads": _uploads(state),
         "channels": {
             name: _shown(statistics) | {"bottleneck": asdict(_bottleneck(state, name, statistics))}
             for name, statistics in state.statistics().items()
@@ -77,6 +78,7 @@ def view(state: JobState, *, ended: bool = False) -> dict[str, Any]:
             "dollars": request_cost(state, channels),
         },
         "limits": limits(state),
+        "uploads": _uploads(state),
         "sources": state.sources,
         "channels": [_channel(state, name, each) for name, each in channels.items()],
     }
@@ -123,6 +125,11 @@ def _bottleneck(state: JobState, name: str, now: ChannelStatistics) -> Bottlenec
     if found.kind == "idle" and now.state == "waiting":
         return replace(found, remedy=f"Open {fifo_path(state.directory, name, now.epoch)} for reading.")
     return found
+
+
+def _uploads(state: JobState) -> dict[str, Any] | None:
+    """Return the uploader's figures; None if the job uploads nothing."""
+    return None if state.uploads is None else asdict(state.uploads())
 
 
 def _process() -> dict[str, Any]:

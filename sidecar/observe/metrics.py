@@ -272,7 +272,7 @@ METRICS: dict[str, Spec] = {
         "counter", ("upload",), "Files uploaded, and attempts that failed, by what failed."
     ),
     "penstock_upload_waiting_bytes": Spec(
-        "gauge", (), "Bytes of files that are closed, or in the final upload, and not in S3 yet."
+        "gauge", (), "Bytes of checkpoints' files that are closed and not in S3 yet."
     ),
     "penstock_upload_phase": Spec(
         "gauge", ("phase",), "1 for the phase of the upload at the trainer's end; absent if nothing uploads."

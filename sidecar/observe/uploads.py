@@ -13,8 +13,10 @@ class UploadFigures:
     """Bytes of finished objects since the start."""
     files: dict[str, int] = field(default_factory=dict)
     """Files since the start, by outcome: uploaded, or the kind of what failed."""
+    waiting_files: int = 0
+    """Files that are closed and not in S3."""
     waiting_bytes: int = 0
-    """Bytes of files that are closed and not in S3."""
+    """Their bytes."""
     newest: float | None = None
     """When the newest complete checkpoint in S3 was written, in Unix time; None without one."""
     last_seconds: float = 0.0

@@ -91,6 +91,11 @@ class Checkpoints:
         """Error of storage that was away for too long after the trainer's end."""
 
     @property
+    def waiting_files(self) -> int:
+        """Number of the files that are closed and not in S3."""
+        return self._order.waiting_files
+
+    @property
     def waiting_bytes(self) -> int:
         """Bytes of the files that are closed and not in S3."""
         return self._order.waiting_bytes

@@ -124,5 +124,10 @@ class Order:
         """Bytes of the files that have a place."""
         return sum(entry.mark[1] for entry in self._entries.values() if entry.mark is not None)
 
+    @property
+    def waiting_files(self) -> int:
+        """Number of the files that have a place."""
+        return sum(entry.mark is not None for entry in self._entries.values())
+
     def __len__(self) -> int:
         return len(self._entries)

@@ -157,6 +157,7 @@ class _Uploader:
         return UploadFigures(
             bytes=count,
             files={"uploaded": files, **self._failed},
+            waiting_files=0 if checkpoints is None else checkpoints.waiting_files,
             waiting_bytes=0 if checkpoints is None else checkpoints.waiting_bytes,
             newest=None if checkpoints is None else checkpoints.newest,
             last_seconds=0.0 if checkpoints is None else checkpoints.last_seconds,

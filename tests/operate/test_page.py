@@ -271,6 +271,30 @@ def test_the_page_says_who_is_slow(stub: S3Stub, tmp_path: Path, chromium: Any, 
             page.wait_for_selector("body.ended")
 
 
+def test_a_line_about_uploads(stub: S3Stub, tmp_path: Path, chromium: Any) -> None:
+    fill(stub, [1000], prefix="b/train/")
+    document = job(stub.url, tmp_path / "ml", "b/train/") | {"CheckpointConfig": {"S3Uri": "s3://b/run"}}
+    with sidecar(write_job(tmp_path / "job.yaml", document)) as running:
+        running.wait_for("ready")
+        with page_of(chromium, running) as page:
+            uploads = page.locator("#uploads")
+            weights = tmp_path / "ml/checkpoints/weights"
+            weights.write_bytes(bytes(1000))
+            expect(uploads).to_have_text(
+                re.compile(r"uploads: 1 file uploaded, newest checkpoint \d+ s old"), timeout=SECONDS
+            )
+            stub.puts.refused.extend([(403, "AccessDenied")] * 1000)
+            weights.write_bytes(bytes(1_200_000))
+            expect(uploads).to_have_text(
+                re.compile(
+                    r"uploads: 1 file waiting 1\.2 MB, \d+ failed attempts?, newest checkpoint \d+ s old"
+                ),
+                timeout=SECONDS,
+            )
+            check_contrast(page, least=20)
+            check_small(page)
+
+
 def test_a_start_that_waits_for_storage(credentials: None, tmp_path: Path, chromium: Any) -> None:
     with raw_server(lambda _: answer(503)) as storage:
         path = write_job(tmp_path / "job.yaml", job(storage.url, tmp_path / "ml", "b/train/"))
@@ -302,6 +326,7 @@ def test_without_a_reader_the_page_names_the_fifo_and_then_says_how_the_job_ende
             fifo = tmp_path / "ml/input/data/train_0"
             expect(page.locator("[data-remedy]").first).to_contain_text(f"Open {fifo} ", timeout=SECONDS)
             assert page.title() == "no reader · Penstock"
+            assert page.locator("#uploads").is_hidden()
             assert page.locator("[data-chart]").first.is_hidden()
             live = page.locator("#live")
             assert (live.get_attribute("aria-live"), live.text_content()) == ("polite", "")

@@ -64,6 +64,7 @@ def test_page_events_and_top(stub: S3Stub, tmp_path: Path) -> None:
         event = first_event(running)
         (channel,) = event["channels"]
         assert event["ready"] is True
+        assert event["uploads"] is running.status()["uploads"] is None
         assert (channel["name"], channel["source"]) == ("train", "s3://b/train/")
         assert (channel["objects"], channel["bytes"], channel["written"]) == (2, len(truth), len(truth))
         assert channel["bottleneck"]["text"]
@@ -74,6 +75,25 @@ def test_page_events_and_top(stub: S3Stub, tmp_path: Path) -> None:
         for words in ("train", "s3://b/train/", "bottleneck", "epoch", "2 objects", "requests", "B unread"):
             assert words in shown.stdout
         assert running.end() == 0
+
+
+def test_the_figures_of_uploads(stub: S3Stub, tmp_path: Path) -> None:
+    """In `/status`, in each event, and of a file that S3 does not take."""
+    fill(stub, [1000], prefix="b/train/")
+    document = job(stub.url, tmp_path / "ml", "b/train/") | {"CheckpointConfig": {"S3Uri": "s3://b/run"}}
+    with sidecar(write_job(tmp_path / "job.yaml", document)) as running:
+        running.wait_for("ready")
+        assert running.status()["uploads"]["newest"] is None
+        weights = tmp_path / "ml/checkpoints/weights"
+        weights.write_bytes(bytes(1000))
+        shown = next(each["uploads"] for each in events(running) if each["uploads"]["newest"] is not None)
+        assert shown == running.status()["uploads"]
+        assert shown["newest"] == pytest.approx(weights.stat().st_mtime)
+        assert (shown["files"], shown["bytes"], shown["waiting_files"]) == ({"uploaded": 1}, 1000, 0)
+        stub.puts.refused.extend([(403, "AccessDenied")] * 1000)
+        weights.write_bytes(bytes(2000))
+        shown = next(each["uploads"] for each in events(running) if "denied" in each["uploads"]["files"])
+        assert (shown["waiting_files"], shown["waiting_bytes"]) == (1, 2000)
 
 
 def test_events_flow_while_the_job_starts(credentials: None, tmp_path: Path) -> None:
