@@ -22,4 +22,4 @@ class UploadFigures:
     last_seconds: float = 0.0
     """What the newest checkpoint took to upload."""
     output: str = "waiting"
-    """Phase of the final upload: waiting, running, complete or incomplete."""
+    """Phase of what is uploaded at the trainer's end: waiting, running, complete or incomplete."""

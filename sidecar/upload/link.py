@@ -19,7 +19,7 @@ import json
 import os
 import socket
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from sidecar.observe.uploads import UploadFigures
@@ -140,6 +140,7 @@ class Uploader:
         return why or ("" if message is not None else f"it {ended}")
 
     def _note_end(self, ended: Ended) -> None:
+        self.figures = replace(self.figures, output="incomplete" if ended.left else "complete")
         self._over = not (self._code and self._renews)
         self._ended.set_result(ended)
         self._ended, self._question = asyncio.get_running_loop().create_future(), b""

@@ -48,8 +48,6 @@ class Output:
         store: Store,
     ) -> None:
         """`store`: of `OutputSpec.folder`."""
-        self.state = "waiting"
-        """See `UploadFigures.output`."""
         self.bytes = 0
         """Bytes of the objects that were made."""
         self.files = 0
@@ -127,7 +125,6 @@ class Output:
 
     async def upload(self, code: int) -> list[LeftOut]:
         """Upload what the trainer has left, whose exit code is `code`; return what is not at its key."""
-        self.state = "running"
         left: list[LeftOut] = []
         for name, uri in ((DATA, self._target.data), (MODEL, self._target.model)):
             if name == MODEL and code != 0:
@@ -141,7 +138,6 @@ class Output:
             if not found:
                 self.uploaded.append(name)
             left += found
-        self.state = "incomplete" if left else "complete"
         return left
 
     async def _upload(self, name: str, uri: S3Uri) -> list[LeftOut]:

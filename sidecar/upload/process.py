@@ -71,6 +71,8 @@ class _Uploader:
         self._output: Output | None = None
         self._checkpoints: Checkpoints | None = None
         self._failed: Counter[str] = Counter()
+        self._ending = False
+        """Whether the trainer has ended."""
 
     async def run(self) -> None:
         """Upload until all is in S3, or the sidecar ends. Raises PenstockError."""
@@ -126,6 +128,7 @@ class _Uploader:
         await asyncio.Event().wait()
 
     async def _end(self, code: int) -> None:
+        self._ending = True
         left: list[LeftOut] = []
         uploaded: list[str] = []
         if self._checkpoints is not None:
@@ -161,7 +164,7 @@ class _Uploader:
             waiting_bytes=0 if checkpoints is None else checkpoints.waiting_bytes,
             newest=None if checkpoints is None else checkpoints.newest,
             last_seconds=0.0 if checkpoints is None else checkpoints.last_seconds,
-            output="waiting" if output is None else output.state,
+            output="running" if self._ending else "waiting",
         )
 
     async def _send(self, text: bytes) -> None:

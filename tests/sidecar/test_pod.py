@@ -76,6 +76,7 @@ def test_the_model_is_in_s3_when_the_trainers_container_ends(
         assert running.trainer.wait() == 0
         assert members(stub.objects[MODEL]) == {"weights": weights(base)}
         assert members(stub.objects[OUTPUT]) == {"log": b"trained"}
+        assert serving.status()["uploads"]["output"] == "complete"
         assert running.completed() == (0, 0)
     assert not stub.puts.uploads
 
@@ -111,9 +112,26 @@ def test_what_is_not_uploaded_is_9(stub: S3Stub, serving: Sidecar, base: Path) -
         text = running.trainer.stderr.read()
         assert code == 9
         assert "model: gave up after" in text, text
+        assert serving.status()["uploads"]["output"] == "incomplete"
         assert running.completed() == (9, 9)
     assert MODEL not in stub.objects
     assert weights(base)
+
+
+def test_checkpoints_that_are_left_are_incomplete_too(stub: S3Stub, base: Path, tmp_path: Path) -> None:
+    stub.objects["b/train/0"] = b"bytes"
+    document = job(stub.url, base, "b/train/") | {"CheckpointConfig": {"S3Uri": "s3://b/run"}}
+    with sidecar(write_job(tmp_path / "job.yaml", document), cold=True) as serving:
+        serving.wait_for("ready")
+        assert serving.status()["uploads"]["output"] == "waiting"
+        stub.puts.refused.extend([(403, "AccessDenied")] * 9999)
+        finish = str(base / "input/config/penstock-finish")
+        assert isinstance(serving.process, subprocess.Popen)
+        trainer = [finish, "--", "sh", "-c", f"echo 1 >{base}/checkpoints/weights"]
+        with Pod(serving.process, trainer, grace=60) as running:
+            assert running.trainer.wait() == 9
+            assert serving.status()["uploads"]["output"] == "incomplete"
+            assert running.completed() == (9, 9)
 
 
 def test_a_second_signal_ends_the_wait_and_not_the_upload(stub: S3Stub, serving: Sidecar, base: Path) -> None:
