@@ -244,15 +244,15 @@ def test_checkpoints_are_in_s3_when_exec_ends(stub: S3Stub, tmp_path: Path) -> N
     base = tmp_path / "ml"
     script = (
         f"cd {base}/checkpoints && mkdir step-1 && echo a >step-1/weights && exec 3>events && echo b >&3 && "
-        f"echo c >step-1/metadata; exit 3"
+        f"echo c >step-1/trainer_state.json; exit 3"
     )
     path = job_file(stub, tmp_path, base, **CHECKPOINTS)
     code, events = execute(path, script)
     assert code == 3, events
     found = {key.removeprefix("b/checkpoints/") for key in stub.objects if key.startswith("b/checkpoints/")}
-    assert found == {"step-1/weights", "step-1/metadata", "events"}
+    assert found == {"step-1/weights", "step-1/trainer_state.json", "events"}
     made = [key.removeprefix("b/checkpoints/") for kind, key, _ in stub.puts.seen if kind == "PutObject"]
-    assert made.index("step-1/weights") < made.index("step-1/metadata")
+    assert made.index("step-1/weights") < made.index("step-1/trainer_state.json")
 
 
 def test_checkpoints_that_may_not_be_written_are_an_error_before_the_training(
