@@ -54,6 +54,12 @@ class Directory:
         with cls("/", os.open("/", _STEP)) as root:
             return root.enter(*filter(None, path.split("/")))
 
+    def renew(self) -> None:
+        """Go on with the directory that has the absolute path now, if another one has; raises as `at`."""
+        with contextlib.suppress(FileNotFoundError), Directory.at(self.path) as now:
+            if not os.path.samestat(os.fstat(now.fd), os.fstat(self.fd)):
+                os.dup2(now.fd, self.fd, inheritable=False)
+
     def __repr__(self) -> str:
         return f"<Directory {self.path}>"
 

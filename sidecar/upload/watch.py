@@ -6,7 +6,8 @@
 An event is a hint: those of a directory that has no watch yet, or of a full queue, are lost, and a sandbox
 such as gVisor may send none. A scan finds the same files by inode, size and time of change. It is made at the
 start, of a new directory once its watch is there, after an overflow, and when the trainer has ended; every
-`SCAN_EVERY` seconds one finds the files that have not changed for as long. The order of a scan is that of the
+`SCAN_EVERY` seconds one finds the files that have not changed for as long. A scan of the whole tree opens it
+by its path, since trainers empty a directory by making it anew. The order of a scan is that of the
 inodes' changes (ctime), which a rename sets too, and a copy of the times does not. Events keep their order;
 the files of a renamed directory are in that of their times of change, those that name the others last.
 
@@ -111,6 +112,8 @@ class Watch:
         """
         found: list[ClosedFile] = []
         try:
+            if not below:
+                self._root.renew()
             for each in walk(self._root, self._prefix, below, self._watch):
                 if isinstance(each, LeftOut):
                     self.leave_out(each)

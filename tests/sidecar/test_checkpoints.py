@@ -621,3 +621,35 @@ async def test_a_file_of_another_user_must_rest(
             os.chown(base / "last", NOBODY, NOBODY)
             assert await checkpoints.finish() == []
     assert visible.uploaded == content(base)
+
+
+@pytest.mark.parametrize("scans", [False, True], ids=["at the end", "while it trains"])
+async def test_a_directory_that_the_trainer_makes_anew_is_uploaded(
+    stub: S3Stub, visible: Visible, base: Path, monkeypatch: pytest.MonkeyPatch, *, scans: bool
+) -> None:
+    if scans:
+        monkeypatch.setattr("sidecar.upload.checkpoints.SCAN_EVERY", 0.05)
+    async with uploading(stub, base) as checkpoints:
+        (base / "first").write_bytes(b"1")
+        await until_equal(["first"], lambda: visible.names)
+        await asyncio.to_thread(os.rename, base, base.with_name("old"))
+        base.mkdir()
+        (base / "second").write_bytes(b"2")
+        if scans:
+            await until_equal(["first", "second"], lambda: visible.names)
+        assert await checkpoints.finish() == []
+    assert visible.names == ["first", "second"]
+
+
+async def test_a_directory_in_whose_place_is_a_link_is_named(
+    stub: S3Stub, visible: Visible, base: Path, tmp_path: Path
+) -> None:
+    async with uploading(stub, base) as checkpoints:
+        await asyncio.to_thread(os.rename, base, base.with_name("old"))
+        (tmp_path / "elsewhere").mkdir()
+        (tmp_path / "elsewhere" / "secret").write_bytes(b"1")
+        base.symlink_to(tmp_path / "elsewhere")
+        assert [(each.name, each.reason) for each in await checkpoints.finish()] == [
+            (".", "it cannot be read (Not a directory)")
+        ]
+    assert visible.names == []
