@@ -86,7 +86,9 @@ async def execute(
             code = await _upload(supervisor, code)
 
         failed = await _or_signal_code(supervisor.serve(until))
-        keep_files(layout, supervisor.uploaded, job, temporary=job.penstock.base_directory is None)
+        temporary = job.penstock.base_directory is None
+        trained = supervisor.state.started
+        keep_files(layout, supervisor.uploaded, job, temporary=temporary, trained=trained)
         return failed or code
 
 

@@ -84,7 +84,7 @@ async def run(
             if shutdown.requested.is_set():
                 kept.append(signal.SIGTERM)  # for the next program; this one has nothing left to end
             return RESTART
-    keep_files(layout, supervisor.uploaded, job, temporary=False)
+    keep_files(layout, supervisor.uploaded, job, temporary=False, trained=supervisor.state.started)
     if shutdown.at_once.is_set():
         return Exit.INTERRUPTED
     left = supervisor.uploaded is not None and supervisor.uploaded.left

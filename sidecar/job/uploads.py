@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from sidecar.process.logs import log, settings
 from sidecar.process.resources import UPLOAD_PARTS
-from sidecar.upload.spec import CheckpointSpec, OutputSpec, UploadSpec
+from sidecar.upload.spec import CHECKPOINTS, CheckpointSpec, OutputSpec, UploadSpec
+from sidecar.upload.watch import OURS
 from streamer.directory import Directory
 from streamer.plan import S3Uri
 from streamer.retry import RetryPolicy
@@ -27,7 +28,7 @@ MOST_OF_REASON = 1024
 TERMINATION_LOG = "/dev/termination-log"
 """Kubernetes' file for the message of a container's end; it exists in a pod only."""
 KEPT = ("model", "output/data")
-"""Directories that are kept unless they are in S3."""
+"""Directories that are kept unless they are in S3, beside the checkpoints."""
 
 
 def upload_spec(job: Job, hosts: Hosts, layout: Layout) -> UploadSpec | None:
@@ -98,16 +99,22 @@ def tell_kubernetes(reason: str) -> None:
             file.write(reason)
 
 
-def keep_files(layout: Layout, ended: Ended | None, job: Job, *, temporary: bool) -> None:
+def keep_files(
+    layout: Layout, ended: Ended | None, job: Job, *, temporary: bool, trained: bool = True
+) -> None:
     """Say where files are that are not in S3. `temporary`: move them out of the base directory, which goes.
 
-    `ended`: None if nothing was uploaded.
+    `ended`: None if nothing was uploaded. `trained`: whether the trainer has started; before that, the
+    checkpoints are those of S3.
     """
-    for name in KEPT:
-        path = os.path.join(layout.root, *name.split("/"))
+    paths = {name: os.path.join(layout.root, *name.split("/")) for name in KEPT}
+    if layout.checkpoints and trained:
+        paths[CHECKPOINTS] = layout.checkpoints
+    for name, given in paths.items():
+        path = os.path.join(os.path.realpath(os.path.dirname(given)), os.path.basename(given))
         if (ended is not None and name in ended.uploaded) or not _holds(path):
             continue
-        if temporary:
+        if temporary and path.startswith(f"{layout.root}/"):  # else a link has led out of it
             last = os.path.basename(path)
             folder = tempfile.mkdtemp(prefix=f"penstock-{last}-", dir=os.path.dirname(layout.root))
             os.rename(path, moved := os.path.join(folder, last))
@@ -122,8 +129,10 @@ def keep_files(layout: Layout, ended: Ended | None, job: Job, *, temporary: bool
 
 
 def _holds(path: str) -> bool:
-    """Return whether a directory has anything in it."""
+    """Return whether there is anything of the trainer's, so also if that is no directory."""
     try:
-        return bool(os.listdir(path))
-    except OSError:
+        return any(not name.startswith(OURS) for name in os.listdir(path))
+    except FileNotFoundError:
         return False
+    except OSError:
+        return True

@@ -24,7 +24,7 @@ from sidecar.upload.admission import Admission
 from sidecar.upload.checkpoints import Checkpoints
 from sidecar.upload.journal import Journal
 from sidecar.upload.output import Output
-from sidecar.upload.spec import UploadSpec, failed_line, figures_line, line, receive_spec
+from sidecar.upload.spec import CHECKPOINTS, UploadSpec, failed_line, figures_line, line, receive_spec
 from sidecar.upload.store import Store, prove
 from streamer.aio import first_of
 from streamer.directory import Directory
@@ -133,9 +133,11 @@ class _Uploader:
         uploaded: list[str] = []
         if self._checkpoints is not None:
             left += await self._checkpoints.finish()
+            if not left:
+                uploaded.append(CHECKPOINTS)
         if self._output is not None:
             left += await self._output.upload(code)
-            uploaded = self._output.uploaded
+            uploaded += self._output.uploaded
         await self._send(figures_line(self._figures()))
         names = [(each.name, each.reason) for each in left]
         await self._send(line(did="ended", left=names, uploaded=uploaded))

@@ -270,3 +270,45 @@ def test_a_trainer_in_penstock_finish_ends_as_one_without_it(stub: S3Stub, tmp_p
     finish = f"{base}/input/config/penstock-finish"
     code, events = execute(job_file(stub, tmp_path, base), f"{finish} -- sh -c '{TRAIN}; exit 0'")
     assert (code, members(stub.objects[MODEL])) == (0, HELD), events
+
+
+KEPT = "kept on this machine, because it is not in S3"
+
+
+@pytest.mark.parametrize("made", ["file", "link"])
+def test_what_is_in_place_of_the_model_is_kept(stub: S3Stub, tmp_path: Path, made: str) -> None:
+    link = "" if made == "file" else 'mv "$1" "$1.own" && ln -s "$1.own" "$1" && '
+    script = f'set -- "$SM_MODEL_DIR"; rmdir "$1" && echo weights >"$1" && {link}true'
+    code, events = execute(job_file(stub, tmp_path), script)
+    assert (code, MODEL in stub.objects) == (9, False)
+    (kept,) = lines_of(events, KEPT)
+    assert os.path.lexists(kept["path"])
+
+
+def test_files_outside_the_base_directory_stay_there(stub: S3Stub, tmp_path: Path) -> None:
+    (tmp_path / "own" / "data").mkdir(parents=True)
+    (tmp_path / "own" / "data" / "note").write_bytes(b"note")
+    code, events = execute(
+        job_file(stub, tmp_path), f'rm -r "$SM_OUTPUT_DIR" && ln -s {tmp_path}/own "$SM_OUTPUT_DIR"'
+    )
+    assert (code, DATA in stub.objects) == (9, False)
+    assert [each["path"] for each in lines_of(events, KEPT)] == [f"{tmp_path}/own/data"]
+    assert (tmp_path / "own" / "data" / "note").read_bytes() == b"note"
+
+
+@pytest.mark.parametrize("place", ["temporary", "own"])
+@pytest.mark.parametrize("uploaded", [True, False], ids=["whole", "name"])
+def test_checkpoints_that_are_not_in_s3_are_kept(
+    stub: S3Stub, tmp_path: Path, place: str, *, uploaded: bool
+) -> None:
+    local = {"LocalPath": str(tmp_path / "states")} if place == "own" else {}
+    path = job_file(stub, tmp_path, CheckpointConfig={"S3Uri": "s3://b/states", **local})
+    where = '"$SM_MODEL_DIR/../checkpoints"' if place == "temporary" else str(tmp_path / "states")
+    name = "step-1" if uploaded else r"$(printf '\377')"
+    code, events = execute(path, f'{TRAIN} && cd {where} && echo 1 >"{name}"')
+    assert code == (0 if uploaded else 9), events
+    kept = [each["path"] for each in lines_of(events, KEPT)]
+    assert len(kept) == (0 if uploaded else 1)
+    for each in kept:
+        assert b"\xff" in os.listdir(os.fsencode(each))
+        assert not local or each == local["LocalPath"]
