@@ -112,13 +112,12 @@ def keep_files(
         paths[CHECKPOINTS] = layout.checkpoints
     for name, given in paths.items():
         path = os.path.join(os.path.realpath(os.path.dirname(given)), os.path.basename(given))
+        kept = os.path.lexists(layout.root)  # else `_moved_out` has renamed it
+        path = path if kept else f"{layout.root}-kept{path.removeprefix(layout.root)}"
         if (ended is not None and name in ended.uploaded) or not _holds(path):
             continue
         if temporary and path.startswith(f"{layout.root}/"):  # else a link has led out of it
-            last = os.path.basename(path)
-            folder = tempfile.mkdtemp(prefix=f"penstock-{last}-", dir=os.path.dirname(layout.root))
-            os.rename(path, moved := os.path.join(folder, last))
-            path = moved
+            path = _moved_out(path, layout.root)
         url = job.penstock.endpoint.url
         options = f"--endpoint-url {shlex.quote(url)} " if url else ""
         log.warning(
@@ -126,6 +125,19 @@ def keep_files(
             path=path,
             do=f"penstock upload {options}{shlex.quote(path)} s3://BUCKET/PREFIX",
         )
+
+
+def _moved_out(path: str, base: str) -> str:
+    """Move a directory out of the temporary one that it is in, or rename that; return the new path."""
+    last = os.path.basename(path)
+    try:
+        folder = tempfile.mkdtemp(prefix=f"penstock-{last}-", dir=os.path.dirname(base))
+        os.rename(path, moved := os.path.join(folder, last))
+    except OSError:  # it is a mount point, or the disk is full
+        if os.path.lexists(base):
+            os.rename(base, f"{base}-kept")
+        return f"{base}-kept{path.removeprefix(base)}"
+    return moved
 
 
 def _holds(path: str) -> bool:

@@ -335,7 +335,7 @@ async def test_an_answer_that_proves_nothing_is_no_success(
 
 @pytest.mark.parametrize("stays", [True, False])
 async def test_a_completion_without_an_etag_is_looked_at(put: Put, stub: S3Stub, stays: bool) -> None:
-    """As Ceph 16 responds to the first one."""
+    """Ceph 16 responds so to the first one."""
 
     def spoil(operation: str, _: web.Request, response: web.Response) -> web.Response:
         if operation == "CompleteMultipartUpload":

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -204,9 +205,23 @@ def test_each_host_has_a_place(stub: S3Stub, tmp_path: Path, host: int, name: st
     assert f"b/out/my-job/output/{name}model.tar.gz" in stub.objects
 
 
+KILL_UPLOADER = """
+import os, pathlib, signal
+for each in pathlib.Path("/proc").glob("[0-9]*"):
+    try:
+        parent = (each / "stat").read_text().rsplit(")", 1)[1].split()[1]
+        command = (each / "cmdline").read_text()
+    except OSError:
+        continue
+    if int(parent) == os.getppid() and "sidecar.upload" in command:
+        os.kill(int(each.name), signal.SIGKILL)
+"""
+
+
 def test_the_uploader_s_death_costs_no_model(stub: S3Stub, tmp_path: Path) -> None:
-    kill = r"""pkill -KILL -s 0 -f 'sidecar\.upload' || pkill -KILL -f 'sidecar\.upload [0-9]+$'"""
-    code, events = execute(job_file(stub, tmp_path), f"{TRAIN}; {kill}; true")
+    (tmp_path / "kill.py").write_text(KILL_UPLOADER)
+    script = f"{TRAIN}; exec {sys.executable} {tmp_path}/kill.py"
+    code, events = execute(job_file(stub, tmp_path), script)
     assert code == 0, events
     assert lines_of(events, "the uploader has died; it is started again")
     assert members(stub.objects[MODEL]) == HELD
