@@ -20,7 +20,16 @@ from sidecar.process.resources import UPLOAD_PARTS
 from sidecar.upload.uploads import MOST_READS, OpenFile, Unreadable
 from streamer.errors import Denied, ErrorContext, GaveUp, Missing, SourceError
 from streamer.retry import retry_while_unavailable
-from streamer.s3.object_put import ANY, MOST_PARTS, PART, NewObject, abort_upload, prove_writable, put_object
+from streamer.s3.object_put import (
+    ANY,
+    MOST_PARTS,
+    NOT_ALLOWED,
+    PART,
+    NewObject,
+    abort_upload,
+    prove_writable,
+    put_object,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -51,6 +60,8 @@ async def prove(
     try:
         await prove_writable(client, ErrorContext(*uri), headers, policy=policy, on_wait=on_wait)
     except Denied as error:
+        if error.code not in NOT_ALLOWED:  # reads would fail, too
+            raise
         remedy = f"if it shall stay on this machine, set {instead}: ignore"
         raise Denied(f"{error.message}; {remedy}", error.context) from error
 

@@ -48,7 +48,7 @@ _CONFLICTS = {"412", "PreconditionFailed", "ConditionalRequestConflict", "NoSuch
 """Codes of a request whose condition does not hold: the object is another one, or there is none any more."""
 _UPLOAD_GONE = "NoSuchUpload"
 """Code of a part or a completion after the upload has been completed, perhaps by the same request."""
-_NOT_ALLOWED = {"AccessDenied", "403"}
+NOT_ALLOWED = {"AccessDenied", "403"}
 """Codes without permission; a response without a body has its status in the place of the code."""
 _WHOLE = {"ChecksumType": "FULL_OBJECT"}
 _UNSUPPORTED = {"NotImplemented", "InvalidArgument", "InvalidRequest"}
@@ -182,7 +182,7 @@ def _denied(action: str, headers: Mapping[str, Any]) -> Iterator[None]:
         yield
     except Denied as error:
         explanation = EXPLANATIONS.get(error.code, "")
-        if error.code not in _NOT_ALLOWED or explanation not in error.message:
+        if error.code not in NOT_ALLOWED or explanation not in error.message:
             raise
         words, _, response = error.message.partition(explanation)
         keys = ", and kms:GenerateDataKey and kms:Decrypt on its key" if "SSEKMSKeyId" in headers else ""

@@ -22,6 +22,7 @@ ABOUT = {
     "hostile": "servers that are wrong in every field, timing and framing",
     "keeper": "the keeper under orders of events, kills and failing system calls, against a model",
     "plants": "bugs that are planted, and the checker that finds each",
+    "results": "jobs that are killed while they upload checkpoints and model",
     "schedules": "the relay in virtual time, under orders of events",
     "searchers": "bugs that are planted, and the machines that find each without its tests",
     "servers": "real S3 servers, each with its own habits",

@@ -85,7 +85,10 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
             client.put_object(Bucket="demo", Key=key, Body=os.urandom(8 * MIB))
         client.close()
         ports = free_ports(2)
-        first = _job(s3.url, ports[0], "train", "eval")
+        first = _job(s3.url, ports[0], "train", "eval") | {
+            "OutputDataConfig": {"S3OutputPath": "s3://demo/models/"},
+            "CheckpointConfig": {"S3Uri": "s3://demo/checkpoints/"},
+        }
         second = _job(s3.url, ports[1], "train")
         # Neither may take all the CPU time there is. With a limit delivery never waits for a part, so the
         # first has none: its reader pauses between epochs, which are larger than the memory budget.
@@ -94,6 +97,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
             run_sidecar(stack, work / name, document, s3=s3)
             pause = 1.0 if document is first else 0.0
             stack.enter_context(reading(work / name / "ml", *read, pause=pause))
+        (work / "a" / "ml" / "checkpoints" / "weights").write_bytes(b"1")
         targets = tuple(f"127.0.0.1:{port}" for port in ports)
         server = stack.enter_context(scraping(work, *targets))
 

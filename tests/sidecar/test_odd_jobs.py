@@ -27,6 +27,7 @@ from sidecar.job.environment import input_data_config, resource_config, trainer_
 from sidecar.job.layout import Layout, platform_resource_config
 from streamer.errors import ConfigError
 from streamer.s3.client.session import open_clients
+from tests.kit.processes import penstock
 
 WHOLE: dict[str, Any] = {
     "TrainingJobName": "job",
@@ -252,18 +253,14 @@ def test_an_endpoint_is_valid_or_refused(file: Path, credentials: None, url: str
 
 
 @pytest.mark.parametrize("url", ["http://[::1", "http://h:99999999", "http://a..b", "http://h:0"])
-def test_an_endpoint_of_the_environment_is_refused_alike(
-    monkeypatch: pytest.MonkeyPatch, file: Path, credentials: None, url: str
-) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", url)
-
-    async def opened() -> None:
-        job = load_job(written(file, with_endpoint()))
-        async with open_clients(job.penstock.endpoint.resolved(), connections=1):
-            pass
-
-    with pytest.raises(ConfigError, match="AWS_ENDPOINT_URL"):
-        asyncio.run(opened())
+def test_an_endpoint_of_the_environment_is_refused_alike(file: Path, url: str, tmp_path: Path) -> None:
+    document = copy.deepcopy(WHOLE)
+    document["Penstock"] = {"BaseDirectory": str(tmp_path / "ml"), "Admin": {"Port": 0}}
+    path = written(file, json.dumps(document))
+    done = penstock("run", "-c", str(path), env={**os.environ, "AWS_ENDPOINT_URL": url})
+    assert done.returncode == 2, done.stderr
+    assert "the endpoint is invalid" in done.stderr
+    assert "AWS_ENDPOINT_URL" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,15 @@
+"""Some jobs of `python -m tests.machines results`, in the suite."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.machines.results.machine import MACHINE
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.usefixtures("credentials")
+def test_a_job_that_is_killed_while_it_uploads_ends_with_everything_in_s3() -> None:
+    """Kills of exec, of the uploader and of the trainer."""
+    counts = MACHINE.run(MACHINE.draw(36)).counts
+    assert {"kills of the exec", "kills of the uploader", "kills of the trainer"} <= counts.keys()
