@@ -82,7 +82,7 @@ def _finish(command: list[str]) -> int:
 
 def _say(text: str) -> None:
     with contextlib.suppress(OSError):  # nobody reads it any more
-        print(f"{PROGRAM}: {text}", file=sys.stderr, flush=True)  # noqa: T201 - for the trainer's log
+        os.write(2, f"{PROGRAM}: {text}\n".encode())  # a signal may come while sys.stderr is written to
 
 
 def fork_if_first() -> None:

@@ -35,6 +35,8 @@ from tests.kit.stub import Answer, S3Stub
 from tests.kit.users import NOBODY, root
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_blocking", "credentials")
+CLOCK_REALTIME_COARSE = 5
+"""Its number (clock_gettime(2))."""
 POLICY = RetryPolicy(give_up_after=30, first_wait=0.001, longest_wait=0.01)
 PREFIX = "b/run/"
 
@@ -160,6 +162,7 @@ class Trainer:
     def _now(self, name: str, data: bytes) -> None:
         self._latest[name] = len(self.closed)
         self.closed.append((name, data))
+        next_tick()
 
     def act(self) -> None:
         name, data = self._name(), self._data()
@@ -187,6 +190,7 @@ class Trainer:
                 files = {f"{number}": self._data() for number in range(3)} | {"checkpoint": data}
                 for file, each in files.items():
                     write(self._base / "tmp-step" / file, each)
+                    next_tick()
                 os.rename(self._base / "tmp-step", self._base / step)
                 for file, each in files.items():
                     self._now(f"{step}/{file}", each)
@@ -247,6 +251,13 @@ async def test_random_writers(stub: S3Stub, visible: Visible, base: Path, seed: 
         assert await checkpoints.finish() == []
     assert visible.log == [], "nothing is uploaded again"
     assert not stub.puts.uploads, "those whose abort was refused are aborted now"
+
+
+def next_tick() -> None:
+    """Await the next tick of the clock that dates files: two files of one tick have no order."""
+    began = time.clock_gettime_ns(CLOCK_REALTIME_COARSE)
+    while time.clock_gettime_ns(CLOCK_REALTIME_COARSE) == began:
+        pass
 
 
 def tensorflow(base: Path, step: int) -> None:

@@ -14,7 +14,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import example, given
@@ -87,7 +87,8 @@ def by_python(data: bytes, into: str) -> None:
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
         for member in tar:
             assert (member.uid, member.gid) == (0, 0)
-            tar.extract(member, into, filter="data" if member.issym() else "fully_trusted")
+            filters: Any = {"filter": "data" if member.issym() else "fully_trusted"}
+            tar.extract(member, into, **(filters if hasattr(tarfile, "data_filter") else {}))
         for member in reversed([each for each in tar if each.isdir()]):  # as `extractall` does at its end
             path = os.path.join(into, member.name)
             os.chmod(path, member.mode)

@@ -36,7 +36,7 @@ MODEL = "b/out/killed/output/model.tar.gz"
 STATES = "b/states/"
 SMALL_PARTS = "streamer.s3.object_put.PART = 5000"
 TRAINER = r"""
-import hashlib, json, os, pathlib, random, sys, time
+import hashlib, json, os, pathlib, random, shutil, sys, time
 base, steps, seed = pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 (base / "trainer").write_text(str(os.getpid()))
 states, draw = base / "checkpoints", random.Random(seed)
@@ -58,6 +58,7 @@ for step in range(done + 1, steps):
     time.sleep(draw.random() / 10)  # it computes
     (temporary / ".metadata").write_text(json.dumps(sums))
     if temporary.name == "tmp-step":
+        shutil.rmtree(states / f"step-{step:03d}", ignore_errors=True)  # restored without its end
         os.rename(temporary, states / f"step-{step:03d}")
 (base / "model" / "weights").write_bytes(random.Random(seed).randbytes(20000))
 """
