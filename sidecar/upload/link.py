@@ -59,8 +59,8 @@ class Uploader:
         self._ended: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
         self._serves = False
         """Whether the process has got `begin`."""
-        self._over = False
-        """Whether the last trainer has ended, and all after it."""
+        self._over = asyncio.Event()
+        """Set when the last trainer has ended, and the uploads after it."""
         self._code = 0
         self._question = b""
         """What the process is asked at the trainer's end, whose exit code this is; empty before that."""
@@ -108,23 +108,22 @@ class Uploader:
     async def run(self) -> None:
         """Follow the process, and start it again when it has ended, until no other trainer may come."""
         deaths = 0
-        while not self._is_over():
+        while not self._over.is_set():
             why = await self._follow()
             deaths = deaths + 1 if why else 0
-            while not (self._serves or self._is_over()):
+            while not (self._serves or self._over.is_set()):
                 if why:
                     log.error("the uploader has died; it is started again", error=why)
                     await asyncio.sleep(self._waits.wait(deaths, None))
                 if self._question and deaths >= MOST_DEATHS:
                     self._note_end(Ended({"all": f"the uploader died {deaths} times: {why}"}, frozenset()))
+                    if self._over.is_set():
+                        return
                 try:
                     await self.start()
                     self.begin()
                 except PenstockError as error:
                     deaths, why = deaths + 1, str(error)
-
-    def _is_over(self) -> bool:
-        return self._over
 
     async def _follow(self) -> str:
         """Take the messages until the process has ended; return why it has died, "" if it has not."""
@@ -141,7 +140,8 @@ class Uploader:
 
     def _note_end(self, ended: Ended) -> None:
         self.figures = replace(self.figures, output="incomplete" if ended.left else "complete")
-        self._over = not (self._code and self._renews)
+        if not (self._code and self._renews):
+            self._over.set()
         self._ended.set_result(ended)
         self._ended, self._question = asyncio.get_running_loop().create_future(), b""
 
