@@ -101,6 +101,16 @@ def penstock_with(*settings: str) -> list[str]:
     ]
 
 
+def uploader_of(parent: int) -> int | None:
+    """The process of the uploader that a sidecar has started; None if there is none now."""
+    for each in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            above = (each / "stat").read_text().rsplit(")", 1)[1].split()[1]
+            if int(above) == parent and "sidecar.upload" in (each / "cmdline").read_text():
+                return int(each.name)
+    return None
+
+
 class Sidecar:
     """A running `penstock run`; its log is read continuously and kept."""
 

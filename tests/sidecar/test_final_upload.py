@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.kit.processes import job, penstock, penstock_with, write_job
+from tests.kit.archives import members
+from tests.kit.processes import PENSTOCK, job, penstock, penstock_with, uploader_of, write_job
 from tests.kit.stub import S3Stub
 
 MODEL = "b/out/my-job/output/model.tar.gz"
@@ -43,12 +42,6 @@ def execute(path: str, script: str = TRAIN) -> tuple[int, list[dict[str, Any]]]:
     env = {**os.environ, "TMPDIR": os.path.dirname(path)}
     done = penstock("exec", "-c", path, "--", "sh", "-c", script, env=env)
     return done.returncode, [json.loads(each) for each in done.stderr.splitlines() if each.startswith("{")]
-
-
-def members(data: bytes) -> dict[str, bytes]:
-    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-        files = ((each.name, tar.extractfile(each)) for each in tar if each.isfile())
-        return {name: file.read() for name, file in files if file is not None}
 
 
 def lines_of(events: list[dict[str, Any]], event: str) -> list[dict[str, Any]]:
@@ -205,26 +198,37 @@ def test_each_host_has_a_place(stub: S3Stub, tmp_path: Path, host: int, name: st
     assert f"b/out/my-job/output/{name}model.tar.gz" in stub.objects
 
 
-KILL_UPLOADER = """
-import os, pathlib, signal
-for each in pathlib.Path("/proc").glob("[0-9]*"):
-    try:
-        parent = (each / "stat").read_text().rsplit(")", 1)[1].split()[1]
-        command = (each / "cmdline").read_text()
-    except OSError:
-        continue
-    if int(parent) == os.getppid() and "sidecar.upload" in command:
-        os.kill(int(each.name), signal.SIGKILL)
-"""
-
-
 def test_the_uploader_s_death_costs_no_model(stub: S3Stub, tmp_path: Path) -> None:
-    (tmp_path / "kill.py").write_text(KILL_UPLOADER)
+    kill = f"""import os, signal, sys
+sys.path.insert(0, {os.getcwd()!r})
+from tests.kit.processes import uploader_of
+os.kill(uploader_of(os.getppid()), signal.SIGKILL)
+"""
+    (tmp_path / "kill.py").write_text(kill)
     script = f"{TRAIN}; exec {sys.executable} {tmp_path}/kill.py"
     code, events = execute(job_file(stub, tmp_path), script)
     assert code == 0, events
     assert lines_of(events, "the uploader has died; it is started again")
     assert members(stub.objects[MODEL]) == HELD
+
+
+def test_an_uploader_that_dies_again_and_again_is_9(stub: S3Stub, tmp_path: Path) -> None:
+    base, trained = tmp_path / "ml", tmp_path / "trained"
+    command = [*PENSTOCK, "exec", "-c", job_file(stub, tmp_path, base), "--", "sh", "-c"]
+    deaths = []
+    with subprocess.Popen([*command, f"{TRAIN}; touch {trained}"], stderr=subprocess.PIPE) as process:
+
+        def spoil(_operation: str, _request: Any, response: Any) -> Any:
+            if trained.exists() and (uploader := uploader_of(process.pid)) is not None:
+                deaths.append(uploader)
+                os.kill(uploader, signal.SIGKILL)
+            return response
+
+        stub.puts.spoil = spoil
+        text = process.communicate()[1].decode()
+    assert (process.returncode, len(set(deaths))) == (9, 3), text
+    assert "the uploader died 3 times" in text
+    assert f"penstock upload --endpoint-url {stub.url} {base}/model" in text
 
 
 def test_a_second_signal_ends_the_upload_and_keeps_the_model(stub: S3Stub, tmp_path: Path) -> None:

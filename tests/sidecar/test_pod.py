@@ -5,16 +5,15 @@
 
 from __future__ import annotations
 
-import io
 import signal
 import subprocess
 import sys
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.kit.archives import members
 from tests.kit.children import output_of
 from tests.kit.pod import Pod
 from tests.kit.processes import Sidecar, job, sidecar, write_job
@@ -57,12 +56,6 @@ def pod(serving: Sidecar, base: Path, *arguments: str, finish: bool = True, grac
     assert isinstance(serving.process, subprocess.Popen)
     wrapped = [str(base / "input/config/penstock-finish"), "--"] if finish else []
     return Pod(serving.process, [*wrapped, sys.executable, "-c", SAVES, str(base), *arguments], grace=grace)
-
-
-def members(data: bytes) -> dict[str, bytes]:
-    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-        files = ((each.name, tar.extractfile(each)) for each in tar if each.isfile())
-        return {name: file.read() for name, file in files if file is not None}
 
 
 def weights(base: Path) -> bytes:

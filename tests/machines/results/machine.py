@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import json
 import os
 import random
 import signal
 import subprocess
 import sys
-import tarfile
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -26,8 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.kit.archives import members
 from tests.kit.credentials import set_credentials
-from tests.kit.processes import job, penstock_with, write_job
+from tests.kit.processes import job, penstock_with, uploader_of, write_job
 from tests.kit.stub import S3Stub, StubThread
 from tests.machines.machine import Machine, Result
 
@@ -139,10 +138,8 @@ class _Job:
             name = each.relative_to(states).as_posix()
             if each.is_file() and not name.startswith(".penstock"):
                 assert self._stub.objects.get(STATES + name) == each.read_bytes(), f"{name} is not in S3"
-        with tarfile.open(fileobj=io.BytesIO(self._stub.objects[MODEL])) as tar:
-            weights = tar.extractfile("weights")
-            assert weights is not None
-            assert weights.read() == random.Random(self._seed).randbytes(20000)
+        weights = random.Random(self._seed).randbytes(20000)
+        assert members(self._stub.objects[MODEL]) == {"weights": weights}
         assert self._stub.puts.uploads.keys() <= abandoned, "an upload is left in S3"
         return self._counts + Counter({"runs": len(kills) + 1, "steps": steps + 3})
 
@@ -191,7 +188,7 @@ class _Job:
         def spoil(_operation: str, _request: Any, response: Any) -> Any:
             left[0] -= 1
             if kill is not None and not left[0]:
-                victim = {"exec": pid, "uploader": _uploader(pid)}.get(kill[0])
+                victim = {"exec": pid, "uploader": uploader_of(pid)}.get(kill[0])
                 if kill[0] == "trainer" and (self._base / "trainer").exists():
                     victim = int((self._base / "trainer").read_text())
                 if victim:
@@ -201,16 +198,6 @@ class _Job:
             return response
 
         return spoil
-
-
-def _uploader(parent: int) -> int | None:
-    """The process of the uploader of an `exec`; None if there is none now."""
-    for each in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            above = (each / "stat").read_text().rsplit(")", 1)[1].split()[1]
-            if int(above) == parent and "sidecar.upload" in (each / "cmdline").read_text():
-                return int(each.name)
-    return None
 
 
 MACHINE = Results()
