@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sidecar.job.environment import trainer_environment
 from sidecar.job.layout import Flags, Layout, resolve_host
 from sidecar.job.supervisor import Supervisor
-from sidecar.job.uploads import failure_reason, keep_files, tell_kubernetes
+from sidecar.job.uploads import code_after, failure_reason, keep_files, tell_kubernetes
 from sidecar.process.early_signals import STOPS
 from sidecar.process.exits import Exit, exit_code
 from sidecar.process.logs import log
@@ -118,8 +118,7 @@ async def _upload(supervisor: Supervisor, code: int) -> int:
         await first_of(supervisor.upload(code), at_once.wait())
     if at_once.is_set():
         return Exit.INTERRUPTED
-    left = supervisor.uploaded is not None and supervisor.uploaded.left
-    return Exit.NOT_UPLOADED if left and code == Exit.OK else code
+    return code_after(supervisor.uploaded, code)
 
 
 def _exists(name: str, environment: dict[str, str]) -> bool:

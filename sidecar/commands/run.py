@@ -11,7 +11,7 @@ from sidecar.config.outputs import DEFAULT_BASE
 from sidecar.job.layout import Flags, Layout, resolve_host
 from sidecar.job.rehearsal import ADMIN_PORT
 from sidecar.job.supervisor import Supervisor
-from sidecar.job.uploads import failure_reason, keep_files, tell_kubernetes
+from sidecar.job.uploads import code_after, failure_reason, keep_files, tell_kubernetes
 from sidecar.process.early_signals import STOPS, kept
 from sidecar.process.exits import Exit
 from sidecar.process.logs import log
@@ -87,8 +87,7 @@ async def run(
     keep_files(layout, supervisor.uploaded, job, temporary=False, trained=supervisor.state.started)
     if shutdown.at_once.is_set():
         return Exit.INTERRUPTED
-    left = supervisor.uploaded is not None and supervisor.uploaded.left
-    return Exit.NOT_UPLOADED if left and code == Exit.OK else code
+    return code_after(supervisor.uploaded, code)
 
 
 async def _finish(supervisor: Supervisor, code: int, reason: str) -> tuple[int, str]:

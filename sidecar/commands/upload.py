@@ -42,7 +42,7 @@ async def upload(
                 give_up_after=policy.give_up_after,
                 on_wait=waits.waiting,
             ) as clients:
-                uploads = Uploads(root, below, clients, policy, waits.waiting, replace)
+                uploads = Uploads(root, below, clients.control, policy, waits.waiting, replace)
 
                 def progress() -> str:
                     return transferred(uploads.moved, uploads.total, time.monotonic() - began)

@@ -9,11 +9,13 @@ import tempfile
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from sidecar.process.exits import Exit
 from sidecar.process.logs import log, settings
 from sidecar.process.resources import UPLOAD_PARTS
-from sidecar.upload.spec import CHECKPOINTS, CheckpointSpec, OutputSpec, UploadSpec
+from sidecar.upload.spec import CHECKPOINTS, DATA, MODEL, CheckpointSpec, OutputSpec, UploadSpec
 from sidecar.upload.watch import OURS
 from streamer.directory import Directory
+from streamer.finish import REASON
 from streamer.plan import S3Uri
 from streamer.retry import RetryPolicy
 
@@ -23,12 +25,8 @@ if TYPE_CHECKING:
     from sidecar.job.layout import Layout
     from sidecar.upload.link import Ended
 
-MOST_OF_REASON = 1024
-"""Characters of a failure's reason, as in SageMaker's FailureReason."""
 TERMINATION_LOG = "/dev/termination-log"
 """Kubernetes' file for the message of a container's end; it exists in a pod only."""
-KEPT = ("model", "output/data")
-"""Directories that are kept unless they are in S3, beside the checkpoints."""
 
 
 def upload_spec(job: Job, hosts: Hosts, layout: Layout) -> UploadSpec | None:
@@ -86,10 +84,10 @@ def failure_reason(layout: Layout) -> str:
             base.enter("output") as output,
             open(output.open("failure", os.O_RDONLY), "rb") as file,
         ):
-            data = file.read(4 * MOST_OF_REASON)
+            data = file.read(4 * REASON)
     except OSError:
         return ""
-    return data.decode(errors="replace")[:MOST_OF_REASON].strip()
+    return data.decode(errors="replace")[:REASON].strip()
 
 
 def tell_kubernetes(reason: str) -> None:
@@ -97,6 +95,12 @@ def tell_kubernetes(reason: str) -> None:
     if reason:
         with contextlib.suppress(OSError), open(TERMINATION_LOG, "r+", encoding="utf-8") as file:
             file.write(reason)
+
+
+def code_after(ended: Ended | None, code: int) -> int:
+    """Return the exit code after an upload: `code`, the error before it; `NOT_UPLOADED` in place of 0."""
+    left = ended is not None and ended.left
+    return Exit.NOT_UPLOADED if left and code == Exit.OK else code
 
 
 def keep_files(
@@ -107,7 +111,7 @@ def keep_files(
     `ended`: None if nothing was uploaded. `trained`: whether the trainer has started; before that, the
     checkpoints are those of S3.
     """
-    paths = {name: os.path.join(layout.root, *name.split("/")) for name in KEPT}
+    paths = {name: os.path.join(layout.root, *name.split("/")) for name in (MODEL, DATA)}
     if layout.checkpoints and trained:
         paths[CHECKPOINTS] = layout.checkpoints
     for name, given in paths.items():

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from sidecar.process.logs import log
 from sidecar.upload.archive import Archive
-from sidecar.upload.store import prove
+from sidecar.upload.spec import DATA, MODEL
+from sidecar.upload.store import is_ours, prove
 from sidecar.upload.tree import LeftOut
 from sidecar.upload.uploads import MOST_READS, FileChanged, Uploads
 from streamer.aio import in_thread
@@ -28,13 +29,8 @@ from streamer.retry import retry_while_unavailable
 from streamer.s3.object_put import put_object
 
 if TYPE_CHECKING:
-    from sidecar.upload.spec import OutputSpec, UploadSpec
+    from sidecar.upload.spec import OutputSpec
     from sidecar.upload.store import Store
-    from streamer.s3.client.session import Clients
-
-
-MODEL, DATA = "model", "output/data"
-"""Directories below the base."""
 
 
 class Output:
@@ -42,21 +38,18 @@ class Output:
 
     def __init__(
         self,
-        spec: UploadSpec,
+        base: str,
         target: OutputSpec,
-        clients: Clients,
         store: Store,
     ) -> None:
-        """`store`: of `OutputSpec.folder`."""
+        """`base`: the base directory, absolute and without links. `store`: of `OutputSpec.folder`."""
         self.bytes = 0
         """Bytes of the objects that were made."""
         self.files = 0
         self.uploaded: list[str] = []
         """Directories that are in S3, or were empty."""
-        self._spec = spec
+        self._base = base
         self._target = target
-        self._client = clients.control
-        self._clients = clients
         self._store = store
         self._seen: dict[S3Uri, str | None] = {}
         """ETags of the objects to replace; None where there was none."""
@@ -94,7 +87,7 @@ class Output:
         found = await self._head(uri)
         if found is None:
             return None
-        if not (self._is_own(found) or self._target.replaces):
+        if not (is_ours(found, self._store.headers) or self._target.replaces):
             metadata = found.get("Metadata", {})
             job, host = metadata.get("penstock-job"), metadata.get("penstock-host")
             raise ConfigError(
@@ -102,10 +95,6 @@ class Output:
                 "another TrainingJobName or S3OutputPath, or set Penstock.Output.Replace: true"
             )
         return str(found["ETag"]).strip('"')
-
-    def _is_own(self, found: dict[str, Any]) -> bool:
-        metadata: dict[str, str] = found.get("Metadata", {})
-        return self._spec.metadata["Metadata"].items() <= metadata.items()
 
     async def _head(self, uri: S3Uri) -> dict[str, Any] | None:
         """Return the response to HEAD; None if there is no object, or none that these credentials may see.
@@ -121,7 +110,9 @@ class Output:
     async def _own(self, uri: S3Uri) -> str | None:
         """Return the ETag of an object that an earlier run of this job and host has written; else None."""
         found = await self._head(uri)
-        return str(found["ETag"]).strip('"') if found is not None and self._is_own(found) else None
+        if found is None or not is_ours(found, self._store.headers):
+            return None
+        return str(found["ETag"]).strip('"')
 
     async def upload(self, code: int) -> list[LeftOut]:
         """Upload what the trainer has left, whose exit code is `code`; return what is not at its key."""
@@ -152,7 +143,7 @@ class Output:
             return await self._archive(name, uri, root)
 
     def _opened(self, name: str) -> Directory:
-        with Directory.at(self._spec.base) as base:
+        with Directory.at(self._base) as base:
             return base.enter(*name.split("/"))
 
     async def _archive(self, name: str, uri: S3Uri, root: Directory) -> list[LeftOut]:
@@ -179,11 +170,11 @@ class Output:
                 name = uri.key.removeprefix(self._target.folder.key)
                 new = self._store.new(name, archive.most, archive.read, archive.check)
                 etag = await put_object(
-                    self._client,
+                    self._store.client,
                     ErrorContext(*uri),
                     new,
                     replaces=replaces,
-                    policy=self._spec.policy,
+                    policy=self._store.policy,
                     on_wait=self._store.on_wait,
                 )
             except FileChanged:
@@ -204,8 +195,8 @@ class Output:
         uploads = Uploads(
             root,
             folder,
-            self._clients,
-            self._spec.policy,
+            self._store.client,
+            self._store.policy,
             self._store.on_wait,
             replace=self._target.replaces,
             clash="another object has its key, which no run of this job and host wrote",
@@ -221,8 +212,8 @@ class Output:
 
     async def _send(self, operation: str, uri: S3Uri, **parameters: Any) -> Any:
         return await retry_while_unavailable(
-            lambda _: self._client.send(operation, ErrorContext(*uri), Bucket=uri.bucket, **parameters),
-            self._spec.policy,
+            lambda _: self._store.client.send(operation, ErrorContext(*uri), Bucket=uri.bucket, **parameters),
+            self._store.policy,
             on_wait=self._store.on_wait,
             what="the state of an output",
         )

@@ -99,7 +99,7 @@ class _Uploader:
             if (target := spec.output) is not None:
                 with Directory.at(spec.base) as base, base.enter("output") as directory:
                     to = store(target.folder, spec.metadata | target.encryption, directory)
-                self._output = Output(spec, target, clients, to)
+                self._output = Output(spec.base, target, to)
                 await self._output.check()
             if (checkpoints := spec.checkpoints) is not None:
                 await prove(client, checkpoints.uri, {}, policy, on_wait, instead="Penstock.Checkpoints")

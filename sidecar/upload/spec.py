@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from streamer.retry import RetryPolicy
     from streamer.s3.client.endpoint import Endpoint
 
-CHECKPOINTS = "checkpoints"
-"""Name of the checkpoints among the directories that are in S3."""
+MODEL, DATA, CHECKPOINTS = "model", "output/data", "checkpoints"
+"""Names of what is uploaded: two directories below the base, and the checkpoints, wherever they are."""
 LENGTH = 8
 """Bytes of the length before the spec, big-endian."""
 

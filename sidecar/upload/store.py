@@ -66,6 +66,12 @@ async def prove(
         raise Denied(f"{error.message}; {remedy}", error.context) from error
 
 
+def is_ours(found: Mapping[str, Any], headers: Mapping[str, Any]) -> bool:
+    """Return whether the metadata in the response to a HEAD name the job and host that `headers` do."""
+    ours: Mapping[str, str] = headers.get("Metadata", {})
+    return bool(ours) and ours.items() <= found.get("Metadata", {}).items()
+
+
 @dataclass
 class Store:
     """The objects, and the parameters of their requests."""
@@ -175,11 +181,10 @@ class Store:
             found = await self._send("head_object", context, Key=context.key)
         except (Missing, Denied):  # without permission to look, the condition decides
             return None
-        ours = self.headers.get("Metadata", {})
         now = parsedate_to_datetime(found["ResponseMetadata"]["HTTPHeaders"]["date"])
         age = (now - found.get("LastModified", now)).total_seconds()
         earlier = age > time.time() - self.journal.began + _EARLIER
-        if earlier or (ours and ours.items() <= found.get("Metadata", {}).items()):
+        if earlier or is_ours(found, self.headers):
             return str(found.get("ETag", "")).strip('"')
         raise Unreadable(_TAKEN)
 

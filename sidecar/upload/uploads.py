@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from streamer.directory import Directory
     from streamer.errors import SourceError
     from streamer.retry import RetryPolicy
-    from streamer.s3.client.session import Clients
+    from streamer.s3.client.session import S3Client
 
 FILES_AT_ONCE = 32
 PARTS_IN_FLIGHT = 16
@@ -64,7 +64,7 @@ class Uploads:
     root: Directory
     uri: S3Uri
     """Bucket, and what precedes the names of the files in their keys."""
-    clients: Clients
+    client: S3Client
     policy: RetryPolicy
     on_wait: Callable[[SourceError], None]
     replace: bool
@@ -130,7 +130,7 @@ class Uploads:
             opened = OpenFile(fd, self._note_read)
             size = opened.status.st_size
             etag = await put_object(
-                self.clients.control,
+                self.client,
                 ErrorContext(*self._uri(file)),
                 self.new(file.name, opened),
                 replaces=replaces,
