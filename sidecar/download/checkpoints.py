@@ -23,6 +23,8 @@ from streamer.plan import S3Uri
 from streamer.plan.validators import validator_of
 from streamer.retry import retry_while_unavailable
 from streamer.s3.manifests.body import read_manifest
+from streamer.s3.pages.page_parser import Page, next_token
+from streamer.s3.pages.prefix_pages import Cursor
 from streamer.s3.pages.validation import described_object
 
 if TYPE_CHECKING:
@@ -57,21 +59,26 @@ async def list_checkpoints(
 ) -> list[InS3]:
     """Return the objects of the checkpoints. Raises SourceError."""
     found: list[InS3] = []
+    context, cursor = ErrorContext(*uri), Cursor()
     request: dict[str, Any] = {"Bucket": uri.bucket, "Prefix": uri.key}
 
-    async def page(_: Callable[[], None]) -> Any:
-        return await clients.control.send("list_objects_v2", ErrorContext(*uri), **request)
+    async def send(_: Callable[[], None]) -> Any:
+        return await clients.control.send("list_objects_v2", context, **request)
 
-    while (listed := await retry_while_unavailable(page, policy, on_wait=on_wait)) is not None:
-        for each in listed.get("Contents", ()):
+    while True:
+        listed = await retry_while_unavailable(send, policy, on_wait=on_wait)
+        entries = listed.get("Contents", ())
+        for each in entries:
             key, time = each["Key"], each.get("LastModified")
             etag = validator_of(each.get("ETag"), time and time.astimezone(UTC).isoformat())
             ref = described_object(ErrorContext(uri.bucket, key), key, size=each["Size"], etag=etag)
             found.append(InS3(key.removeprefix(uri.key), ref, time.timestamp() if time else 0.0))
-        if not listed.get("IsTruncated"):
-            break
-        request["ContinuationToken"] = listed["NextContinuationToken"]
-    return found
+        token, truncated = listed.get("NextContinuationToken"), listed.get("IsTruncated")
+        token = next_token(token, context, truncated=truncated, keys=len(entries))
+        cursor.advance(Page(keys=[each["Key"].encode() for each in entries], token=token), context)
+        if cursor.token is None:
+            return found
+        request["ContinuationToken"] = cursor.token
 
 
 async def read_markers(

@@ -22,7 +22,7 @@ from sidecar.observe.state import JobState
 from sidecar.upload.journal import Journal
 from sidecar.upload.markers import Marker
 from streamer.directory import Directory
-from streamer.errors import ConfigError, Denied, Mismatch, Missing, SinkError
+from streamer.errors import BadAnswer, ConfigError, Denied, Mismatch, Missing, SinkError
 from streamer.plan import ObjectRef, S3Uri
 from tests.kit.harness import clients_of
 from tests.kit.pipes import eventually
@@ -121,6 +121,17 @@ async def test_a_restored_file_that_nobody_has_changed_follows_s3(stub: S3Stub, 
     await restore(stub, root)
     changed = {"checkpoint": b"newer", "step-1/ckpt.index": b"changed here"}
     assert restored(root) == FILES | changed
+
+
+async def test_a_listing_of_many_pages_ends_or_is_an_error(stub: S3Stub, root: Path) -> None:
+    """Also if it goes round."""
+    store(stub)
+    stub.page = 2
+    await restore(stub, root)
+    assert restored(root) == FILES
+    stub.tokens["run/step-2/ckpt.data"] = "run/empty"
+    with pytest.raises(BadAnswer, match="does not advance"):
+        await restore(stub, root)
 
 
 @pytest.mark.parametrize("bucket", [True, False])
