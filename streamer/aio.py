@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import contextvars
 import select
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -17,20 +18,55 @@ from streamer.cancellation import set_cancelled
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
+    from types import TracebackType
 
 
 T = TypeVar("T")
 
 
+class TaskGroup(asyncio.TaskGroup):  # noqa: TID251 - the one place
+    """The TaskGroup of Python 3.13: its owner may go on after its failure, as with another attempt.
+
+    An older one has two faults (CPython issue 116720). If a task fails while the owner waits for the others,
+    the request that cancelled the owner stays counted: the next `asyncio.timeout` of Python 3.11.2 then ends
+    with CancelledError in place of TimeoutError, and the owner is gone without an error. And an owner that is
+    cancelled while a task fails goes on as if it had not been.
+    """
+
+    if sys.version_info < (3, 13):
+
+        async def __aexit__(
+            self,
+            kind: type[BaseException] | None,
+            error: BaseException | None,
+            traceback: TracebackType | None,
+        ) -> None:
+            requested = self._requested()
+            try:
+                await super().__aexit__(kind, error, traceback)
+            except BaseExceptionGroup:
+                if (owner := asyncio.current_task()) is not None:
+                    if self._requested() and not requested:
+                        owner.uncancel()
+                    if owner.cancelling():  # by another: let its next await raise CancelledError
+                        owner.uncancel()
+                        owner.cancel()
+                raise
+
+        def _requested(self) -> bool:
+            """Return whether this group has cancelled its owner."""
+            return bool(getattr(self, "_parent_cancel_requested"))  # noqa: B009 - typeshed lacks it
+
+
 @contextlib.asynccontextmanager
-async def task_group() -> AsyncIterator[asyncio.TaskGroup]:
+async def task_group() -> AsyncIterator[TaskGroup]:
     """Open a TaskGroup. An Exception that the block itself raises is raised outside the exception group.
 
     It does not cancel the tasks, as it would from a TaskGroup: the block cancels those that do not end by
     themselves, however it ends. Errors of tasks are raised in an exception group.
     """
     failure: Exception | None = None
-    async with asyncio.TaskGroup() as tasks:
+    async with TaskGroup() as tasks:
         try:
             yield tasks
         except Exception as error:  # noqa: BLE001 - raised below, outside the exception group
@@ -41,7 +77,7 @@ async def task_group() -> AsyncIterator[asyncio.TaskGroup]:
 
 async def first_of(*runners: Coroutine[Any, Any, object]) -> None:
     """Run all coroutines until one has ended, and cancel the others. Raises as a TaskGroup does."""
-    async with asyncio.TaskGroup() as group:
+    async with TaskGroup() as group:
         tasks = {group.create_task(runner) for runner in runners}
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:

@@ -58,16 +58,16 @@ MAY_IMPORT = {
     "streamer.s3.signing": {"streamer.plan", "streamer.s3.client"},
     "streamer.s3.http": {"streamer.aio", "streamer.linux", "streamer.s3.client", "streamer.s3.signing"},
     "streamer.s3": {
-        "streamer.plan", "streamer.retry", "streamer.secrets",
+        "streamer.aio", "streamer.plan", "streamer.retry", "streamer.secrets",
         "streamer.s3.client", "streamer.s3.http", "streamer.s3.signing",
     },
     "streamer.s3.pages": {
-        "streamer.linux", "streamer.plan", "streamer.retry", "streamer.secrets",
+        "streamer.aio", "streamer.linux", "streamer.plan", "streamer.retry", "streamer.secrets",
         "streamer.s3", "streamer.s3.client", "streamer.s3.http", "streamer.s3.signing",
     },
     "streamer.s3.manifests": {
-        "streamer.inflate", "streamer.plan", "streamer.retry", "streamer.s3", "streamer.s3.client",
-        "streamer.s3.pages",
+        "streamer.aio", "streamer.inflate", "streamer.plan", "streamer.retry", "streamer.s3",
+        "streamer.s3.client", "streamer.s3.pages",
     },
     "streamer.relay.statistics": {"streamer.s3"},
     "streamer.relay.staging": {
@@ -75,8 +75,8 @@ MAY_IMPORT = {
         "streamer.s3.client", "streamer.schedule",
     },
     "streamer.relay.fetch": {
-        "streamer.plan", "streamer.relay.staging", "streamer.relay.statistics", "streamer.retry",
-        "streamer.s3", "streamer.s3.client", "streamer.schedule",
+        "streamer.aio", "streamer.plan", "streamer.relay.staging", "streamer.relay.statistics",
+        "streamer.retry", "streamer.s3", "streamer.s3.client", "streamer.schedule",
     },
     "streamer.relay.deliver": {
         "streamer.aio", "streamer.directory", "streamer.formats", "streamer.inflate", "streamer.linux",

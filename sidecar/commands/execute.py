@@ -20,7 +20,7 @@ from sidecar.process.exits import Exit, exit_code
 from sidecar.process.logs import log
 from sidecar.process.signals import handled
 from sidecar.process.terminal import asking
-from streamer.aio import first_of, readable
+from streamer.aio import TaskGroup, first_of, readable
 from streamer.directory import scratch_directory
 from streamer.errors import SinkError
 from streamer.finish import FORWARDED, in_foreground
@@ -181,7 +181,7 @@ async def _run_trainer(state: JobState, command: tuple[str, ...], environment: d
         for number in early:
             send(number)
         try:
-            async with asyncio.TaskGroup() as group:
+            async with TaskGroup() as group:
                 failed = group.create_task(state.failed.wait())
                 ended = group.create_task(child.wait())
                 try:

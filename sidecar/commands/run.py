@@ -16,7 +16,7 @@ from sidecar.process.early_signals import STOPS, kept
 from sidecar.process.exits import Exit
 from sidecar.process.logs import log
 from sidecar.process.signals import Shutdown, handled
-from streamer.aio import first_of, in_thread
+from streamer.aio import TaskGroup, first_of, in_thread
 from streamer.errors import ConfigError, SinkError
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ async def _end(supervisor: Supervisor, layout: Layout) -> None:
 
 async def _unless_stopped_early(serving: Any, shutdown: Shutdown, supervisor: Supervisor) -> int:
     """Await `serving`; a signal before the FIFOs are offered cancels it, since nothing is to drain."""
-    async with asyncio.TaskGroup() as group:
+    async with TaskGroup() as group:
         task = group.create_task(serving)
         stop = group.create_task(shutdown.requested.wait())
         await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)

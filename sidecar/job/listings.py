@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sidecar.process.logs import log
 from sidecar.process.resources import memory_limit
-from streamer.aio import task_group
+from streamer.aio import TaskGroup, task_group
 from streamer.formats.transform import SKIP
 from streamer.plan import Arrangement, Shard
 from streamer.s3.manifests.manifest import Manifest
@@ -42,7 +42,7 @@ class Listings:
     """What finds the objects of a job's channels on this host, and the tasks that list open plans."""
 
     def __init__(
-        self, job: Job, hosts: Hosts, clients: Clients, control: ControlClient, tasks: asyncio.TaskGroup
+        self, job: Job, hosts: Hosts, clients: Clients, control: ControlClient, tasks: TaskGroup
     ) -> None:
         self.clients = clients
         self.memory = PlanMemory(memory_limit() // 2)

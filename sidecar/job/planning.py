@@ -18,7 +18,7 @@ from sidecar.index.objects import Access
 from sidecar.job.planning_log import PlanningLog
 from sidecar.job.rehearsal import disk
 from sidecar.records.ranks import deal_of, find_index, load_index, plan_by_record
-from streamer.aio import in_thread
+from streamer.aio import TaskGroup, in_thread
 from streamer.linux import PIPE_SIZE
 from streamer.plan import Shard
 from streamer.plan.record_plan import RecordPlan
@@ -143,7 +143,7 @@ class JobPlanner:
         Raises SinkError as soon as the plans of File channels need more space than is free.
         """
         channels = self._state.job.input_data_config
-        async with asyncio.TaskGroup() as group:
+        async with TaskGroup() as group:
             for channel in channels:
                 early = self._runs and self._listings.may_stream_early(channel)
                 group.create_task(self._begin(channel) if early else self._plan(channel))

@@ -59,7 +59,7 @@ from sidecar.process.exits import Exit, exit_code
 from sidecar.process.logs import WaitLog, log
 from sidecar.process.resources import freeze_gc
 from sidecar.upload.link import Ended, Uploader, open_uploader
-from streamer.aio import in_thread
+from streamer.aio import TaskGroup, in_thread
 from streamer.directory import Directory
 from streamer.errors import SinkError
 from streamer.plan import START
@@ -279,7 +279,7 @@ class Supervisor:
 
         state = self.state
         try:
-            async with asyncio.TaskGroup() as group:
+            async with TaskGroup() as group:
                 for name, channel in state.channels.items():
                     group.create_task(channel.run(), name=f"channel {name}")
                 for stream in self._shared:

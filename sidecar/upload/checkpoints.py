@@ -28,7 +28,7 @@ from sidecar.upload.order import Order, Step
 from sidecar.upload.tree import LeftOut, TreeFile, find_file, mark_of, open_file, walk
 from sidecar.upload.uploads import MOST_READS, FileChanged, Unreadable
 from sidecar.upload.watch import CLOSED_REST, FOUND_REST, SCAN_EVERY, Watch, is_written
-from streamer.aio import in_thread
+from streamer.aio import TaskGroup, in_thread
 from streamer.errors import GaveUp, PenstockError, SourceError
 from streamer.linux import read_events
 from streamer.retry import Attempts
@@ -119,7 +119,7 @@ class Checkpoints:
             for left in self._journal.left:
                 with contextlib.suppress(Unreadable):
                     await self._repeat(partial(self._store.abort_left, *left))
-            async with asyncio.TaskGroup() as self._tasks:
+            async with TaskGroup() as self._tasks:
                 await self._follow(found)
         finally:
             if fd >= 0:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from sidecar.process.logs import log
 from sidecar.upload.tree import LeftOut, find_files, mark_of, open_file
-from streamer.aio import in_thread
+from streamer.aio import TaskGroup, in_thread
 from streamer.errors import ErrorContext, PenstockError
 from streamer.plan import S3Uri
 from streamer.s3.object_put import ANY, NewObject, put_object
@@ -92,7 +92,7 @@ class Uploads:
         for each in self.left_out:
             _report(each)
         left = iter(files)
-        async with asyncio.TaskGroup() as tasks:
+        async with TaskGroup() as tasks:
             for _ in range(min(FILES_AT_ONCE, len(files))):
                 tasks.create_task(self._upload_each(left))
 

@@ -34,6 +34,7 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
+from streamer.aio import TaskGroup
 from streamer.errors import SinkError
 from streamer.plan import Position
 from streamer.relay.channel_spec import NO_EVENTS
@@ -205,7 +206,7 @@ class Channel:
     async def run(self) -> None:
         """Stream epoch after epoch until `drain`. Raises SinkError."""
         try:
-            async with asyncio.TaskGroup() as requests:
+            async with TaskGroup() as requests:
                 delivery = self._state.delivery = self._delivery(requests)
                 self._epochs = EpochRunner(
                     self.spec,
@@ -222,7 +223,7 @@ class Channel:
         finally:
             self._finish()
 
-    def _delivery(self, requests: asyncio.TaskGroup) -> Delivery | SharedFifo:
+    def _delivery(self, requests: TaskGroup) -> Delivery | SharedFifo:
         if self._shared is not None:
             return self._shared
         stages, stored = self._stages, self.spec.stored_checksums

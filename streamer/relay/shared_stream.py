@@ -14,10 +14,9 @@ that resume at different positions get each their own bytes.
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
-from streamer.aio import in_thread
+from streamer.aio import TaskGroup, in_thread
 from streamer.errors import ReaderGone, SinkError, SourceError
 from streamer.plan import Position
 from streamer.plan.dealing import DealtEpoch, deal_stream
@@ -88,7 +87,7 @@ class SharedStream:
         except OSError as error:
             raise SinkError(f"cannot make a pipe: {error.strerror}; raise `ulimit -n`") from error
         try:
-            async with asyncio.TaskGroup() as requests:
+            async with TaskGroup() as requests:
                 prefetcher = Prefetcher(
                     StreamSpec(self._plan, self._retry, Position(group.epoch, dealt.offset)),
                     self._source,

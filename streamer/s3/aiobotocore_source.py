@@ -16,6 +16,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
+from streamer.aio import TaskGroup
 from streamer.errors import BadAnswer, ErrorContext, SourceError
 from streamer.plan import Segment, is_modified
 from streamer.s3.aiobotocore_body import AiobotocoreBody, RangeResponse
@@ -73,7 +74,7 @@ class AiobotocoreSource:
                     if later > index:
                         task.cancel()
 
-        async with asyncio.TaskGroup() as group:
+        async with TaskGroup() as group:
             tasks = {index: group.create_task(fetch(index)) for index in ranges}
         failed = min(errors, default=None)
         body = AiobotocoreBody(request.part.size - request.first)

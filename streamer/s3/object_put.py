@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from hashlib import md5
 from typing import TYPE_CHECKING, Any
 
+from streamer.aio import TaskGroup
 from streamer.errors import BadAnswer, Denied, ErrorContext, Missing, SourceChanged, SourceError
 from streamer.retry import retry_while_unavailable
 from streamer.s3.checksums import Stored, kinds, stored_sum
@@ -235,7 +236,7 @@ class _Upload:
         """Write the object; return its ETag. Raises SourceError."""
         try:
             try:
-                async with asyncio.TaskGroup() as parts:
+                async with TaskGroup() as parts:
                     await self._part(1, parts)
             except BaseExceptionGroup as errors:
                 raise first_error(errors) from errors
@@ -268,7 +269,7 @@ class _Upload:
         )
         return {"UploadId": self._named(begun, "UploadId")}
 
-    async def _part(self, number: int, parts: asyncio.TaskGroup) -> None:
+    async def _part(self, number: int, parts: TaskGroup) -> None:
         """Read a part, let another task read the next one, and send it. The first part begins the upload.
 
         If all bytes are less than a part they are kept, for a PUT.

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from streamer.aio import TaskGroup
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from typing import Any
@@ -42,7 +44,7 @@ class OwnerCalls:
                 await self._news.wait()
                 continue
             running = {}
-            async with asyncio.TaskGroup() as tasks:
+            async with TaskGroup() as tasks:
                 while not done():
                     for call in self._due(early=early):
                         running[tasks.create_task(call())] = call, self._calls.pop(call)

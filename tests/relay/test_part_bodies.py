@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from streamer.aio import TaskGroup
 from streamer.errors import Denied, SourceError, Throttled, Truncated
 from streamer.plan import Arrangement, Part, Plan, S3Uri, cut
 from streamer.relay.deliver.delivery import Delivery
@@ -292,7 +293,7 @@ async def test_a_large_part_of_a_few_ranges_is_delivered_from_its_sockets(
                 plan = await plan_prefix(pages, S3Uri("b", "data/"), None)
             read_end, write_end = os.pipe()
             reader = asyncio.create_task(off_loop(_read_to_end, read_end))
-            async with asyncio.TaskGroup() as requests:
+            async with TaskGroup() as requests:
                 prefetcher = Prefetcher(
                     StreamSpec(plan, EAGER),
                     transport.source,

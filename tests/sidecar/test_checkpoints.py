@@ -227,9 +227,6 @@ class Trainer:
                 self.errors.append(f"{name} ({number}) is visible before {other} ({earlier})")
 
 
-@pytest.mark.xfail(
-    os.geteuid() != 0, reason="an ordinary user's files come out of order on uvloop", strict=False
-)
 @pytest.mark.parametrize("seed", range(4))
 async def test_random_writers(stub: S3Stub, visible: Visible, base: Path, seed: int) -> None:
     """Whatever a trainer does, no object is torn or early, and at its end all is there."""

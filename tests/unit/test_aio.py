@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
-from streamer.aio import WorkerThread, in_thread, task_group
+from streamer.aio import TaskGroup, WorkerThread, in_thread, task_group
 from streamer.plan import Entries, ObjectRef
 from streamer.plan.record_order import Deal, RecordOrder
 from streamer.plan.record_plan import RecordPlan
@@ -47,6 +47,50 @@ async def test_an_error_of_a_task_cancels_the_block_and_is_raised_in_a_group() -
             tasks.create_task(task())
             await asyncio.Event().wait()
     assert [str(error) for error in caught.value.exceptions] == ["of a task"]
+
+
+async def fail() -> None:
+    raise ValueError("of a task")
+
+
+async def test_the_owner_of_a_group_that_failed_goes_on_with_timeouts() -> None:
+    """Before Python 3.13 it counts as cancelled for ever after."""
+    with pytest.raises(ExceptionGroup):
+        async with TaskGroup() as tasks:
+            tasks.create_task(fail())
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.001):
+            await asyncio.Event().wait()
+    owner = asyncio.current_task()
+    assert owner is not None
+    assert not owner.cancelling()
+
+
+@pytest.mark.parametrize("in_block", [False, True])
+async def test_the_owner_that_is_cancelled_while_a_task_fails_ends_at_its_next_await(in_block: bool) -> None:
+    async def fail_late() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await fail()
+
+    async def own() -> None:
+        try:
+            async with TaskGroup() as tasks:
+                tasks.create_task(fail_late())
+                begun.set()
+                if in_block:
+                    await asyncio.Event().wait()
+        except* ValueError:
+            pass
+        await asyncio.Event().wait()
+
+    begun = asyncio.Event()
+    owner = asyncio.create_task(own())
+    await begun.wait()
+    owner.cancel()
+    await asyncio.wait([owner])
+    assert owner.cancelled()
 
 
 @pytest.mark.parametrize("run", [in_thread, WorkerThread("test").run])

@@ -14,6 +14,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Protocol
 
+from streamer.aio import TaskGroup
 from streamer.errors import SourceError
 from streamer.relay.fetch.successor import Successor
 from streamer.s3.client.doubt import overlap
@@ -63,7 +64,7 @@ class Hedger:
         *,
         quota: ChannelQuota,
         counters: ChannelCounters,
-        requests: asyncio.TaskGroup,
+        requests: TaskGroup,
     ) -> None:
         self._owner = owner
         self._source = source

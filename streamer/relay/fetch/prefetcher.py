@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from streamer.aio import TaskGroup
 from streamer.errors import GaveUp, SinkError, SourceChanged, SourceError
 from streamer.plan import START, Part, Plan, Position, cut
 from streamer.relay.fetch.hedger import Hedger
@@ -89,7 +90,7 @@ class Prefetcher:
         stages: Stages,
         *,
         counters: ChannelCounters,
-        requests: asyncio.TaskGroup,
+        requests: TaskGroup,
         each_alone: bool = False,
         on_batch: Callable[[], None] = lambda: None,
         large_together: bool = False,

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from streamer.aio import TaskGroup
 from streamer.errors import SourceError
 from streamer.s3.pages.object_info import HEADS
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable, Iterable, Sequence
 
     from streamer.plan import ObjectRef
@@ -30,7 +30,7 @@ class HeadQueue:
         blocks: Iterable[RowBlock],
         row_name: Callable[[int], str],
         *,
-        tasks: asyncio.TaskGroup,
+        tasks: TaskGroup,
         on_found: Callable[[int], None],
     ) -> None:
         """`blocks`: those with rows that wait, in order; they change. `row_name`: names a row in errors.

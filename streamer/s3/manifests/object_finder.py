@@ -25,6 +25,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from streamer.aio import TaskGroup
 from streamer.errors import BadAnswer, ConfigError, Denied, ErrorContext, SourceError, Throttled
 from streamer.plan.validators import described
 from streamer.s3.client.faults import first_error
@@ -104,7 +105,7 @@ class ObjectFinder:
         self._lookups = 0
         self._sorting = asyncio.Lock()
         """One range is sorted at a time, and then other tasks have their turn."""
-        self._group = asyncio.TaskGroup()
+        self._group = TaskGroup()
         self._heads = HeadQueue(
             object_clients.inspector, self._blocks, row_name, tasks=self._group, on_found=self._note_head
         )

@@ -10,13 +10,13 @@ is listed as empty, and what the HEAD says is planned.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import compress
 from typing import TYPE_CHECKING, TypeVar
 
+from streamer.aio import TaskGroup
 from streamer.errors import BadAnswer, ErrorContext, ObjectMissing
 from streamer.plan import Arrangement, Entries
 from streamer.retry import UNAVAILABLE, Attempts, RetryPolicy, retry
@@ -161,7 +161,7 @@ class PrefixPages:
         empty = list(run.empty_objects().items())
         for begin in range(0, len(empty), HEADS_AT_ONCE):
             try:
-                async with asyncio.TaskGroup() as heads:
+                async with TaskGroup() as heads:
                     for index, listed in empty[begin : begin + HEADS_AT_ONCE]:
                         heads.create_task(look(index, listed))
             except BaseExceptionGroup as errors:

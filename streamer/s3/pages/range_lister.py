@@ -37,6 +37,7 @@ from itertools import islice, pairwise
 from operator import attrgetter, lt
 from typing import TYPE_CHECKING
 
+from streamer.aio import TaskGroup
 from streamer.errors import BadAnswer, ErrorContext, Missing, OutOfOrder
 from streamer.linux import release_free_memory
 from streamer.s3.pages.key_ranges import KeyRange, KeySpace, spread
@@ -108,7 +109,7 @@ class RangeLister:
         self._page_size = 1
         """Most keys of a page so far."""
         self._splits = True
-        self._group: asyncio.TaskGroup
+        self._group: TaskGroup
         self._error: Exception | None = None
         self._news = asyncio.Event()
         """Set by each page, and when a task ends."""
@@ -117,7 +118,7 @@ class RangeLister:
         """Yield the runs in key order. Raises SourceError, OutOfOrder, ConfigError."""
         ended: BaseException | None = None
         used = 0
-        async with asyncio.TaskGroup() as self._group:
+        async with TaskGroup() as self._group:
             try:
                 self._start(self._ranges[0])
                 before: _Listing | None = None
