@@ -59,6 +59,24 @@ class TaskGroup(asyncio.TaskGroup):  # noqa: TID251 - the one place
 
 
 @contextlib.asynccontextmanager
+async def time_limit(seconds: float | None) -> AsyncIterator[None]:
+    """Raise TimeoutError if the block takes longer; in a task that is being cancelled, too.
+
+    `asyncio.timeout` of Python 3.11.2 raises CancelledError there, and what had to follow is left out.
+    """
+    owner = asyncio.current_task()
+    before = 0 if owner is None else owner.cancelling()
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            yield
+    except asyncio.CancelledError as error:
+        if limit.expired() and owner is not None and owner.cancelling() == before:
+            raise TimeoutError from error
+        raise
+
+
+@contextlib.asynccontextmanager
 async def task_group() -> AsyncIterator[TaskGroup]:
     """Open a TaskGroup. An Exception that the block itself raises is raised outside the exception group.
 

@@ -20,7 +20,7 @@ from sidecar.process.exits import Exit, exit_code
 from sidecar.process.logs import log
 from sidecar.process.signals import handled
 from sidecar.process.terminal import asking
-from streamer.aio import TaskGroup, first_of, readable
+from streamer.aio import TaskGroup, first_of, readable, time_limit
 from streamer.directory import scratch_directory
 from streamer.errors import SinkError
 from streamer.finish import FORWARDED, in_foreground
@@ -256,7 +256,7 @@ async def _end_group(group: int) -> None:
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(TimeoutError, ProcessLookupError, PermissionError):
             os.killpg(group, number)
-            async with asyncio.timeout(GRACE):
+            async with time_limit(GRACE):
                 while (process := _living(group)) is not None:  # it may have forked meanwhile
                     await _end_of(process)
             return

@@ -26,7 +26,7 @@ from sidecar.index.objects import Access
 from sidecar.index.scans import ObjectScans
 from sidecar.index.target import IndexUpload, index_target
 from sidecar.process.logs import log
-from streamer.aio import in_thread
+from streamer.aio import in_thread, time_limit
 from streamer.errors import ConfigError, PenstockError, SinkError
 from streamer.plan.record_table import only_object
 
@@ -205,7 +205,7 @@ class IndexLearner:
     async def close(self) -> None:
         """Append what is pending and store it. `run` must have ended."""
         try:
-            async with asyncio.timeout(LAST_STORE):
+            async with time_limit(LAST_STORE):
                 await self._keep()
                 await self._conclude()
         except TimeoutError:

@@ -6,10 +6,10 @@ write ends use the client in between. `hand_over` starts a keeper in mid-job if 
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from sidecar.process.logs import log
+from streamer.aio import time_limit
 from streamer.errors import SinkError
 from streamer.helpers.keeper_client import FLUSH_WITHIN, KeeperClient
 from streamer.helpers.keeper_connect import connected, started
@@ -69,7 +69,7 @@ class KeeperLink:
         if self.client is None:
             return
         try:
-            async with asyncio.timeout(None if self._handing_over else FLUSH_WITHIN):
+            async with time_limit(None if self._handing_over else FLUSH_WITHIN):
                 await self.client.flush()
         except TimeoutError:
             log.warning("the keeper does not respond, and may hold ended FIFOs", pid=self.client.pid)

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from sidecar.observe.uploads import UploadFigures
 from sidecar.process.logs import log
 from sidecar.upload.spec import error_of, line, packed
+from streamer.aio import time_limit
 from streamer.errors import PenstockError, SinkError
 from streamer.retry import RetryPolicy
 
@@ -165,7 +166,7 @@ class Uploader:
         process, self._process, self._serves = self._process, None, False
         self._writer.close()
         try:
-            async with asyncio.timeout(GRACE):
+            async with time_limit(GRACE):
                 await process.wait()
         except TimeoutError:
             with contextlib.suppress(ProcessLookupError):

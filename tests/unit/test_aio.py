@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
-from streamer.aio import TaskGroup, WorkerThread, in_thread, task_group
+from streamer.aio import TaskGroup, WorkerThread, in_thread, task_group, time_limit
 from streamer.plan import Entries, ObjectRef
 from streamer.plan.record_order import Deal, RecordOrder
 from streamer.plan.record_plan import RecordPlan
@@ -64,6 +64,31 @@ async def test_the_owner_of_a_group_that_failed_goes_on_with_timeouts() -> None:
     owner = asyncio.current_task()
     assert owner is not None
     assert not owner.cancelling()
+
+
+@pytest.mark.parametrize("cancels", [1, 2])
+async def test_a_limit_of_time_holds_while_its_task_ends(cancels: int) -> None:
+    """A second request to cancel ends what the first one has begun."""
+    steps = []
+
+    async def own() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            steps.append("ends")
+            try:
+                async with time_limit(0.01 if cancels == 1 else None):
+                    await asyncio.Event().wait()
+            except TimeoutError:
+                steps.append("too late")
+
+    owner = asyncio.create_task(own())
+    for _ in range(cancels):
+        await asyncio.sleep(0)
+        owner.cancel()
+    await asyncio.wait([owner])
+    assert owner.cancelled()
+    assert steps == ["ends", "too late"][: 3 - cancels]
 
 
 @pytest.mark.parametrize("in_block", [False, True])
