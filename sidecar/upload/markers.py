@@ -44,10 +44,9 @@ def parse_marker(data: bytes) -> Marker | None:
     try:
         marker = Marker(**json.loads(data))
         files = {name: (int(size), str(etag)) for name, (size, etag) in marker.files.items()}
-        return marker._replace(
-            hosts=tuple(map(str, marker.hosts)), modified=int(marker.modified), files=files
-        )
-    except (ValueError, TypeError, AttributeError, RecursionError):
+        hosts = tuple(map(str, marker.hosts))
+        return Marker(str(marker.step), str(marker.host), hosts, int(marker.modified), files)
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import signal
@@ -161,6 +162,10 @@ def test_a_marker_is_read_as_it_was_written() -> None:
     for rubbish in (b"", b"{}", b"[]", b"\xff", b"[" * 99_999, one.document()[:-1], b'{"step": 1}'):
         assert parse_marker(rubbish) is None
     assert parse_marker(one.document().replace(b'{"step', b'{"new": 1, "step', 1)) is None
+    for number in (b"1e999", b"NaN", b"[]"):
+        assert parse_marker(one.document().replace(str(2**62).encode(), number)) is None
+    odd = parse_marker(json.dumps(one._asdict() | {"step": ["s"], "host": {}}).encode())
+    assert newest_complete(filter(None, [odd]), {}) is None
 
 
 RECORDS = st.lists(
