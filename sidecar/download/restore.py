@@ -24,7 +24,7 @@ from sidecar.download.channels import Download, local_errors
 from sidecar.download.checkpoints import files_of, list_checkpoints, read_markers, whole_steps
 from sidecar.download.directory import Rest
 from sidecar.process.logs import WaitLog, log
-from sidecar.upload.journal import Journal
+from sidecar.upload.journal import Journal, journal_of
 from sidecar.upload.watch import OURS
 from streamer.aio import in_thread
 from streamer.errors import SinkError, SourceChanged
@@ -60,7 +60,7 @@ async def restore_checkpoints(state: JobState, clients: Clients, uri: S3Uri, roo
     """
     state.downloading = lambda: f"checkpoints: listing {uri}"
     try:
-        with local_errors(), contextlib.closing(await in_thread(Journal, root)) as journal:
+        with local_errors(), contextlib.closing(await in_thread(Journal, root, journal_of(uri))) as journal:
             for left in reversed(range(MOST_LISTINGS)):
                 try:
                     return await _restore(state, clients, uri, root, journal)

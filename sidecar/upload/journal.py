@@ -9,7 +9,8 @@ flushed to the disk: a machine that loses power may lose lines, and then files a
 The trainer may write in the directory. So only a regular file of this user with one name is read and written
 (`streamer.directory`), anything else of that name is replaced, and a line that is no record is ignored. A
 trainer of the same user can write records, as it can write checkpoints; so their keys are used only below the
-job's own prefix.
+job's own prefix. Each prefix has a journal of its own: what one job has uploaded is not in S3 for another one
+on the same volume.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import json
 import os
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
+from zlib import crc32
 
 from sidecar.process.logs import log
 from sidecar.upload.tree import Mark, mark_of
@@ -26,6 +28,7 @@ from streamer.trailer import replace_file
 
 if TYPE_CHECKING:
     from streamer.directory import Directory
+    from streamer.plan import S3Uri
 
 FILE = ".penstock.uploads"
 LONGEST = 1 << 28
@@ -39,8 +42,13 @@ class StoredFile(NamedTuple):
     etag: str
 
 
+def journal_of(uri: S3Uri) -> str:
+    """Return the name of the journal of uploads below a prefix."""
+    return f"{FILE}.{crc32(str(uri).encode()):08x}"
+
+
 class Journal:
-    """The records of one directory; its owner closes it once."""
+    """The records of one prefix in one directory; its owner closes it once."""
 
     def __init__(self, directory: Directory, name: str = FILE) -> None:
         """Read the records, and rewrite the file. If it cannot be written, that is logged."""

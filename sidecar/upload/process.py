@@ -22,7 +22,7 @@ from sidecar.observe.uploads import UploadFigures
 from sidecar.process.logs import WaitLog, configure
 from sidecar.upload.admission import Admission
 from sidecar.upload.checkpoints import Checkpoints
-from sidecar.upload.journal import Journal
+from sidecar.upload.journal import Journal, journal_of
 from sidecar.upload.output import Output
 from sidecar.upload.spec import CHECKPOINTS, UploadSpec, failed_line, figures_line, line, receive_spec
 from sidecar.upload.store import Store, prove
@@ -91,7 +91,7 @@ class _Uploader:
             client, policy, requests = clients.control, spec.policy, asyncio.Semaphore(spec.parts)
 
             def store(uri: S3Uri, headers: dict[str, Any], directory: Directory) -> Store:
-                journal = stack.enter_context(contextlib.closing(Journal(directory)))
+                journal = stack.enter_context(contextlib.closing(Journal(directory, journal_of(uri))))
                 return Store(
                     uri, client, policy, on_wait, requests, headers, journal, admission.admit, self._failed
                 )

@@ -21,7 +21,7 @@ from aiohttp import web
 
 from sidecar.upload.admission import Admission
 from sidecar.upload.checkpoints import Checkpoints
-from sidecar.upload.journal import Journal
+from sidecar.upload.journal import Journal, journal_of
 from sidecar.upload.markers import newest_complete, parse_marker
 from sidecar.upload.store import Store
 from streamer.directory import Directory
@@ -39,6 +39,7 @@ CLOCK_REALTIME_COARSE = 5
 """Its number (clock_gettime(2))."""
 POLICY = RetryPolicy(give_up_after=30, first_wait=0.001, longest_wait=0.01)
 PREFIX = "b/run/"
+URI = S3Uri("b", "run/")
 
 
 @pytest.fixture(autouse=True)
@@ -97,10 +98,10 @@ async def uploading(
         await clients.control.opened()
         with contextlib.ExitStack() as stack:
             root = stack.enter_context(await asyncio.to_thread(Directory.at, str(base)))
-            journal = await asyncio.to_thread(Journal, root)
+            journal = await asyncio.to_thread(Journal, root, journal_of(URI))
             stack.callback(journal.close)
             store = Store(
-                S3Uri("b", "run/"),
+                URI,
                 clients.control,
                 policy,
                 lambda _: None,
@@ -518,7 +519,7 @@ def test_a_kill_leaves_nothing_torn_and_nothing_behind(
     assert visible.uploaded.items() <= content(base).items()
     assert visible.names == [f"{number}" for number in range(len(visible.names))]
     with Directory.at(str(base)) as root:
-        journal = Journal(root)
+        journal = Journal(root, journal_of(URI))
         journal.close()
     visible.log.clear()
     again = run()

@@ -274,6 +274,17 @@ def test_checkpoints_are_in_s3_when_exec_ends(stub: S3Stub, tmp_path: Path) -> N
     assert made.index("step-1/weights") < made.index("step-1/trainer_state.json")
 
 
+def test_what_is_in_s3_for_one_job_is_not_for_another(stub: S3Stub, tmp_path: Path) -> None:
+    base = tmp_path / "ml"
+    for folder in ("checkpoints", "others"):
+        keys = {"CheckpointConfig": {"S3Uri": f"s3://b/{folder}"}}
+        code, events = execute(
+            job_file(stub, tmp_path, base, **keys), f"echo a >>{base}/checkpoints/{folder}"
+        )
+        assert code == 0, events
+    assert {"b/others/checkpoints", "b/others/others"} <= stub.objects.keys()
+
+
 def test_checkpoints_that_may_not_be_written_are_an_error_before_the_training(
     stub: S3Stub, tmp_path: Path
 ) -> None:

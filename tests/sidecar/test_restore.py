@@ -19,7 +19,7 @@ from sidecar.download import restore as restore_module
 from sidecar.download.checkpoints import InS3, whole_steps
 from sidecar.download.restore import restore_checkpoints
 from sidecar.observe.state import JobState
-from sidecar.upload.journal import Journal
+from sidecar.upload.journal import Journal, journal_of
 from sidecar.upload.markers import Marker
 from streamer.directory import Directory
 from streamer.errors import BadAnswer, ConfigError, Denied, Mismatch, Missing, SinkError
@@ -82,7 +82,7 @@ async def test_everything_is_restored_with_its_time_and_once(stub: S3Stub, root:
     assert restored(root) == FILES
     times = [(root / name).stat().st_mtime for name in FILES]
     assert [time - times[0] for time in times] == [0, 1, 2, 3, 4]
-    with Directory.at(str(root)) as directory, closing(Journal(directory)) as journal:
+    with Directory.at(str(root)) as directory, closing(Journal(directory, journal_of(URI))) as journal:
         assert [journal.same(name, (root / name).stat()) for name in FILES] == [*map(etag, FILES.values())]
     stub.seen.clear()
     await restore(stub, root)
