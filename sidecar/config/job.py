@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
@@ -315,7 +316,26 @@ def warnings(job: Job) -> list[str]:
             f"HyperParameters.model_dir is {model_dir}, and the trainer has no credentials there; let it "
             "write to SM_MODEL_DIR, which OutputDataConfig uploads, or to LocalPath of CheckpointConfig"
         )
-    return texts
+    return texts + _mixed_prefixes(job)
+
+
+def _mixed_prefixes(job: Job) -> list[str]:
+    """Return warnings about objects that the next start reads as those of another key of the job file."""
+    sources = [
+        (f"channel {each.channel_name!r}", each.data_source.s3_data_source) for each in job.input_data_config
+    ]
+    channels = [(name, source.uri) for name, source in sources if source.s3_data_type == "S3Prefix"]
+    checkpoints = [("CheckpointConfig", job.checkpoints.uri)] if job.checkpoints else []
+    output = [("OutputDataConfig", job.output.folder(job.training_job_name))] if job.output else []
+    return [
+        f"{what} has its objects in {uri}, which is part of {prefix} of {reader}; the next start reads them "
+        "there, too: give each a prefix of its own"
+        for (what, uri), (reader, prefix) in (
+            *product(checkpoints + output, channels),
+            *product(channels + output, checkpoints),
+        )
+        if uri.bucket == prefix.bucket and uri.key.startswith(prefix.key)
+    ]
 
 
 def with_extras(job: Job, extras: Mapping[str, Any]) -> Job:

@@ -218,6 +218,13 @@ def test_what_is_ignored_is_not_written() -> None:
         ({"HyperParameters": {"model_dir": '"s3://b/model"'}}, "HyperParameters.model_dir"),
         ({"HyperParameters": {"model_dir": "s3://b/model"}}, "HyperParameters.model_dir"),
         ({"HyperParameters": {"model_dir": "/opt/ml/model"}} | OUTPUT | CHECKPOINTS, ""),
+        ({"CheckpointConfig": {"S3Uri": "s3://b/train/checkpoints"}}, "CheckpointConfig has its objects in"),
+        ({"CheckpointConfig": {"S3Uri": "s3://b/training"}}, ""),
+        ({"CheckpointConfig": {"S3Uri": "s3://another/train"}}, ""),
+        ({"CheckpointConfig": {"S3Uri": "s3://b/models"}} | OUTPUT, "OutputDataConfig has its objects in"),
+        ({"CheckpointConfig": {"S3Uri": "s3://b/models/digits/checkpoints"}} | OUTPUT, ""),
+        ({"CheckpointConfig": {"S3Uri": "s3://b"}}, "channel 'train' has its objects in s3://b/train/"),
+        ({"OutputDataConfig": {"S3OutputPath": "s3://b/train"}}, "OutputDataConfig has its objects in"),
     ],
 )
 def test_warnings(keys: dict[str, Any], word: str) -> None:
