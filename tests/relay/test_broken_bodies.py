@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import random
 import ssl
@@ -41,8 +42,8 @@ PAUSES = 512 * KIB
 RETRIES = RetryPolicy(give_up_after=20, first_wait=0.001, longest_wait=0.01)
 WAYS = ["splice", "buffered", "buffered tls", "aiobotocore", "aiobotocore tls"]
 SHAPES = {
-    "large": ([5_000_000], 5_000_000),
-    "parts": ([3_000_000], 300_000),
+    "large": ([2_500_000], 2_500_000),
+    "parts": ([1_500_000], 300_000),
     "small": ([40_000, 1, 90_000, 17_000, 250_000, 3] * 3, 1_000_000),
 }
 """Sizes of objects, and of parts."""
@@ -129,11 +130,18 @@ async def stream(
 
 
 BREAKS = [0.5, 0, 1, -1, -(16 * KIB - 1), -16 * KIB, -(16 * KIB + 1), 16 * KIB - 1, 16 * KIB, 16 * KIB + 1]
+ENDS: tuple[After, After] = "fin", "reset"
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("at", BREAKS)
-@pytest.mark.parametrize("after", ["fin", "reset"])
+def in_turn(*cases: Any) -> list[tuple[Any, ...]]:
+    """Return all combinations of the cases, each with one shape; each case meets several shapes."""
+    return [
+        (shape, *case)
+        for case, shape in zip(itertools.product(*cases), itertools.cycle(SHAPES), strict=False)
+    ]
+
+
+@pytest.mark.parametrize(("shape", "at", "after"), in_turn(BREAKS, ENDS))
 async def test_text_in_a_broken_body_reaches_nobody(
     run: Callable[..., AbstractAsyncContextManager[Running]],
     server: WireServer,
@@ -183,9 +191,7 @@ async def test_text_in_a_broken_chunked_body_reaches_nobody(
     assert await stream(run, server, part_size=part_size) == b"".join(server.objects.values())
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("at", [0.5, 0.01])
-@pytest.mark.parametrize("surplus", [0.05, 0.5])
+@pytest.mark.parametrize(("shape", "at", "surplus"), in_turn([0.5, 0.01], [0.05, 0.5]))
 async def test_another_response_in_a_body_reaches_nobody(
     run: Callable[..., AbstractAsyncContextManager[Running]],
     server: WireServer,
@@ -294,7 +300,7 @@ def cut(count: int) -> Callable[[Wired], After]:
     return fault
 
 
-@pytest.mark.parametrize("count", [900, 10_000, 16 * KIB + 1, 40_000])
+@pytest.mark.parametrize("count", [900, 16 * KIB + 1, 40_000])
 async def test_a_body_that_breaks_again_and_again_makes_progress(
     run: Callable[..., AbstractAsyncContextManager[Running]], server: WireServer, count: int
 ) -> None:
@@ -333,7 +339,7 @@ async def test_bytes_that_stay_in_a_socket_wake_nobody(
             reading = asyncio.ensure_future(off_loop(read_all, running.fifo(0)))
             await eventually(lambda: running.channel.statistics().written_bytes > 1_900_000)
             before = calls
-            await asyncio.sleep(1)
+            await asyncio.sleep(0.2)
             during = calls - before
             on.set()
             assert await reading == server.objects["b/data/0000"]
