@@ -8,19 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from torch.utils.data import DataLoader
 
 from sidecar.job.resume import parse_saved
 from streamer.errors import ChannelError, CorruptRecord, CutRecord, RecordTooLarge
 from streamer.readers import PipeReader, SkipPolicy
-from streamer.readers.table_dataset import TableIterableDataset
 from streamer.readers.tables import TableReader
 from streamer.readers.token_blocks import ARRAY_BYTES
 from streamer.readers.tokens import TokenReader
+from tests.kit.late import LATE
 from tests.readers.test_skipping import lines
 from tests.readers.test_table_reader import FORMS, Form, wrapped
 from tests.readers.test_table_skipping import BAD, feed, plain, table
 from tests.readers.test_tokens import tokens
+
+if LATE:
+    from torch.utils.data import DataLoader
+
+    from streamer.readers.table_dataset import TableIterableDataset
 
 if TYPE_CHECKING:
     from pathlib import Path
