@@ -19,7 +19,7 @@ import pytest
 from examples.demo.dataset import channels
 from examples.demo.report import Outcome
 from streamer.trailer import Trailer
-from tests.kit.warm_tensorflow import warm_module
+from tests.kit.warm_python import warm_module
 
 ROOT = Path(__file__).parents[2]
 SMALL = ("--megabytes", "24", "--objects", "4")

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from examples.data import EXAMPLES
 from examples.demo.processes import ROOT
-from tests.kit.warm_tensorflow import warm_module
+from tests.kit.warm_python import warm_module
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
 
 @pytest.mark.parametrize("name", list(EXAMPLES))
 def test_an_example_learns_what_its_data_hold(name: str) -> None:
-    command = [sys.executable, "-m", "examples.run", name]
-    if "import tensorflow" in (Path(ROOT) / "examples" / f"{name}.py").read_text():
-        command = [*warm_module("examples.run"), name]
+    program = (Path(ROOT) / "examples" / f"{name}.py").read_text()
+    framework = "tensorflow" if "import tensorflow" in program else "torch"
+    command = [*warm_module("examples.run", framework), name]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = re.findall(r"^accuracy (\S+)$", done.stdout, re.MULTILINE)

@@ -69,11 +69,11 @@ def group_of(path: Path) -> str | None:
     """Return the name of the group that a file is in; None if it is in none. One process runs a group.
 
     TensorFlow's files are two groups: in one process they take 4.5 minutes, half of the time of `make test`.
-    The files whose programs use it are a third: each process would start `tests.kit.warm_tensorflow`.
+    The files whose programs use a framework are a third: each process would start `tests.kit.warm_python`.
     """
     framework = framework_of(path)
     if framework == "tensorflow" and not path.stem.startswith("test_tensorflow"):
         return "tensorflow and others"
-    if framework is None and "tests.kit.warm_tensorflow" in path.read_text(encoding="utf-8"):
-        return "programs with tensorflow"
+    if framework is None and "tests.kit.warm_python" in path.read_text(encoding="utf-8"):
+        return "programs with a framework"
     return framework

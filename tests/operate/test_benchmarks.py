@@ -47,7 +47,7 @@ from benchmarks.process import Child, ProcessFailed, cpu_seconds, peak_memory
 from benchmarks.task import Stream, Task
 from streamer.errors import ErrorContext
 from streamer.s3.pages.page_parser import parse_page
-from tests.kit.warm_tensorflow import warm_python
+from tests.kit.warm_python import warm_python
 from tests.operate.promql import ROOT
 
 ENVIRONMENT = {"PATH": os.defpath}

@@ -21,7 +21,7 @@ from streamer.formats import recordio, tfrecord
 from streamer.readers.core.position import ReaderPosition
 from tests.kit.frames import spoilt
 from tests.kit.late import LATE
-from tests.kit.warm_tensorflow import warm_python
+from tests.kit.warm_python import warm_python
 from tests.readers.feeder import Feeder
 
 if LATE:

@@ -32,6 +32,7 @@ from tests.kit.processes import findings, job, penstock, sidecar, write_job
 from tests.kit.raw import listing, raw_server
 from tests.kit.stub import S3Stub
 from tests.kit.trailers import published_trailer
+from tests.kit.warm_python import warm_python
 from tests.sidecar.test_index import lose
 from tests.sidecar.test_record_keys import directories
 from tests.unit import reference
@@ -218,11 +219,11 @@ with open(sys.argv[3], "w") as file:
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("shape", [(1, 4, 0), (1, 2, 2), (2, 1, 2), (1, 1, 3)])
+@pytest.mark.parametrize("shape", [(1, 2, 0), (1, 2, 2), (2, 1, 2), (1, 1, 3)])
 def test_a_step_has_the_same_records_at_any_number_of_hosts_processes_and_workers(
     stub: S3Stub, tmp_path: Path, shape: tuple[int, int, int]
 ) -> None:
-    """Seven steps, and four FIFOs or three; the three are fetched separately."""
+    """Seven steps, and two to four FIFOs; the three are fetched separately."""
     pytest.importorskip("torch")
     hosts, processes, workers = shape
     stub.objects["b/train/0"] = b"".join(tfrecord.encode(b"%d/" % number) for number in range(7 * GLOBAL))
@@ -238,7 +239,7 @@ def test_a_step_has_the_same_records_at_any_number_of_hosts_processes_and_worker
     loaders = []
     for host in range(hosts):
         size = GLOBAL // hosts // processes
-        program = [shlex.join([sys.executable, "-c", WORKERS, str(workers), str(size)])]
+        program = [shlex.join([warm_python("torch"), "-c", WORKERS, str(workers), str(size)])]
         program += [f"{tmp_path}/{host}-$LOCAL_RANK"]
         start = f"export LOCAL_WORLD_SIZE={processes}; pids=; for LOCAL_RANK in {{0..{processes - 1}}}; do "
         start += f'export LOCAL_RANK; {" ".join(program)} & pids="$pids $!"; done; '

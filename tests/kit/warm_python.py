@@ -1,4 +1,4 @@
-"""Starts Python programs from a process that has imported TensorFlow: 0.2 s of CPU each, and not several.
+"""Starts Python programs from a process that has imported their framework: 0.2 s of CPU each, and not several.
 
     test ── Popen([warm_python(), "-c", PROGRAM]) ──> client ──arguments, environment, 0, 1, 2──> warm process
                                                         │ <──process id, later the exit code──       │ fork
@@ -6,8 +6,8 @@
 
 The program is a fork of the warm process, with the standard streams, the directory and the environment of its
 client. The client ends as the program does, and the program is killed if the client is. Two things differ
-from a program that imports TensorFlow itself: its process id is not the client's, and TensorFlow has read its
-variables in the environment of the warm process.
+from a program that imports the framework itself: its process id is not the client's, and the framework has
+read its variables in the environment of the warm process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import sys
 import tempfile
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 _LONGEST = 1 << 17
 """Bytes of a request: arguments and environment."""
@@ -38,7 +38,7 @@ _CLIENT = """#!{python} -IS
 import json, os, signal, socket, sys
 
 if sys.argv[1] not in ("-c", "-m"):
-    os.execv({python!r}, sys.argv)  # a program without TensorFlow
+    os.execv({python!r}, sys.argv)  # a program without a framework
 with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
     server.connect({path!r})
     request = [sys.argv[1:], dict(os.environ), os.getcwd()]
@@ -58,8 +58,8 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
 
 
 @functools.cache
-def warm_python() -> str:
-    """Return the path of a `python` whose programs, by `-c` and `-m`, find TensorFlow imported."""
+def warm_python(framework: Literal["tensorflow", "torch"] = "tensorflow") -> str:
+    """Return the path of a `python` whose programs, by `-c` and `-m`, find the framework imported."""
     directory = tempfile.mkdtemp(prefix="warm-")
     client, path = Path(directory, "python"), str(Path(directory, "socket"))
     client.write_text(_CLIENT.format(python=sys.executable, path=path))
@@ -68,7 +68,7 @@ def warm_python() -> str:
         listener.bind(path)
         listener.listen()
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.kit.warm_tensorflow", str(listener.fileno())],
+            [sys.executable, "-m", "tests.kit.warm_python", str(listener.fileno()), framework],
             pass_fds=[listener.fileno()],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -82,9 +82,9 @@ def warm_python() -> str:
     return str(client)
 
 
-def warm_module(name: str) -> list[str]:
+def warm_module(name: str, framework: Literal["tensorflow", "torch"] = "tensorflow") -> list[str]:
     """Return a command like `python -m NAME`, a process of its own, that starts warm Python programs."""
-    code = f"import runpy, sys; sys.executable = {warm_python()!r}; "
+    code = f"import runpy, sys; sys.executable = {warm_python(framework)!r}; "
     return [sys.executable, "-c", code + f"runpy.run_module({name!r}, run_name='__main__', alter_sys=True)"]
 
 
@@ -156,7 +156,10 @@ def main() -> None:
     """Serve; in a fork, run the program."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # as the test wishes, for each fork
     sys.modules["jax"] = None  # type: ignore[assignment]  # TensorFlow would import it, for a fifth of the CPU
-    importlib.import_module("tensorflow").keras  # noqa: B018 - it imports Keras
+    if sys.argv[2] == "tensorflow":
+        importlib.import_module("tensorflow").keras  # noqa: B018 - it imports Keras
+    else:
+        importlib.import_module("torch.utils.data")
     gc.collect()
     gc.freeze()  # no collection in a fork touches, and so copies, what was there before
     arguments, environment, directory = _serve(socket.socket(fileno=int(sys.argv[1])))
