@@ -1,4 +1,4 @@
-"""Starts Python programs from a process that has imported their framework: 0.2 s of CPU each, and not several.
+"""Starts Python programs from a process that has imported a framework: 0.2 s of CPU each, and not several.
 
     test ── Popen([warm_python(), "-c", PROGRAM]) ──> client ──arguments, environment, 0, 1, 2──> warm process
                                                         │ <──process id, later the exit code──       │ fork

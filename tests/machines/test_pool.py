@@ -25,7 +25,7 @@ class Promised(Exception):
 class InItsWay(Machine[int]):
     """What a search may meet: a promise that is broken, a process that dies, one that hangs."""
 
-    limit = 5.0
+    limit = 2.0
 
     def draw(self, seed: int) -> int:
         return seed
@@ -60,13 +60,13 @@ def test_a_search_goes_on_past_what_it_finds(capfd: pytest.CaptureFixture[str]) 
     assert re.match(r"Promised\('a promise'\) in .*test_pool.py:\d+, from ValueError", broken.pop(2))
     assert broken == {
         3: "the process died by SIGSEGV",
-        5: "hung for 5 s",
+        5: "hung for 2 s",
         7: "not as it should be",
     }
     assert report.again == dict.fromkeys((2, 3, 5, 7), True)
     assert report.counts == {"sum": 1 + 4 + 6, "judged": 1}
     assert "in run" in capfd.readouterr().err  # where it hung
-    assert "5: hung for 5 s" in "\n".join(shown)
+    assert "5: hung for 2 s" in "\n".join(shown)
     lines = str(report).splitlines()
     assert "  python -m tests.machines way --seed 3 --count 1" in lines
     assert "    broken again: the process died by SIGSEGV" in lines

@@ -41,48 +41,43 @@ def test_a_machine_without_other_pythons_runs_nothing(
     assert "nothing to run" in second
 
 
-@pytest.mark.parametrize(
-    ("text", "status"),
-    [
-        ("import absent_framework", 0),
-        ("from absent_framework.inner import thing", 0),
-        ("import wave", 0),
-        ("import absent_dependency", 2),
-        ("raise RuntimeError('no')", 2),
-    ],
-)
+ABSENT = ["import absent_framework", "from absent_framework.inner import thing", "import wave"]
+OTHER = ["import absent_dependency", "raise RuntimeError('no')"]
+
+
+@pytest.mark.parametrize(("texts", "left_out"), [(ABSENT, 6), (OTHER, 0)])
 def test_only_files_that_need_an_absent_framework_are_left_out(
-    tmp_path: Path, text: str, status: int
+    tmp_path: Path, texts: list[str], left_out: int
 ) -> None:
-    (tmp_path / "test_other.py").write_text(f"FIRST = 1\n{text}\nLAST = 2\ndef test_other(): pass\n")
-    (tmp_path / "test_user.py").write_text("from test_other import LAST\ndef test_user(): assert LAST\n")
-    check(tmp_path, status, files=2)
+    """A file, and the file that imports it."""
+    for number, text in enumerate(texts):
+        name = f"test_other{number}"
+        (tmp_path / f"{name}.py").write_text(f"FIRST = 1\n{text}\nLAST = 2\ndef test_other(): pass\n")
+        (tmp_path / f"test_user{number}.py").write_text(
+            f"from {name} import LAST\ndef test_user(): assert LAST\n"
+        )
+    output = check(tmp_path, status=0 if left_out else 2, left_out=left_out)
+    assert left_out or f"{2 * len(texts)} errors" in output
 
 
-@pytest.mark.parametrize(
-    ("text", "status"),
-    [
-        ("import absent_framework", 0),
-        ("from absent_framework.inner import thing", 0),
-        ("import wave", 0),
-        ("import absent_dependency", 1),
-        ("assert False", 1),
-    ],
-)
-@pytest.mark.parametrize("place", ["test", "fixture"])
+@pytest.mark.parametrize(("texts", "left_out"), [(ABSENT, 6), (OTHER, 0)])
 def test_only_tests_that_need_an_absent_framework_are_left_out(
-    tmp_path: Path, text: str, status: int, place: str
+    tmp_path: Path, texts: list[str], left_out: int
 ) -> None:
-    bodies = {"test": "pass", "fixture": "pass", place: text}
-    (tmp_path / "test_other.py").write_text(
-        "import pytest\n@pytest.fixture(scope='module')\n"
-        f"def made():\n    {bodies['fixture']}\ndef test_other(made):\n    {bodies['test']}\n"
-    )
-    check(tmp_path, status, files=1)
+    """A test, and the test whose fixture needs it."""
+    for number, text in enumerate(texts):
+        for place in ("test", "fixture"):
+            bodies = {"test": "pass", "fixture": "pass", place: text}
+            (tmp_path / f"test_{place}{number}.py").write_text(
+                "import pytest\n@pytest.fixture(scope='module')\n"
+                f"def made():\n    {bodies['fixture']}\ndef test_other(made):\n    {bodies['test']}\n"
+            )
+    output = check(tmp_path, status=0 if left_out else 1, left_out=left_out)
+    assert left_out or f"{len(texts)} failed, 1 passed, {len(texts)} errors" in output
 
 
-def check(directory: Path, status: int, files: int) -> None:
-    """Run the tests of a directory. If `status` is 0, one passed and one of each other file was left out."""
+def check(directory: Path, *, status: int, left_out: int) -> str:
+    """Run the tests of a directory and one that passes; return what pytest has printed."""
     (directory / "test_here.py").write_text("def test_here(): pass\n")
     options = ["-p", "tests.kit.absent", "-p", "no:cacheprovider", f"--rootdir={directory}"]
     options += [
@@ -93,7 +88,7 @@ def check(directory: Path, status: int, files: int) -> None:
     ]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-rs", "--import-mode=importlib", *options, str(directory)],
+        [sys.executable, "-m", "pytest", "-q", "-rs", "--import-mode=importlib", *options],
         cwd=ROOT,
         env={**environment, "PYTHONPATH": str(directory)},
         capture_output=True,
@@ -101,9 +96,7 @@ def check(directory: Path, status: int, files: int) -> None:
         check=False,
     )
     assert done.returncode == status, done.stdout + done.stderr
-    left_out = re.findall("without (absent_framework|wave)", done.stdout)
-    if status == 0:
-        assert len(left_out) == files
-        assert f"1 passed, {files} skipped" in done.stdout
-    else:
-        assert not left_out
+    assert len(re.findall("without (absent_framework|wave)", done.stdout)) == left_out
+    if left_out:
+        assert f"1 passed, {left_out} skipped" in done.stdout
+    return done.stdout

@@ -25,9 +25,9 @@ if LATE:
     from streamer.readers.tensorflow import PipeModeDataset
     from streamer.readers.torch import PipeIterableDataset
 
-RECORDS = [b"%d " % number * (number % 300) for number in range(20_000)]
-"""Twelve megabytes, in three objects."""
-SEEN = 15_000
+RECORDS = [b"%d " % number * (number % 300) for number in range(8_000)]
+"""Five megabytes, in three objects."""
+SEEN = 6_000
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("workers_of_torch")]
 
