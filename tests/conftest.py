@@ -250,8 +250,8 @@ def no_leaks(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     assert not early, f"take no_leaks by pytest.mark.usefixtures, so that it comes before: {early}"
     yield
     for thread in set(threading.enumerate()) - threads:
-        if thread.name.startswith(("open ", "off loop: ", "inflate")):
-            thread.join()  # released, and on its way out
+        if thread.name.startswith(("open ", "off loop: ", "inflate", "waitpid-")):
+            thread.join(10)  # released, and on its way out
     gc.collect()
     after = _descriptors()
     leaked = {fd: after[fd] for fd in after.keys() - before.keys()}
