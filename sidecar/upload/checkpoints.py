@@ -116,9 +116,6 @@ class Checkpoints:
             if fd >= 0:
                 loop.add_reader(fd, self._read_events)
             found = await in_thread(self._watch.scan)
-            for left in self._journal.left:
-                with contextlib.suppress(Unreadable):
-                    await self._repeat(partial(self._store.abort_left, *left))
             async with TaskGroup() as self._tasks:
                 await self._follow(found)
         finally:

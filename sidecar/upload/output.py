@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from sidecar.process.logs import log
 from sidecar.upload.archive import Archive
 from sidecar.upload.spec import DATA, MODEL
-from sidecar.upload.store import is_ours, prove
+from sidecar.upload.store import is_ours
 from sidecar.upload.tree import LeftOut
 from sidecar.upload.uploads import MOST_READS, FileChanged, Uploads
 from streamer.aio import in_thread
@@ -57,22 +57,13 @@ class Output:
     async def check(self) -> None:
         """Find out whether the upload will be possible. Raises ConfigError, SourceError."""
         model, data = self._target.model, self._target.data
-        for key, upload_id in self._store.journal.left:
-            await self._store.abort_left(key, upload_id)
         first = model if self._target.compressed else await self._first_below(model)
         for uri in (data, first):
             if uri is not None:
                 self._seen[uri] = await self._etag_to_replace(uri)
         key = model.key if self._target.compressed else f"{model.key}penstock"
-        store = self._store
-        await prove(
-            store.client,
-            S3Uri(model.bucket, key),
-            store.headers,
-            store.policy,
-            store.on_wait,
-            instead="Penstock.Output",
-        )
+        name = key.removeprefix(self._target.folder.key)
+        await self._store.prove(name, instead="Penstock.Output")
 
     async def _first_below(self, folder: S3Uri) -> S3Uri | None:
         """Return the first object in a folder; None if there is none, or if it may not be listed."""

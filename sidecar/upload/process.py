@@ -25,7 +25,7 @@ from sidecar.upload.checkpoints import Checkpoints
 from sidecar.upload.journal import Journal, journal_of
 from sidecar.upload.output import Output
 from sidecar.upload.spec import CHECKPOINTS, UploadSpec, failed_line, figures_line, line, receive_spec
-from sidecar.upload.store import Store, prove
+from sidecar.upload.store import Store
 from streamer.aio import first_of
 from streamer.directory import Directory
 from streamer.errors import PenstockError
@@ -90,26 +90,30 @@ class _Uploader:
             admission = Admission(spec.bandwidth)
             client, policy, requests = clients.control, spec.policy, asyncio.Semaphore(spec.parts)
 
-            def store(uri: S3Uri, headers: dict[str, Any], directory: Directory) -> Store:
+            async def store(uri: S3Uri, headers: dict[str, Any], directory: Directory) -> Store:
                 journal = stack.enter_context(contextlib.closing(Journal(directory, journal_of(uri))))
-                return Store(
+                found = Store(
                     uri, client, policy, on_wait, requests, headers, journal, admission.admit, self._failed
                 )
+                await found.abort_left()
+                return found
 
             if (target := spec.output) is not None:
                 with Directory.at(spec.base) as base, base.enter("output") as directory:
-                    to = store(target.folder, spec.metadata | target.encryption, directory)
+                    to = await store(target.folder, spec.metadata | target.encryption, directory)
                 self._output = Output(spec.base, target, to)
                 await self._output.check()
             if (checkpoints := spec.checkpoints) is not None:
-                await prove(client, checkpoints.uri, {}, policy, on_wait, instead="Penstock.Checkpoints")
+                with Directory.at(checkpoints.path) as root:
+                    to = await store(checkpoints.uri, spec.metadata, root)
+                    await to.prove("", instead="Penstock.Checkpoints")
             await self._send(line(did="ready"))
             if await self._message() is None:
                 return
             if checkpoints is not None:
                 root = stack.enter_context(Directory.at(checkpoints.path))
                 hosts = spec.hosts.index(spec.host), spec.hosts
-                to = store(checkpoints.uri, spec.metadata, root)
+                to = await store(checkpoints.uri, spec.metadata, root)
                 self._checkpoints = Checkpoints(root, to, hosts, marked=checkpoints.marked)
             await first_of(self._until_end(), self._watch(), self._report())
 

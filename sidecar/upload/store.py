@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from sidecar.process.resources import UPLOAD_PARTS
 from sidecar.upload.uploads import MOST_READS, OpenFile, Unreadable
@@ -47,23 +47,9 @@ _TAKEN = (
 )
 
 
-async def prove(
-    client: S3Client,
-    uri: S3Uri,
-    headers: Mapping[str, Any],
-    policy: RetryPolicy,
-    on_wait: Callable[[SourceError], None],
-    *,
-    instead: str,
-) -> None:
-    """Raise SourceError unless an object can be written there. `instead`: the section to set to `ignore`."""
-    try:
-        await prove_writable(client, ErrorContext(*uri), headers, policy=policy, on_wait=on_wait)
-    except Denied as error:
-        if error.code not in NOT_ALLOWED:  # reads would fail, too
-            raise
-        remedy = f"if it shall stay on this machine, set {instead}: ignore"
-        raise Denied(f"{error.message}; {remedy}", error.context) from error
+async def _never(_: int = 0) -> NoReturn:
+    """Stand for the functions of an object that is never sent."""
+    raise AssertionError
 
 
 def is_ours(found: Mapping[str, Any], headers: Mapping[str, Any]) -> bool:
@@ -91,6 +77,17 @@ class Store:
     """See `NewObject`."""
     failed: Counter[str] = field(default_factory=Counter)
     """Requests that failed, by the error's kind."""
+
+    async def prove(self, name: str, *, instead: str) -> None:
+        """Raise SourceError unless the object can be written. `instead`: the section to set to `ignore`."""
+        new, context = self.new(name, PART, _never, _never), self._context(name)
+        try:
+            await prove_writable(self.client, context, new, policy=self.policy, on_wait=self.on_wait)
+        except Denied as error:
+            if error.code not in NOT_ALLOWED:  # reads would fail, too
+                raise
+            remedy = f"if it shall stay on this machine, set {instead}: ignore"
+            raise Denied(f"{error.message}; {remedy}", error.context) from error
 
     async def put(
         self,
@@ -196,21 +193,30 @@ class Store:
             what="an upload",
         )
 
-    async def abort_left(self, key: str, upload_id: str) -> None:
-        """Abort an upload of an earlier process; with an empty id all of the key. Raises SourceError.
+    async def abort_left(self) -> None:
+        """Abort the uploads of an earlier process; with an empty id all of the key. Raises GaveUp.
 
-        Without permission it is left to the next start, or to a lifecycle rule of the bucket.
+        Without permission they are left to the next start, or to a lifecycle rule of the bucket.
         """
-        if key.startswith(self.uri.key):
-            context = ErrorContext(self.uri.bucket, key)
-            try:
-                for each in [upload_id] if upload_id else await self._begun(context):
-                    await abort_upload(self.client, context, each)
-            except SourceError as error:
-                if error.retryable or isinstance(error, GaveUp):
+        for key, upload_id in self.journal.left:
+            if key.startswith(self.uri.key):
+                context = ErrorContext(self.uri.bucket, key)
+                try:
+                    for each in [upload_id] if upload_id else await self._begun(context):
+                        await self._abort(context, each)
+                except GaveUp:
                     raise
-                return
-        self.journal.note_upload(key, upload_id, begun=False)
+                except SourceError:
+                    continue
+            self.journal.note_upload(key, upload_id, begun=False)
+
+    async def _abort(self, context: ErrorContext, upload_id: str) -> None:
+        await retry_while_unavailable(
+            lambda _: abort_upload(self.client, context, upload_id),
+            self.policy,
+            on_wait=self._waiting,
+            what="an upload",
+        )
 
     async def _begun(self, context: ErrorContext) -> list[str]:
         """Return the ids of all uploads of a key. Raises SourceError."""

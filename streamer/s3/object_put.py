@@ -138,25 +138,20 @@ async def put_object(
 async def prove_writable(
     client: S3Client,
     context: ErrorContext,
-    headers: Mapping[str, Any],
+    new: NewObject,
     *,
     policy: RetryPolicy,
     on_wait: Callable[[SourceError], None] | None = None,
 ) -> None:
     """Begin an upload of the object and abort it, as proof of the permissions, those on its KMS key included.
 
-    `headers`: see `NewObject`. Raises SourceError. S3 asks for kms:Decrypt only when parts are sent.
+    `new`: nothing is read. Raises SourceError. S3 asks for kms:Decrypt only when parts are sent.
     """
-    upload = _Upload(client, context, NewObject(0, _nothing, headers=headers), policy, on_wait)
-    with _denied("s3:PutObject", headers):
-        begun = await upload.begin()
+    upload = _Upload(client, context, new, policy, on_wait)
+    with _denied("s3:PutObject", new.headers):
+        await upload.begin()
     with _denied("s3:AbortMultipartUpload", {}):
-        await retry_while_unavailable(
-            lambda _: abort_upload(client, context, begun["UploadId"]),
-            policy,
-            on_wait=on_wait,
-            what="an upload",
-        )
+        await retry_while_unavailable(lambda _: upload.abort(), policy, on_wait=on_wait, what="an upload")
 
 
 async def abort_upload(client: S3Client, context: ErrorContext, upload_id: str) -> None:
@@ -167,10 +162,6 @@ async def abort_upload(client: S3Client, context: ErrorContext, upload_id: str) 
     except SourceError as error:
         if error.code != _UPLOAD_GONE:
             raise
-
-
-async def _nothing(_: int) -> bytes:
-    return b""
 
 
 @contextlib.contextmanager
@@ -252,8 +243,7 @@ class _Upload:
         except BaseException:
             if self._upload:
                 with contextlib.suppress(Exception):  # what ended the upload is raised
-                    await abort_upload(self._client, self._context, self._upload["UploadId"])
-                    self._note(begun=False)
+                    await self.abort()
             raise
         stored = stored_sum(made)
         if stored is not None and stored.algorithm == "CRC64NVME" and stored.value != self._crc:
@@ -262,12 +252,18 @@ class _Upload:
         etag = str(made.get("ETag") or "").strip('"') or await self.etag_if_same()
         return etag or self._named(made, "ETag")
 
-    async def begin(self) -> dict[str, str]:
-        """Begin a multipart upload; return the parameters that name it. Raises SourceError."""
+    async def begin(self) -> None:
+        """Begin a multipart upload. Raises SourceError."""
         begun = await self.send(
             "create_multipart_upload", ChecksumAlgorithm="CRC64NVME", **_WHOLE, **self._new.headers
         )
-        return {"UploadId": self._named(begun, "UploadId")}
+        self._upload = {"UploadId": self._named(begun, "UploadId")}
+        self._note(begun=True)
+
+    async def abort(self) -> None:
+        """Abort it. Raises SourceError."""
+        await abort_upload(self._client, self._context, self._upload["UploadId"])
+        self._note(begun=False)
 
     async def _part(self, number: int, parts: TaskGroup) -> None:
         """Read a part, let another task read the next one, and send it. The first part begins the upload.
@@ -280,8 +276,7 @@ class _Upload:
             crc = self._crc64(memoryview(body), 0)
             if len(body) == self._part_size:
                 if number == 1:
-                    self._upload = await self.begin()
-                    self._note(begun=True)
+                    await self.begin()
                 parts.create_task(self._part(number + 1, parts))
             elif number == 1:
                 self._size, self._crc, self._hashed = len(body), crc, body

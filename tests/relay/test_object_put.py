@@ -83,7 +83,8 @@ class Put:
         return await put_object(self._client, context(key), new, replaces=replaces, policy=policy)
 
     async def prove(self, headers: Mapping[str, Any]) -> None:
-        await prove_writable(self._client, context(), headers, policy=PATIENT)
+        new = NewObject(0, Bytes(b"").read, headers=headers)
+        await prove_writable(self._client, context(), new, policy=PATIENT)
 
     async def abort(self, upload: str) -> None:
         await abort_upload(self._client, context(), upload)

@@ -92,6 +92,7 @@ async def uploading(
     hosts: tuple[int, Sequence[str]] = (0, ["algo-1"]),
     job: str = "job",
     policy: RetryPolicy = POLICY,
+    proved: bool = False,
 ) -> AsyncIterator[Checkpoints]:
     """Checkpoints that are watched and uploaded; cancelled at the end, unless they have ended."""
     async with clients_of(stub) as clients:
@@ -110,6 +111,9 @@ async def uploading(
                 journal,
                 Admission().admit,
             )
+            await store.abort_left()
+            if proved:
+                await store.prove("", instead="Penstock.Checkpoints")
             checkpoints = Checkpoints(root, store, hosts)
             async with asyncio.TaskGroup() as tasks:
                 running = tasks.create_task(checkpoints.run())
@@ -485,7 +489,7 @@ class Stub:
     url = sys.argv[1]
 streamer.s3.object_put.PART = sidecar.upload.store.PART = 3000
 async def main():
-    async with uploading(Stub, sys.argv[2]) as checkpoints:
+    async with uploading(Stub, sys.argv[2], proved=True) as checkpoints:
         print(*await checkpoints.finish())
 asyncio.run(main())
 """
