@@ -237,8 +237,8 @@ class _Upload:
                 made = await self._complete(conditions)
             else:
                 async with self._new.requests:
-                    made = await self.send(
-                        "put_object", Body=self._hashed, **self._new.headers, **_sum(self._crc), **conditions
+                    made = await self._make(
+                        "put_object", conditions, Body=self._hashed, **self._new.headers, **_sum(self._crc)
                     )
         except BaseException:
             if self._upload:
@@ -296,17 +296,29 @@ class _Upload:
         with contextlib.suppress(ValueError):  # they are no MD5s
             self._hashed = b"".join(bytes.fromhex(etag.strip('"')) for etag, _, _ in sent)
             self._suffix = f"-{len(sent)}"
-        made = await self.send(
+        made = await self._make(
             "complete_multipart_upload",
+            conditions,
             MultipartUpload={"Parts": [{"ETag": each[0], "PartNumber": n} for n, each in enumerate(sent, 1)]},
             MpuObjectSize=self._size,
             **self._upload,
             **_WHOLE,
             **_sum(self._crc),
-            **conditions,
         )
         self._note(begun=False)
         return made
+
+    async def _make(self, operation: str, conditions: Mapping[str, str], **parameters: Any) -> Any:
+        """Send the request that makes the object; return the response. Raises SourceError.
+
+        Ceph 16 compares If-Match, quotes included, with an ETag that has none.
+        """
+        try:
+            return await self.send(operation, **parameters, **conditions)
+        except SourceError as error:
+            if error.code not in _CONFLICTS or "IfMatch" not in conditions:
+                raise
+        return await self.send(operation, **parameters, IfMatch=conditions["IfMatch"].strip('"'))
 
     def _note(self, *, begun: bool) -> None:
         self._new.on_upload(self._upload["UploadId"], begun)

@@ -42,6 +42,8 @@ class Puts:
     spoil: Spoil = lambda _operation, _request, response: response
     lost: int = 0
     """Number of the next objects that are made, and whose responses say 503."""
+    quotes: bool = True
+    """False: If-Match is compared with an ETag without quotes, as by Ceph 16."""
     garbled: int = 0
     """Number of the next bodies that another byte arrives in."""
 
@@ -113,7 +115,9 @@ class Puts:
         now, wanted = objects.get(name), request.headers.get("If-Match")
         if wanted is not None and now is None:
             return error(404, "NoSuchKey")
-        if (wanted is not None and wanted.strip('"') != etag(now or b"")) or (
+        if self.quotes and wanted is not None:
+            wanted = wanted.strip('"')
+        if (wanted is not None and wanted != etag(now or b"")) or (
             "If-None-Match" in request.headers and now is not None
         ):
             return error(412, "PreconditionFailed")

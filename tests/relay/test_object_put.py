@@ -370,6 +370,17 @@ async def test_an_upload_that_another_program_aborts_is_no_conflict(
     assert stub.objects == {KEY: b"live"}
 
 
+@pytest.mark.parametrize("size", [100, len(DATA)])
+async def test_a_server_may_compare_etags_with_quotes(put: Put, stub: S3Stub, size: int) -> None:
+    stub.puts.quotes = False
+    written = await put(Bytes(DATA[:size]), replaces=None)
+    stub.objects[KEY] = b"another program's"
+    assert await put(Bytes(DATA[:size]), replaces=written) is None
+    assert stub.objects == {KEY: b"another program's"}
+    assert await put(Bytes(DATA[:size]), replaces=etag(b"another program's")) == written
+    assert stub.objects == {KEY: DATA[:size]}
+
+
 async def test_a_slow_connection_is_not_a_silent_one(stub: S3Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     """The body takes longer than a server may be silent for; without the reads it would never arrive."""
     monkeypatch.setattr("streamer.s3.object_put.PART", PART * 4)
