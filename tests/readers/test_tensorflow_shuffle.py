@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from sidecar.job.resume import parse_saved
+from streamer.errors import ChannelError
 from streamer.formats import tfrecord
 from streamer.readers import PipeReader, SkipPolicy, load_state
 from streamer.readers.core.state import EpochState
@@ -120,6 +121,12 @@ def serve(feeder: Feeder, epoch: int, step: int = 0) -> None:
 def test_the_state_of_steps_is_that_of_the_elements(feeder: Feeder) -> None:
     feeder.configure({"train-0": "Pipe"})
     options: dict[str, Any] = {"rank": 0, "batch_size": SIZE, "positions": True} | WINDOW
+    serve(feeder, 0)
+    late = PipeModeDataset("train", "TFRecord", **options)
+    next(late.as_numpy_iterator())
+    with pytest.raises(ChannelError, match="call step_state.. once before that"):
+        late.step_state(1)
+    EpochState(feeder.state_dir, "train-0").put(0)
     serve(feeder, 0)
     dataset = PipeModeDataset("train", "TFRecord", **options)
     assert dataset.step_state() == StepState("train", 0, 0, {"digest": "d"}).document()

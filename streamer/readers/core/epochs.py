@@ -72,6 +72,8 @@ class ChannelEpochs:
         """Epoch that this object was told to begin with. No earlier epoch is known to be of this job."""
         self._sought: int | None = None
         """Epoch of the state that was loaded last."""
+        self.begun = False
+        """Whether this object has taken an epoch."""
         self._counts: EpochCounts | None = None
         """Counts in the trailer that `counts` read last. A sidecar that ends may remove its trailers."""
 
@@ -150,6 +152,7 @@ class ChannelEpochs:
         If the stream is closed before its FIFO was opened, the epoch goes back to the state file. Raises
         ChannelError also if there is no directory of FIFOs.
         """
+        self.begun = True
         with _counting:
             epoch = self._epoch
             if epoch is not None:

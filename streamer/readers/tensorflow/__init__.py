@@ -258,7 +258,8 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
         """Return the state of the job after `steps` global batches of this dataset, for `--resume`.
 
         Call it before the first iterator too, because it counts from the position that it finds then. Waits,
-        and raises, as `steps_per_epoch` does. Raises ChannelError if corrupt records were left out.
+        and raises, as `steps_per_epoch` does. Raises ChannelError if corrupt records were left out, or if
+        it counts and was first called after the first iterator.
         """
         if self._epochs is None:
             raise PipeModeDatasetException("a path has no state of steps; read a channel")
@@ -271,6 +272,11 @@ class PipeModeDataset(tf.data.Dataset):  # type: ignore[misc] # tensorflow publi
             )
         _counts(self._epochs)
         if self._first_state is None:
+            if steps and self._epochs.begun:
+                raise ChannelError(
+                    f"the steps of {self.channel} count from where its first iterator began; call "
+                    "step_state() once before that"
+                )
             position = self._starts[0] if self._starts else self._epochs.position()
             state = position.state()
             if not is_step_state(state):
