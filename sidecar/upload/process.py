@@ -23,12 +23,14 @@ from sidecar.process.logs import WaitLog, configure
 from sidecar.upload.admission import Admission
 from sidecar.upload.checkpoints import Checkpoints
 from sidecar.upload.journal import Journal, journal_of
+from sidecar.upload.markers import PREFIX
 from sidecar.upload.output import Output
 from sidecar.upload.spec import CHECKPOINTS, UploadSpec, failed_line, figures_line, line, receive_spec
 from sidecar.upload.store import Store
 from streamer.aio import first_of
 from streamer.directory import Directory
 from streamer.errors import PenstockError
+from streamer.plan import S3Uri
 from streamer.s3.client.faults import first_error
 from streamer.s3.client.session import open_clients
 
@@ -36,7 +38,6 @@ if TYPE_CHECKING:
     import socket
 
     from sidecar.upload.tree import LeftOut
-    from streamer.plan import S3Uri
 
 FIGURES_EVERY = 1.0
 """Least seconds between snapshots."""
@@ -106,7 +107,7 @@ class _Uploader:
             if (checkpoints := spec.checkpoints) is not None:
                 with Directory.at(checkpoints.path) as root:
                     to = await store(checkpoints.uri, spec.metadata, root)
-                    await to.prove("", instead="Penstock.Checkpoints")
+                    await to.prove(PREFIX, instead="Penstock.Checkpoints")  # the prefix may be empty
             await self._send(line(did="ready"))
             if await self._message() is None:
                 return

@@ -259,18 +259,20 @@ def test_a_second_signal_ends_the_upload_and_keeps_the_model(stub: S3Stub, tmp_p
 CHECKPOINTS: dict[str, Any] = {"CheckpointConfig": {"S3Uri": "s3://b/checkpoints"}}
 
 
-def test_checkpoints_are_in_s3_when_exec_ends(stub: S3Stub, tmp_path: Path) -> None:
+@pytest.mark.parametrize("folder", ["b/checkpoints/", "whole-bucket/"])
+def test_checkpoints_are_in_s3_when_exec_ends(stub: S3Stub, tmp_path: Path, folder: str) -> None:
     base = tmp_path / "ml"
+    stub.objects[f"{folder}step-0/restored"] = b""
     script = (
         f"cd {base}/checkpoints && mkdir step-1 && echo a >step-1/weights && exec 3>events && echo b >&3 && "
         f"echo c >step-1/trainer_state.json; exit 3"
     )
-    path = job_file(stub, tmp_path, base, **CHECKPOINTS)
+    path = job_file(stub, tmp_path, base, CheckpointConfig={"S3Uri": f"s3://{folder.rstrip('/')}"})
     code, events = execute(path, script)
     assert code == 3, events
-    found = {key.removeprefix("b/checkpoints/") for key in stub.objects if key.startswith("b/checkpoints/")}
-    assert found == {"step-1/weights", "step-1/trainer_state.json", "events"}
-    made = [key.removeprefix("b/checkpoints/") for kind, key, _ in stub.puts.seen if kind == "PutObject"]
+    found = {key.removeprefix(folder) for key in stub.objects if key.startswith(folder)}
+    assert found == {"step-0/restored", "step-1/weights", "step-1/trainer_state.json", "events"}
+    made = [key.removeprefix(folder) for kind, key, _ in stub.puts.seen if kind == "PutObject"]
     assert made.index("step-1/weights") < made.index("step-1/trainer_state.json")
 
 
