@@ -279,7 +279,7 @@ class Checkpoints:
             async def before_made() -> None:
                 if written is None:
                     rest = CLOSED_REST if entry.event else FOUND_REST
-                    await self._pause(status.st_mtime + rest - time.time())
+                    await self._pause(rest - abs(time.time() - status.st_mtime))  # it may be of the future
                 await self._first(entry)
                 if mark_of((await self._found(entry)).status) != mark_of(status):
                     raise FileChanged

@@ -159,7 +159,7 @@ class Watch:
 
     def _is_due(self, file: TreeFile, rested: float = 0.0, *, ended: bool = False) -> bool:
         first, *others = file.name.split("/")
-        age = time.time() - file.status.st_ctime
+        age = abs(time.time() - file.status.st_ctime)  # clocks of a network file system differ
         temporary = not ended and age < TEMPORARY_REST and any(map(_TEMPORARY.search, (first, *others)))
         ours = first == OURS or first.startswith(f"{OURS}.")
         return not temporary and not ours and age >= rested and self._is_new(file.name, file.status)

@@ -621,12 +621,16 @@ async def test_a_file_of_another_user_must_rest(
     monkeypatch.setattr("sidecar.upload.checkpoints.CLOSED_REST", 0.3)
     monkeypatch.setattr("sidecar.upload.checkpoints.FOUND_REST", 0.3)
     rested = []
-    visible.on_visible = lambda name, _: rested.append(time.time() - (base / name).stat().st_mtime)
+    visible.on_visible = lambda name, _: rested.append(abs(time.time() - (base / name).stat().st_mtime))
     with without_leases():
         async with uploading(stub, base) as checkpoints:
             for name in ("event", "found/by/scan"):
                 write(base / name, b"1")
                 os.chown(base / name, NOBODY, NOBODY)
+            write(tomorrow := base.with_name("tomorrow"), b"by another clock")
+            os.chown(tomorrow, NOBODY, NOBODY)
+            os.utime(tomorrow, (time.time() + 86_400,) * 2)
+            tomorrow.rename(base / "tomorrow")
             for _ in range(20):
                 with (base / "event").open("ab") as file:
                     file.write(b"2")
