@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -78,8 +78,8 @@ def start_demo() -> Iterator[Callable[..., Demo]]:
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="demo-"))
 
-        def start(*arguments: str, warm: bool = False) -> Demo:
-            command = warm_module("examples.demo") if warm else [sys.executable, "-m", "examples.demo"]
+        def start(*arguments: str, framework: Literal["tensorflow", "torch"] = "tensorflow") -> Demo:
+            command = [*warm_module("examples.demo", framework), "--framework", framework]
             process = stack.enter_context(
                 subprocess.Popen(
                     [*command, *arguments],
@@ -101,9 +101,9 @@ def start_demo() -> Iterator[Callable[..., Demo]]:
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize(("framework", "name"), [("tensorflow", "TensorFlow"), ("torch", "PyTorch")])
 def test_demo_trains_and_proves_every_epoch(
-    start_demo: Callable[..., Demo], framework: str, name: str
+    start_demo: Callable[..., Demo], framework: Literal["tensorflow", "torch"], name: str
 ) -> None:
-    demo = start_demo(*SMALL, "--framework", framework, warm=framework == "tensorflow")
+    demo = start_demo(*SMALL, framework=framework)
     output = demo.finish()
     assert re.search(rf"framework +{name} [\d.]+", output), output
     (admin,) = re.findall(r"watch it at (http://127\.0\.0\.1:\d+) in a browser", output)
@@ -140,7 +140,7 @@ def test_demo_trains_and_proves_every_epoch(
 def test_a_killed_child_fails_the_demo_and_leaves_nothing(
     start_demo: Callable[..., Demo], program: str, reported: str
 ) -> None:
-    demo = start_demo(*LONG, warm=True)
+    demo = start_demo(*LONG)
     demo.await_training()
     os.kill(demo.child(program), signal.SIGKILL)
     output = demo.finish()
@@ -151,7 +151,7 @@ def test_a_killed_child_fails_the_demo_and_leaves_nothing(
 @pytest.mark.e2e
 @pytest.mark.timeout(150)
 def test_ctrl_c_in_mid_training_leaves_nothing(start_demo: Callable[..., Demo]) -> None:
-    demo = start_demo(*LONG, warm=True)
+    demo = start_demo(*LONG)
     demo.await_training()
     demo.process.send_signal(signal.SIGINT)
     output = demo.finish()

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from email.message import Message
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -558,11 +558,14 @@ def test_a_tiny_run_from_end_to_end(tmp_path: Path) -> None:
     ("family", "name"), [("tensorflow", "lines-100"), ("torch", "tfrecord-8k"), ("plain", "tfrecord-8k")]
 )
 def test_readers_are_measured_side_by_side(
-    family: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: Literal["tensorflow", "torch", "plain"],
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A tiny case end to end: every reader reads every byte, and the page gets its table."""
-    if family == "tensorflow":
-        monkeypatch.setattr(sys, "executable", warm_python())
+    if family in {"tensorflow", "torch"}:
+        monkeypatch.setattr(sys, "executable", warm_python(family))
     page = tmp_path / "page.md"
     page.write_text(f"before\n{readers.BEGIN}\nold\n{readers.END}\nafter\n")
     out = tmp_path / "readers.json"

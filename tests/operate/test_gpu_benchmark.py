@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import gpu, origin
+from tests.kit.warm_python import warm_python
 
 
 @pytest.fixture(autouse=True)
@@ -22,10 +23,11 @@ def no_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_a_training_job_is_fed_by_whoever_is_asked(tmp_path: Path) -> None:
+def test_a_training_job_is_fed_by_whoever_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the CPU, without a real model: every feed's records are whole, and the page gets its table."""
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("the origin wants a core of its own")
+    monkeypatch.setattr(sys, "executable", warm_python("torch"))
     page, out = tmp_path / "page.md", tmp_path / "gpu.json"
     page.write_text(f"before\n{gpu.BEGIN}\nold\n{gpu.END}\nafter\n")
     feeds = ("memory", "files", "penstock")

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import time
 from dataclasses import dataclass, field
 
 import pytest
 
 from scripts.texts import REMEDY, explained
-from tests.kit.processes import PENSTOCK
 from tests.kit.raw import answer, raw_server
 from tests.kit.stub import S3Stub
+from tests.kit.warm import warm
 
 TABLE = os.environ.get("PENSTOCK_STATES")
 HTML = b"<html><body>Please log in</body></html>"
@@ -109,22 +108,24 @@ def test_what_is_said_has_cause_and_remedy(stub: S3Stub, tls_stub: S3Stub, state
     with raw_server(lambda _: state.reply.replace(b"@URL@", server.url.encode())) as server:
         url = state.url.replace("@URL@", stub.url[4:]).replace("@TLS@", tls_stub.url)
         url = url.replace("@TLS-AS-HTTP@", tls_stub.url.replace("https", "http")) or server.url
-        command = [*PENSTOCK, "cat", "s3://b/k", "--path-style", "--endpoint-url", url]
-        began = time.monotonic()
-        with subprocess.Popen(
-            command, env=environment | state.variables, stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE, text=True,
-        ) as process:  # fmt: skip
-            assert process.stderr is not None
-            lines = []
-            for line in process.stderr:
+        arguments = "cat", "s3://b/k", "--path-style", "--endpoint-url", url
+        began, lines = time.monotonic(), []
+        read_end, write_end = os.pipe()
+        with open(os.devnull, "r+b") as nothing, open(read_end, encoding="utf-8") as errors:
+            null = nothing.fileno()
+            process = warm().start(
+                *arguments, stdin=null, stdout=null, stderr=write_end, env=environment | state.variables
+            )
+            os.close(write_end)
+            for line in errors:
                 lines.append(line)
                 if state.words in line:
                     break
             seconds = time.monotonic() - began
             if state.code is None:
                 process.kill()
-            process.communicate()
+            errors.read()
+        process.wait()
     assert state.words in lines[-1], lines
     if TABLE:
         with open(TABLE, "a", encoding="utf-8") as file:
