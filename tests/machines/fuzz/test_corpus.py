@@ -55,7 +55,7 @@ def spliced(seeds: tuple[bytes, ...]) -> Any:
 def test_what_is_like_an_input_ends_as_it_must(name: str) -> None:
     target = TARGETS[name]
 
-    @settings(max_examples=60, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=30, suppress_health_check=list(HealthCheck))
     @given(spliced(target.seeds))
     @example(b"")
     def check(data: bytes) -> None:
