@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -18,7 +19,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 @pytest.mark.parametrize("name", list(EXAMPLES))
 def test_an_example_learns_what_its_data_hold(name: str) -> None:
     program = (Path(ROOT) / "examples" / f"{name}.py").read_text()
-    framework = "tensorflow" if "import tensorflow" in program else "torch"
+    framework: Literal["tensorflow", "torch"] = "tensorflow" if "import tensorflow" in program else "torch"
     command = [*warm_module("examples.run", framework), name]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
