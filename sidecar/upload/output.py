@@ -13,7 +13,7 @@ changed.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sidecar.process.logs import log
 from sidecar.upload.archive import Archive
@@ -23,10 +23,8 @@ from sidecar.upload.tree import LeftOut
 from sidecar.upload.uploads import MOST_READS, FileChanged, Uploads
 from streamer.aio import in_thread
 from streamer.directory import Directory
-from streamer.errors import ConfigError, Denied, ErrorContext, Missing, PenstockError
+from streamer.errors import ConfigError, Denied, PenstockError
 from streamer.plan import S3Uri
-from streamer.retry import retry_while_unavailable
-from streamer.s3.object_put import put_object
 
 if TYPE_CHECKING:
     from sidecar.upload.spec import OutputSpec
@@ -61,21 +59,23 @@ class Output:
         for uri in (data, first):
             if uri is not None:
                 self._seen[uri] = await self._etag_to_replace(uri)
-        key = model.key if self._target.compressed else f"{model.key}penstock"
-        name = key.removeprefix(self._target.folder.key)
+        name = self._name(model) if self._target.compressed else f"{self._name(model)}penstock"
         await self._store.prove(name, instead="Penstock.Output")
+
+    def _name(self, uri: S3Uri) -> str:
+        return uri.key.removeprefix(self._target.folder.key)
 
     async def _first_below(self, folder: S3Uri) -> S3Uri | None:
         """Return the first object in a folder; None if there is none, or if it may not be listed."""
         try:
-            page = await self._send("list_objects_v2", folder, Prefix=folder.key, MaxKeys=1)
+            page = await self._store.send("list_objects_v2", self._name(folder), Prefix=folder.key, MaxKeys=1)
         except Denied:
             return None
         return S3Uri(folder.bucket, page["Contents"][0]["Key"]) if page.get("Contents") else None
 
     async def _etag_to_replace(self, uri: S3Uri) -> str | None:
         """Return the ETag of an object; None if there is none. Raises ConfigError if it must stay."""
-        found = await self._head(uri)
+        found = await self._store.head(self._name(uri))
         if found is None:
             return None
         if not (is_ours(found, self._store.headers) or self._target.replaces):
@@ -87,20 +87,9 @@ class Output:
             )
         return str(found["ETag"]).strip('"')
 
-    async def _head(self, uri: S3Uri) -> dict[str, Any] | None:
-        """Return the response to HEAD; None if there is no object, or none that these credentials may see.
-
-        Without the permission to list, S3 denies the HEAD of an object that does not exist.
-        """
-        try:
-            found: dict[str, Any] = await self._send("head_object", uri, Key=uri.key)
-        except (Missing, Denied):
-            return None
-        return found
-
     async def _own(self, uri: S3Uri) -> str | None:
         """Return the ETag of an object that an earlier run of this job and host has written; else None."""
-        found = await self._head(uri)
+        found = await self._store.head(self._name(uri))
         if found is None or not is_ours(found, self._store.headers):
             return None
         return str(found["ETag"]).strip('"')
@@ -158,16 +147,8 @@ class Output:
         for left in reversed(range(MOST_READS)):
             archive = await in_thread(Archive, root)
             try:
-                name = uri.key.removeprefix(self._target.folder.key)
-                new = self._store.new(name, archive.most, archive.read, archive.check)
-                etag = await put_object(
-                    self._store.client,
-                    ErrorContext(*uri),
-                    new,
-                    replaces=replaces,
-                    policy=self._store.policy,
-                    on_wait=self._store.on_wait,
-                )
+                new = self._store.new(self._name(uri), archive.most, archive.read, archive.check)
+                etag = await self._store.write(self._name(uri), new, replaces)
             except FileChanged:
                 if not left:
                     raise
@@ -200,11 +181,3 @@ class Output:
         self.bytes += uploads.bytes
         self.files += uploads.objects
         return uploads.left_out
-
-    async def _send(self, operation: str, uri: S3Uri, **parameters: Any) -> Any:
-        return await retry_while_unavailable(
-            lambda _: self._store.client.send(operation, ErrorContext(*uri), Bucket=uri.bucket, **parameters),
-            self._store.policy,
-            on_wait=self._store.on_wait,
-            what="the state of an output",
-        )

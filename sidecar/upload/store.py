@@ -106,7 +106,7 @@ class Store:
             replaces = await self._replaced(name, size, again=attempt > 0)
             opened = OpenFile(fd, on_read)
             new = self.new(name, size, opened.read, before_made)
-            if (etag := await self._put(name, new, replaces)) is not None:
+            if (etag := await self.write(name, new, replaces)) is not None:
                 return etag
         raise Unreadable(_TAKEN)
 
@@ -130,11 +130,12 @@ class Store:
         async def read(_: int) -> bytes:
             return left.pop()
 
-        await self._put(
+        await self.write(
             name, NewObject(0, read, requests=self.requests, headers=self.headers, admit=self.admit), ANY
         )
 
-    async def _put(self, name: str, new: NewObject, replaces: str | None) -> str | None:
+    async def write(self, name: str, new: NewObject, replaces: str | None) -> str | None:
+        """Write an object; see `put_object`."""
         return await put_object(
             self.client,
             self._context(name),
@@ -173,10 +174,7 @@ class Store:
             return self.journal.files[name].etag
         if size < PART and self.client.sends_if_match and not again:
             return None  # if there is one, so few bytes are sent again
-        context = self._context(name)
-        try:
-            found = await self._send("head_object", context, Key=context.key)
-        except (Missing, Denied):  # without permission to look, the condition decides
+        if (found := await self.head(name)) is None:  # without permission to look, the condition decides
             return None
         now = parsedate_to_datetime(found["ResponseMetadata"]["HTTPHeaders"]["date"])
         age = (now - found.get("LastModified", now)).total_seconds()
@@ -185,7 +183,20 @@ class Store:
             return str(found.get("ETag", "")).strip('"')
         raise Unreadable(_TAKEN)
 
-    async def _send(self, operation: str, context: ErrorContext, **parameters: Any) -> Any:
+    async def head(self, name: str) -> dict[str, Any] | None:
+        """Return the response to HEAD; None if there is no object, or none that these credentials may see.
+
+        Without the permission to list, S3 denies the HEAD of an object that does not exist.
+        """
+        try:
+            found: dict[str, Any] = await self.send("head_object", name, Key=self.uri.key + name)
+        except (Missing, Denied):
+            return None
+        return found
+
+    async def send(self, operation: str, name: str, **parameters: Any) -> Any:
+        """Send a request, again while storage is away; return the response. Raises SourceError."""
+        context = self._context(name)
         return await retry_while_unavailable(
             lambda _: self.client.send(operation, context, Bucket=context.bucket, **parameters),
             self.policy,
@@ -202,7 +213,7 @@ class Store:
             if key.startswith(self.uri.key):
                 context = ErrorContext(self.uri.bucket, key)
                 try:
-                    for each in [upload_id] if upload_id else await self._begun(context):
+                    for each in [upload_id] if upload_id else await self._begun(key):
                         await self._abort(context, each)
                 except GaveUp:
                     raise
@@ -218,7 +229,7 @@ class Store:
             what="an upload",
         )
 
-    async def _begun(self, context: ErrorContext) -> list[str]:
+    async def _begun(self, key: str) -> list[str]:
         """Return the ids of all uploads of a key. Raises SourceError."""
-        found = await self._send("list_multipart_uploads", context, Prefix=context.key)
-        return [each["UploadId"] for each in found.get("Uploads", []) if each["Key"] == context.key]
+        found = await self.send("list_multipart_uploads", key.removeprefix(self.uri.key), Prefix=key)
+        return [each["UploadId"] for each in found.get("Uploads", []) if each["Key"] == key]
