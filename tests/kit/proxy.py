@@ -74,6 +74,8 @@ class TcpProxy:
         self.port = 0
         """Where it listens, on 127.0.0.1."""
         self.accepted = 0
+        self.on_data: Callable[[int, bytes, bool], None] | None = None
+        """Called before bytes are passed on: the connection's number, and whether the client sent them."""
         self._target = (host, port)
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
@@ -149,19 +151,20 @@ class TcpProxy:
         assert task is not None
         self._tasks.add(task)
         try:
-            await self._carry(self.lines(number), reader, writer)
+            await self._carry(number, reader, writer)
         except (OSError, asyncio.CancelledError):
             pass  # an end of a connection like any other here, told to the client below
         finally:
             self._tasks.discard(task)
             reset(writer.transport)
 
-    async def _carry(self, line: Line, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _carry(self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        line = self.lines(number)
         from_server, to_server = await asyncio.open_connection(*self._target)
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._requests(line, reader, to_server))
-                await self._answers(line, from_server, writer)
+                group.create_task(self._requests(number, line, reader, to_server))
+                await self._answers(number, line, from_server, writer)
                 await self._over(line, writer)
                 raise ConnectionResetError
         except* OSError:
@@ -170,16 +173,17 @@ class TcpProxy:
             to_server.transport.abort()
 
     async def _requests(
-        self, line: Line, reader: asyncio.StreamReader, to_server: asyncio.StreamWriter
+        self, number: int, line: Line, reader: asyncio.StreamReader, to_server: asyncio.StreamWriter
     ) -> None:
         while data := await reader.read(_PIECE):
+            self._show(number, data, request=True)
             await asyncio.sleep(line.latency)
             to_server.write(data)
             await to_server.drain()
         raise ConnectionResetError  # the client has left
 
     async def _answers(
-        self, line: Line, from_server: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, number: int, line: Line, from_server: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Pass on what the server says, until it ends or the line does."""
         passed, most = 0, line.passes
@@ -187,11 +191,16 @@ class TcpProxy:
             data = await from_server.read(_PIECE if most is None else min(_PIECE, most - passed))
             if not data:
                 break
+            self._show(number, data, request=False)
             writer.write(data)
             await writer.drain()
             passed += len(data)
             if line.bandwidth != float("inf"):
                 await asyncio.sleep(len(data) / line.bandwidth)
+
+    def _show(self, number: int, data: bytes, *, request: bool) -> None:
+        if self.on_data is not None:
+            self.on_data(number, data, request)
 
     async def _over(self, line: Line, writer: asyncio.StreamWriter) -> None:
         """What the line does at its end; returns once the connection is to be reset."""

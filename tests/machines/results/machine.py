@@ -1,10 +1,15 @@
 """Jobs that are killed while they upload: no torn object, no checkpoint lost, no upload left.
 
 a run    `penstock exec` ─▶ a trainer that goes on from the newest checkpoint, writes more, and a model
-a kill   of exec, its uploader or the trainer, when the server has got a drawn number of writes
-between  each object that names others has them all in S3, whole; the next run begins in an empty
-         directory or in the same one, and must find no older checkpoint than S3 had
+a kill   of exec, its uploader (twice), the trainer or all three, at a drawn point of the bytes that pass a
+         relay to the server: a write that begins, the response to one, or any piece, restored ones too
+between  each object that names others has them all in S3, whole, and so has each file that the journal has;
+         the next run begins in an empty directory or in the same one; there it aborts the uploads that were
+         left, before its trainer begins; and the trainer finds no older checkpoint than S3 had
 the end  exec ends with 0, S3 has every file and the model, and no upload is left
+
+The server is the scripted stub, SeaweedFS or Ceph. One that cannot be started on this machine is named, and
+breaks no case.
 """
 
 from __future__ import annotations
@@ -14,29 +19,47 @@ import hashlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from sidecar.upload.journal import FILE, Journal
+from streamer.directory import Directory
+from streamer.s3.object_put import PART
 from tests.kit.archives import members
 from tests.kit.credentials import set_credentials
-from tests.kit.processes import job, penstock_with, uploader_of, write_job
-from tests.kit.stub import S3Stub, StubThread
+from tests.kit.processes import PENSTOCK, job, uploader_of, write_job
+from tests.kit.proxy import TcpProxy, standing_before
+from tests.kit.stub import StubThread
 from tests.machines.machine import Machine, Result
+from tests.machines.servers.habits import s3
+from tests.machines.servers.servers import Server, Unavailable, running
 
-TARGETS = ("exec", "uploader", "trainer")
-MODEL = "b/out/killed/output/model.tar.gz"
-STATES = "b/states/"
-SMALL_PARTS = "streamer.s3.object_put.PART = 5000"
+TARGETS = ("exec", "uploader", "trainer", "all")
+SERVERS = ("stub", "seaweedfs", "ceph")
+POINTS = ("write", "response", "piece")
+MOST_WRITES = 40
+"""A run has some more."""
+PIECES_OF_A_WRITE = 20
+"""On average; a piece has at most 64 KiB."""
+LARGE = PART * 12 // 5
+"""Bytes of a file of three parts."""
+UPLOADER_KILLS = 2
+"""Kills in a run. After the third one the uploader is not started again."""
+BUCKET = "results"
+MODEL = "out/killed/output/model.tar.gz"
+STATES = "states/"
 TRAINER = r"""
 import hashlib, json, os, pathlib, random, shutil, sys, time
-base, steps, seed = pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+base, steps, seed, large = pathlib.Path(sys.argv[1]), *map(int, sys.argv[2:])
 (base / "trainer").write_text(str(os.getpid()))
 states, draw = base / "checkpoints", random.Random(seed)
 done = -1
@@ -51,7 +74,7 @@ for step in range(done + 1, steps):
     os.makedirs(temporary, exist_ok=True)
     sums = {}
     for number in range(draw.randint(1, 4)):
-        data = draw.randbytes(draw.choice([0, 100, 4999, 12000]))
+        data = draw.randbytes(draw.choice([0, 1, 100, 4999, 5000, 70000, large]))
         (temporary / f"shard-{number}").write_bytes(data)
         sums[f"shard-{number}"] = hashlib.sha256(data).hexdigest()
     time.sleep(draw.random() / 10)  # it computes
@@ -59,20 +82,32 @@ for step in range(done + 1, steps):
     if temporary.name == "tmp-step":
         shutil.rmtree(states / f"step-{step:03d}", ignore_errors=True)  # restored without its end
         os.rename(temporary, states / f"step-{step:03d}")
-(base / "model" / "weights").write_bytes(random.Random(seed).randbytes(20000))
+(base / "model" / "weights").write_bytes(random.Random(seed).randbytes(large))
 """
+
+
+@dataclass(frozen=True)
+class Kill:
+    """The kill of one run."""
+
+    target: str
+    point: str
+    count: int
+    """Which of these points it is."""
+    fresh: bool
+    """Whether the next run has an empty directory."""
 
 
 @dataclass(frozen=True)
 class Kills:
     """The kills of one job."""
 
+    server: str
     seed: int
-    kills: tuple[tuple[str, int, bool], ...]
-    """Who is killed, after how many writes, and whether the next run has an empty directory."""
+    kills: tuple[Kill, ...]
 
     def __str__(self) -> str:
-        return f"{self.seed}"
+        return f"{self.server}-{self.seed}"
 
 
 class Results(Machine[Kills]):
@@ -81,123 +116,207 @@ class Results(Machine[Kills]):
     limit = 240.0
     workers = 1
 
-    @contextlib.contextmanager
-    def opened(self) -> Iterator[None]:
-        """Make each process's credentials."""
-        set_credentials()
-        yield
-
     def draw(self, seed: int) -> Kills:
-        draw = random.Random(seed)
-        return Kills(
-            seed,
-            tuple(
-                (draw.choice(TARGETS), draw.randint(1, 40), draw.random() < 0.5)
-                for _ in range(draw.randint(1, 4))
-            ),
-        )
+        return _drawn(SERVERS[seed % len(SERVERS)], seed)
 
     def named(self, text: str) -> Kills:
-        return self.draw(int(text))
+        server, _, seed = text.partition("-")
+        return _drawn(server, int(seed))
 
     def run(self, case: Kills) -> Result:
-        stub = StubThread()
         try:
-            with tempfile.TemporaryDirectory(prefix="results-") as directory:
-                return Result(_Job(stub.start(), Path(directory), case.seed).run(case.kills))
-        finally:
-            stub.stop()
+            with contextlib.ExitStack() as stack:
+                server = stack.enter_context(_serving(case.server))
+                client = stack.enter_context(contextlib.closing(s3(server)))
+                relay = stack.enter_context(standing_before(server.url))
+                directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="results-"))
+                return Result(_Job(case, client, relay, Path(directory)).run())
+        except Unavailable as error:
+            print(f"{case.server} is missing: {error}", file=sys.stderr)
+            return Result(Counter([f"jobs without {case.server}, which is missing"]))
+
+
+def _drawn(server: str, seed: int) -> Kills:
+    draw = random.Random(seed)
+    kills = []
+    for _ in range(draw.randint(2, 6)):
+        point, count = draw.choice(POINTS), draw.randint(1, draw.choice([6, MOST_WRITES]))
+        if point == "piece":
+            count = draw.randint(1, count * PIECES_OF_A_WRITE)
+        kills.append(Kill(draw.choice(TARGETS), point, count, draw.random() < 0.5))
+    return Kills(server, seed, tuple(kills))
+
+
+@contextlib.contextmanager
+def _serving(name: str) -> Iterator[Server]:
+    """Run a server with an object to train with, and make its credentials this process's."""
+    with contextlib.ExitStack() as stack:
+        if name == "stub":
+            stub = StubThread()
+            stack.callback(stub.stop)
+            server = Server(stub.start().url, "AKIDTEST", "not-a-secret", "")
+        else:
+            server = stack.enter_context(running(name))
+        set_credentials(server.access_key, server.secret_key)
+        with contextlib.closing(s3(server)) as client:
+            if name != "stub":
+                client.create_bucket(Bucket=BUCKET)
+            client.put_object(Bucket=BUCKET, Key="train/0", Body=b"bytes", ChecksumAlgorithm="CRC64NVME")
+        yield server
+
+
+class _Point:
+    """Sees the bytes that pass the relay, and kills at the point that is meant."""
+
+    def __init__(self, kill: Kill, strike: Callable[[], bool]) -> None:
+        """`strike` kills; it returns false if there is nobody now, and then the next point has its turn."""
+        self._kill = kill
+        self._strike = strike
+        self._left = kill.count
+        self._times = UPLOADER_KILLS if kill.target == "uploader" else 1
+        self._writing: set[int] = set()
+        """Connections whose last request is a write."""
+
+    def pass_on(self, connection: int, data: bytes, request: bool) -> None:
+        """Take note of bytes before they are passed on; see `TcpProxy.on_data`."""
+        points = {"piece"}
+        if request and data.startswith((b"PUT ", b"POST ", b"DELETE ")):
+            points.add("write")
+            self._writing.add(connection)
+        elif not request and connection in self._writing and not data.startswith(b"HTTP/1.1 100 "):
+            points.add("response")
+            self._writing.discard(connection)
+        if self._kill.point in points:
+            self._left -= 1
+            if self._left == 0:
+                struck = self._strike()
+                self._times -= struck
+                self._left = self._kill.count if struck and self._times else not struck
 
 
 class _Job:
     """The runs of one job, and what S3 has of it."""
 
-    def __init__(self, stub: S3Stub, directory: Path, seed: int) -> None:
-        self._stub, self._directory, self._seed = stub, directory, seed
+    def __init__(self, case: Kills, client: Any, relay: TcpProxy, directory: Path) -> None:
+        self._case, self._client, self._relay, self._directory = case, client, relay, directory
         self._base = directory / "ml-0"
-        stub.objects["b/train/0"] = b"bytes"
         self._counts: Counter[str] = Counter()
+        self._known = -1
+        """The newest whole step that S3 has had."""
+        self._abandoned: set[str] = set()
+        """Uploads whose journal is on a volume that was left."""
 
-    def run(self, kills: tuple[tuple[str, int, bool], ...]) -> Counter[str]:
+    def run(self) -> Counter[str]:
         """Run to the end. Raises AssertionError for a broken promise."""
-        steps, known, abandoned = 0, -1, set[str]()
-        for number, (target, writes, fresh) in enumerate(kills):
+        steps = 0
+        for number, kill in enumerate(self._case.kills):
             steps += 6
-            self._execute(steps, (target, writes))
-            known = max(known, self._newest())
-            if fresh:
-                abandoned |= self._stub.puts.uploads.keys()  # the journal is on the volume that is left
+            self._execute(steps, kill)
+            if kill.fresh:
+                self._abandoned |= self._uploads()
                 self._base = self._directory / f"ml-{number + 1}"
-        code = self._execute(steps + 3, None)
-        assert code == 0, f"the last run ended with {code}"
-        resumed = int((self._base / "resumed").read_text())
-        assert resumed >= known, f"resumed at step {resumed}, and S3 had {known}"
-        assert self._newest() == steps + 2
+        steps += 3
+        objects = self._execute(steps, None)
+        assert self._known == steps - 1
         states = self._base / "checkpoints"
         for each in states.rglob("*"):
             name = each.relative_to(states).as_posix()
             if each.is_file() and not name.startswith(".penstock"):
-                assert self._stub.objects.get(STATES + name) == each.read_bytes(), f"{name} is not in S3"
-        weights = random.Random(self._seed).randbytes(20000)
-        assert members(self._stub.objects[MODEL]) == {"weights": weights}
-        assert self._stub.puts.uploads.keys() <= abandoned, "an upload is left in S3"
-        return self._counts + Counter({"runs": len(kills) + 1, "steps": steps + 3})
+                assert objects.get(STATES + name) == each.read_bytes(), f"{name} is not in S3"
+        assert members(objects[MODEL]) == {"weights": random.Random(self._case.seed).randbytes(LARGE)}
+        assert self._uploads() <= self._abandoned, "an upload is left in S3"
+        return self._counts + Counter({"jobs": 1, "runs": len(self._case.kills) + 1, "steps": steps})
 
-    def _newest(self) -> int:
-        """The newest whole step in S3. Raises AssertionError if a step's files are not what it names."""
-        newest, objects = -1, dict(self._stub.objects)
-        for key, data in objects.items():
-            folder, _, name = key.rpartition("/")
-            if key.startswith(f"{STATES}step-") and name == ".metadata":
-                for shard, due in json.loads(data).items():
-                    found = objects.get(f"{folder}/{shard}")
-                    assert found is not None, f"{folder} names {shard}, which is not there"
-                    assert hashlib.sha256(found).hexdigest() == due, f"{folder}/{shard} is torn"
-                newest = max(newest, int(folder[-3:]))
-        return newest
-
-    def _execute(self, steps: int, kill: tuple[str, int] | None) -> int:
-        """Run `penstock exec` once, with a kill or without; return its exit code."""
+    def _execute(self, steps: int, kill: Kill | None) -> dict[str, bytes]:
+        """Run `penstock exec` once, with a kill or without; check and return what S3 has then."""
+        left = self._uploads()
+        for name in ("trainer", "resumed"):
+            (self._base / name).unlink(missing_ok=True)
         path = write_job(self._directory / "job.yaml", self._document())
         trainer = self._directory / "train.py"
         trainer.write_text(TRAINER)
-        command = [*penstock_with(SMALL_PARTS), "exec", "-c", path, "--", sys.executable, str(trainer)]
-        with subprocess.Popen(
-            [*command, str(self._base), str(steps), str(self._seed)], stderr=subprocess.PIPE, text=True
-        ) as process:
-            self._stub.puts.spoil = self._killer(process.pid, kill)
+        command = [*PENSTOCK, "exec", "-c", path, "--", sys.executable, str(trainer), str(self._base)]
+        command += map(str, (steps, self._case.seed, LARGE))
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            if kill is not None:
+                self._relay.on_data = _Point(kill, partial(self._strike, kill, process.pid)).pass_on
             text = process.communicate()[1]
-        self._stub.puts.spoil = lambda _operation, _request, response: response
+        self._relay.on_data = None
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             os.killpg(int((self._base / "trainer").read_text()), signal.SIGKILL)
-        if kill is None and process.returncode:
-            raise AssertionError(text)
-        return process.returncode
+        assert "is torn" not in text, text
+        assert kill is not None or process.returncode == 0, text
+        objects = self._objects()
+        self._check_journal(objects)
+        if (resumed := self._base / "resumed").exists():
+            step = int(resumed.read_text())
+            assert step >= self._known, f"resumed at step {step}, and S3 had {self._known}"
+            earlier = (left & self._uploads()) - self._abandoned
+            assert not earlier, f"the trainer has begun, and uploads of an earlier run are left: {earlier}"
+        self._known = max(self._known, _newest(objects))
+        return objects
+
+    def _strike(self, kill: Kill, pid: int) -> bool:
+        """Kill the processes that are meant; return whether there is one."""
+        started, struck = self._base / "trainer", False
+        trainer = int(started.read_text() or 0) if started.exists() else None
+        for name, victim in {"exec": pid, "uploader": uploader_of(pid), "trainer": trainer}.items():
+            if victim and kill.target in (name, "all"):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(victim, signal.SIGKILL)
+                    self._counts[f"kills of the {name}, {self._case.server}"] += 1
+                    struck = True
+        return struck
 
     def _document(self) -> dict[str, Any]:
-        return job(self._stub.url, self._base, "b/train/") | {
+        url = f"http://127.0.0.1:{self._relay.port}"
+        return job(url, self._base, f"{BUCKET}/train/") | {
             "TrainingJobName": "killed",
-            "OutputDataConfig": {"S3OutputPath": "s3://b/out"},
-            "CheckpointConfig": {"S3Uri": f"s3://{STATES}"},
+            "OutputDataConfig": {"S3OutputPath": f"s3://{BUCKET}/out"},
+            "CheckpointConfig": {"S3Uri": f"s3://{BUCKET}/{STATES}"},
         }
 
-    def _killer(self, pid: int, kill: tuple[str, int] | None) -> Any:
-        """What counts the writes, and kills before the response to the one that is meant."""
-        left = [0 if kill is None else kill[1]]
+    def _objects(self) -> dict[str, bytes]:
+        """Return all objects by key."""
+        pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET)
+        return {
+            each["Key"]: self._client.get_object(Bucket=BUCKET, Key=each["Key"])["Body"].read()
+            for page in pages
+            for each in page["Contents"]
+        }
 
-        def spoil(_operation: str, _request: Any, response: Any) -> Any:
-            left[0] -= 1
-            if kill is not None and not left[0]:
-                victim = {"exec": pid, "uploader": uploader_of(pid)}.get(kill[0])
-                if kill[0] == "trainer" and (self._base / "trainer").exists():
-                    victim = int((self._base / "trainer").read_text())
-                if victim:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(victim, signal.SIGKILL)
-                        self._counts[f"kills of the {kill[0]}"] += 1
-            return response
+    def _uploads(self) -> set[str]:
+        """Return the ids of all multipart uploads."""
+        listed = self._client.list_multipart_uploads(Bucket=BUCKET)
+        return {f"{each['UploadId']} of {each['Key']}" for each in listed.get("Uploads", [])}
 
-        return spoil
+    def _check_journal(self, objects: dict[str, bytes]) -> None:
+        """Raise AssertionError if S3 lacks a file that the journal has."""
+        states = self._base / "checkpoints"
+        if not (states / FILE).exists():
+            return
+        shutil.copy(states / FILE, self._directory / FILE)
+        with Directory.at(str(self._directory)) as copy, contextlib.closing(Journal(copy)) as journal:
+            for name in journal.files:
+                found = objects.get(STATES + name)
+                assert found is not None, f"{name} was reported, and is not in S3"
+                path = states / name
+                if path.exists() and journal.same(name, path.stat()) is not None:
+                    assert found == path.read_bytes(), f"{name} was reported, and S3 has another one"
+
+
+def _newest(objects: dict[str, bytes]) -> int:
+    """The newest whole step in S3. Raises AssertionError if a step's files are not what it names."""
+    newest = -1
+    for key, data in objects.items():
+        folder, _, name = key.rpartition("/")
+        if key.startswith(f"{STATES}step-") and name == ".metadata":
+            for shard, due in json.loads(data).items():
+                found = objects.get(f"{folder}/{shard}")
+                assert found is not None, f"{folder} names {shard}, which is not there"
+                assert hashlib.sha256(found).hexdigest() == due, f"{folder}/{shard} is torn"
+            newest = max(newest, int(folder[-3:]))
+    return newest
 
 
 MACHINE = Results()
