@@ -53,6 +53,11 @@ class Segment:
     def __len__(self) -> int:
         return self.end - self.start
 
+    @property
+    def whole(self) -> bool:
+        """Whether these are all bytes of the object."""
+        return self.end - self.start == self.object.size
+
 
 class ObjectStart(NamedTuple):
     """Offset in a plan's stream from which on its bytes are of one object."""

@@ -9,7 +9,6 @@ from streamer.aio import task_group
 from streamer.plan import START
 from streamer.relay.deliver.delivery import Delivery
 from streamer.relay.fetch.prefetcher import Prefetcher, StreamSpec
-from streamer.relay.staging.buffers import TappedStages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -48,7 +47,6 @@ async def stream_once(
             stages,
             counters=counters,
             requests=requests,
-            each_alone=isinstance(stages, TappedStages) and stages.tap.each_alone,
         )
         if plan.growth is not None:
             plan.growth.watch(prefetcher.wake)

@@ -103,6 +103,8 @@ class AiobotocoreSource:
         conditions = {"IfMatch": f'"{ref.etag}"'} if sends_if_match else {}
         if ref.version:
             conditions["VersionId"] = ref.version
+        on_whole = request.on_whole if each.whole else None
+        wanted = {"ChecksumMode": "ENABLED"} if on_whole else {"Range": f"bytes={each.start}-{each.end - 1}"}
         with of_listed(), map_errors(context):
             try:
                 response = await self._client.send(
@@ -110,7 +112,7 @@ class AiobotocoreSource:
                     context,
                     Bucket=ref.bucket,
                     Key=ref.key,
-                    Range=f"bytes={each.start}-{each.end - 1}",
+                    **wanted,
                     **conditions,
                 )
             except SourceError as error:
@@ -139,6 +141,8 @@ class AiobotocoreSource:
                         raise inside from error
                 response["Body"].close()
                 raise
+            if on_whole:
+                on_whole(ref, metadata["HTTPHeaders"])
             return RangeResponse(
                 response, each, context, request, since=since, stall_timeout=self._client.stall_timeout
             )

@@ -1,14 +1,15 @@
 """Checksums that S3 stores of objects, to compare with delivered bytes (`streamer.relay.staging.taps`).
 
-    before a part's GET   HEAD of its object, once: algorithm and value of the stored CRC
-    delivery              CRC of the delivered bytes, compared after the object's last byte
+    response header   of the GET of a whole object, else of a HEAD: algorithm and value of the stored CRC
+    delivery          CRC of the delivered bytes, compared after the object's last byte
 
 S3 stores a CRC of the whole object (type FULL_OBJECT) for uploads since the end of 2024, unless the uploader
 chose another kind. A checksum of a multipart upload's parts (COMPOSITE) cannot be compared without the parts,
 and SHAs are slow, so objects with either count as unverifiable.
 
-The checksum comes from a HEAD because the response to a ranged GET is ambiguous: S3 may send the checksum of
-an upload's part, and compatible servers send that of the whole object. The result is cached.
+The response to a ranged GET is ambiguous: S3 may send the checksum of an upload's part, and compatible
+servers send that of the whole object. So the GET of a whole object names no range, and an object of several
+GETs costs a HEAD before them. The result is cached.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from streamer.plan import ObjectRef
 
 Algorithm = Literal["CRC64NVME", "CRC32C", "CRC32"]
+_ALGORITHMS: tuple[Algorithm, ...] = ("CRC64NVME", "CRC32C", "CRC32")
 Outcome = Literal["verified", "unverifiable", "mismatch"]
 OUTCOMES: tuple[Outcome, ...] = ("verified", "unverifiable", "mismatch")
 
@@ -79,11 +81,10 @@ class Stored:
 
 
 def stored_sum(response: Mapping[str, Any]) -> Stored | None:
-    """Return the whole object's checksum in botocore's response to HEAD; None if it has no usable one."""
-    if response.get("ChecksumType", "FULL_OBJECT") != "FULL_OBJECT":
+    """Return the whole object's checksum in botocore's response; None if it has no usable one."""
+    if (response.get("ChecksumType") or "FULL_OBJECT") != "FULL_OBJECT":
         return None
-    algorithms: tuple[Algorithm, ...] = ("CRC64NVME", "CRC32C", "CRC32")
-    for algorithm in algorithms:
+    for algorithm in _ALGORITHMS:
         encoded = response.get(f"Checksum{algorithm}")
         # Servers that send no checksum type end a composite checksum with a dash and the number of parts.
         if encoded and "-" not in encoded:
@@ -95,7 +96,7 @@ def stored_sum(response: Mapping[str, Any]) -> Stored | None:
 
 
 class StoredChecksums:
-    """Gets and caches the stored checksums of objects, by one HEAD per object."""
+    """Gets and caches the stored checksums of objects, by at most one HEAD per object."""
 
     def __init__(self, client: Any, credentials: RenewableCredentials | None) -> None:
         """`client`: aiobotocore's client for control requests, not owned. `credentials`: the client's."""
@@ -111,17 +112,23 @@ class StoredChecksums:
             return self._cache[ref]
         async with self._locks.setdefault(ref, asyncio.Lock()):
             if ref not in self._cache:
-                self._cache[ref] = await confirmed(partial(self._head, ref, attempt))
-                while len(self._cache) > CACHED_OBJECTS:
-                    self._cache.popitem(last=False)
+                self.note(ref, await confirmed(partial(self._head, ref, attempt)))
         self._locks.pop(ref, None)
         return self._cache[ref]
+
+    def note(self, ref: ObjectRef, fields: Mapping[str, str]) -> None:
+        """Cache the checksum in the header of a response to a HEAD of this version, or to a whole GET."""
+        names = ("Type", *_ALGORITHMS)
+        found = {f"Checksum{name}": fields.get(f"x-amz-checksum-{name.lower()}") for name in names}
+        self._cache[ref] = stored_sum(found)
+        while len(self._cache) > CACHED_OBJECTS:
+            self._cache.popitem(last=False)
 
     def cached(self, ref: ObjectRef) -> Stored | None:
         """Return the checksum that `of` has cached, or None."""
         return self._cache.get(ref)
 
-    async def _head(self, ref: ObjectRef, attempt: int) -> Stored | None:
+    async def _head(self, ref: ObjectRef, attempt: int) -> Mapping[str, str]:
         context = ErrorContext(ref.bucket, ref.key, attempt=attempt)
         version = {"VersionId": ref.version} if ref.version else {}
         with renewing(self._credentials), of_listed():
@@ -135,12 +142,13 @@ class StoredChecksums:
                 # A response to HEAD has no body, so an expired token shows only as status 400 or 403.
                 raise Expired(error.message, error.context) from error
         check_version(ref.version, response.get("VersionId"), context)
+        fields: Mapping[str, str] = response["ResponseMetadata"]["HTTPHeaders"]
         etag = None if is_modified(ref.etag) else response.get("ETag")
-        now = validator_of(etag, response["ResponseMetadata"]["HTTPHeaders"].get("last-modified"))
+        now = validator_of(etag, fields.get("last-modified"))
         if now != ref.etag:
             raise SourceChanged(
                 f"the object was replaced after it was listed ({described(ref.etag)} then, "
                 f"{quoted(now)} now)",
                 context,
             )
-        return stored_sum(response)
+        return fields

@@ -150,4 +150,4 @@ class HttpSource:
                 outcome: Outcome = error if isinstance(error, SourceError) else "cancelled"
                 request.on_request_ended(outcome, 0, 0.0, 0.0, NO_HEADER)
             raise
-        return RangeGets(self._client, signer, endpoints, keys)
+        return RangeGets(self._client, signer, endpoints, keys, request.on_whole)

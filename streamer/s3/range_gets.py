@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from streamer.s3.http.client import HttpClient, Response
     from streamer.s3.http.pool import ConnectionPool
     from streamer.s3.http.response import ResponseHeader
+    from streamer.s3.ranges import OnWhole
     from streamer.s3.signing.endpoints import BucketEndpoint
     from streamer.s3.signing.requests import RangeSigner
 
@@ -54,13 +55,18 @@ class RangeGets:
         signer: RangeSigner,
         endpoints: Mapping[str, BucketEndpoint],
         keys: Keys | None,
+        on_whole: OnWhole | None = None,
     ) -> None:
-        """`endpoints`: of each bucket. `keys`: None to send requests without a signature."""
+        """`endpoints`: of each bucket. `keys`: None to send requests without a signature.
+
+        `on_whole`: see `RangeRequest`.
+        """
         self.stall_timeout = client.stall_timeout
         self._pools = {bucket: client.pool(endpoint) for bucket, endpoint in endpoints.items()}
         self._signer = signer
         self._endpoints = endpoints
         self._keys = keys
+        self._on_whole = on_whole
         self._sent_at = time.monotonic()
 
     def pool(self, each: Segment) -> ConnectionPool:
@@ -70,7 +76,10 @@ class RangeGets:
     def request(self, each: Segment) -> bytes:
         """Return the bytes of the range's request."""
         ref = each.object
-        return self._signer.ranged_get(self._keys, self._endpoints[ref.bucket], ref, each.start, each.end)
+        checksum = self._on_whole is not None and each.whole
+        return self._signer.ranged_get(
+            self._keys, self._endpoints[ref.bucket], ref, each.start, each.end, checksum=checksum
+        )
 
     def body(self, response: Response, each: Segment, context: ErrorContext) -> HttpBody | None:
         """Return the body of a response; None if it is not one that can be taken: `error` then ends it.
@@ -84,6 +93,8 @@ class RangeGets:
         if "etag" not in fields and may_be_error(fields, length):
             return None
         _check(header, length, each, context)
+        if self._on_whole is not None and each.whole:
+            self._on_whole(each.object, fields)
         return response.body(length, context)
 
     async def error(self, response: Response, each: Segment, context: ErrorContext) -> SourceError:

@@ -41,6 +41,8 @@ Outcome = SourceError | Literal["ok", "cancelled"]
 OnRequestEnded = Callable[[Outcome, int, float, float, Mapping[str, str]], None]
 """Called when a GET has ended with: outcome; bytes of the range, if all were taken, else 0; seconds to the
 response header; seconds to the end of the body; fields of the response header by lower-case name, if any."""
+OnWhole = Callable[["ObjectRef", Mapping[str, str]], None]
+"""Called with an object and the fields of a response header by lower-case name."""
 
 
 def ignore(*_: object) -> None:
@@ -66,6 +68,8 @@ class RangeRequest:
     """GETs that may be in flight at once."""
     on_request_ended: OnRequestEnded = ignore
     """Called when a GET has ended; at the latest by `Body.close`, or before `open` fails."""
+    on_whole: OnWhole | None = None
+    """Called with the response header of the GET of a whole object, which then asks for its checksum."""
     on_spare: Callable[[int], None] = ignore
     """Called with a number of `requests` that are not needed any more."""
 

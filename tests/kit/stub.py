@@ -196,25 +196,23 @@ class S3Stub:
         data = self.versions[f"{name}?{version}"] if version else self.objects[name]
         if if_match is not None and if_match.strip('"') != etag(data):
             return error(412, "PreconditionFailed")
-        if not wanted:
+        if not wanted and request.headers.get("x-amz-checksum-mode") != "ENABLED":
             return await self._whole(request, name, data)
         return await self._range(request, name, data, wanted=wanted, version=version)
 
     async def _range(
         self, request: web.Request, name: str, data: bytes, *, wanted: str, version: str | None
     ) -> web.StreamResponse:
-        """The range `wanted` of an object, or what a fault makes of it."""
-        first, last = wanted.removeprefix("bytes=").split("-")
-        start, end = int(first), min(int(last) + 1, len(data))
-        answer = Answer(
-            request,
-            data[start:end],
-            {
-                "Content-Range": f"bytes {start}-{end - 1}/{len(data)}",
-                **self._validator(name, data),
-                "x-amz-request-id": f"REQ{len(self.seen)}",
-            },
+        """The range `wanted` of an object, all of it if empty, or what a fault makes of it."""
+        first, _, last = wanted.removeprefix("bytes=").partition("-")
+        start, end = int(first or 0), min(int(last or len(data)) + 1, len(data))
+        headers = {**self._validator(name, data), "x-amz-request-id": f"REQ{len(self.seen)}"}
+        headers |= (
+            {"Content-Range": f"bytes {start}-{end - 1}/{len(data)}"}
+            if wanted
+            else self.checksums.get(name, {})
         )
+        answer = Answer(request, data[start:end], headers, 206 if wanted else 200)
         if version:
             answer.headers["x-amz-version-id"] = version
         if request.transport is None:
@@ -228,7 +226,7 @@ class S3Stub:
                     return await queue.popleft()(answer)
             if self.weather and (struck := self.weather(name, start, end - start)):
                 return await struck(answer)
-            return web.Response(status=206, body=answer.body, headers=answer.headers)
+            return web.Response(status=answer.status, body=answer.body, headers=answer.headers)
         except ConnectionResetError:
             return web.Response(status=400)  # the client has left in the middle
         finally:

@@ -127,6 +127,7 @@ class Hedger:
             avoid=avoid,
             requests=slot.requests,
             on_request_ended=fetch.note_request,
+            on_whole=stage.on_whole,
         )
         hedge: Successor | None = None
         failed: SourceError | None = None

@@ -162,6 +162,7 @@ class PartFetch:
             on_phase=self.enter,
             requests=self._requests,
             on_request_ended=self.note_request,
+            on_whole=stage.on_whole,
             on_spare=self._note_spare,
         )
         for tap in stage.taps:

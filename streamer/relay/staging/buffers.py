@@ -286,6 +286,7 @@ class TappedStages:
             return self._others.make(part, on_change=on_change, counters=counters)
         stage = self._read.make(part, on_change=on_change, counters=counters)
         stage.taps += (self.tap,)
+        stage.on_whole = self.tap.on_whole or stage.on_whole
         return stage
 
     def _wanted(self, part: Part) -> bool:

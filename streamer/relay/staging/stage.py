@@ -39,7 +39,7 @@ from streamer.plan import Part
 from streamer.relay.staging.taps import Tap
 from streamer.relay.statistics import ChannelCounters
 from streamer.s3.client.doubt import DOUBTED, NothingArrived, all_differ
-from streamer.s3.ranges import Body
+from streamer.s3.ranges import Body, OnWhole
 from streamer.schedule.budget import ChannelQuota
 from streamer.units import KIB, MIB
 
@@ -92,6 +92,8 @@ class Stage(ABC):
 
     taps: tuple[Tap, ...] = ()
     """What sees the bytes that are delivered; only of a stage in memory."""
+    on_whole: OnWhole | None = None
+    """See `RangeRequest`."""
 
     def __init__(self, part: Part, *, on_change: Callable[[], None], counters: ChannelCounters) -> None:
         self.part = part

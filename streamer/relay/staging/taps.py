@@ -14,14 +14,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from streamer.plan import ObjectRef, Part, Segment
-    from streamer.s3.checksums import Outcome, StoredChecksums
+    from streamer.s3.checksums import Outcome, Stored, StoredChecksums
+    from streamer.s3.ranges import OnWhole
 
 
 class Tap:
     """Sees the bytes of one stream's objects. Its methods are called on the event loop."""
 
-    each_alone = False
-    """Whether no part may have ranges of two objects."""
+    on_whole: OnWhole | None = None
+    """See `RangeRequest`."""
 
     def wants(self, ref: ObjectRef) -> bool:  # noqa: ARG002 - every object
         """Return whether the bytes of this object are to be seen."""
@@ -46,52 +47,55 @@ class ChecksumTap(Tap):
     An object whose first bytes an earlier sidecar delivered cannot be compared.
     """
 
-    each_alone = True
-
     def __init__(self, stored: StoredChecksums, note: Callable[[ObjectRef, Outcome], None]) -> None:
         """`note`: called with the outcome of every object. Raises ConfigError as `kinds`."""
         from streamer.s3.checksums import kinds  # it takes asyncio, which scanning an index does without
 
         self._stored = stored
+        self.on_whole = stored.note
         self._kinds = kinds()
         self._note = note
         self._object: ObjectRef | None = None
+        """The object whose bytes up to `_at` have the checksum `_value`."""
         self._range: Segment | None = None
-        self._summed = 0
-        """Bytes from the object's start that `_value` covers."""
+        self._at = 0
+        """Offset in the object of the next byte of `_range`."""
         self._value = 0
+        self._ended: list[tuple[ObjectRef, Stored | None, int]] = []
+        """Objects whose last byte was seen, with both checksums; None: they cannot be compared."""
 
     async def before(self, part: Part, attempt: int) -> None:
         for item in part.items:
-            if not isinstance(item, bytes):
+            if not isinstance(item, bytes) and not item.whole:
                 await self._stored.of(item.object, attempt=attempt)
 
     def see(self, each: Segment, data: memoryview) -> None:
+        ref = each.object
         if each is not self._range:
-            self._range = each
             if each.start == 0:
-                self._object, self._value, self._summed = each.object, 0, 0
-            elif self._object != each.object or self._summed != each.start:
+                self._object, self._value = ref, 0
+            elif self._object != ref or self._at != each.start:
                 self._object = None  # the stream was resumed inside this object
-        stored = self._stored.cached(each.object)
-        if self._object is not None and stored is not None:
+            self._range, self._at = each, each.start
+        stored = None if self._object is None else self._stored.cached(ref)
+        if stored is not None:
             self._value = self._kinds[stored.algorithm](data, self._value)
-            self._summed += len(data)
+        self._at += len(data)
+        if self._at == ref.size:
+            self._ended.append((ref, stored, self._value))
 
-    def delivered(self, part: Part) -> None:
-        if not any(part.ends()):
-            return
-        ref = part.object
-        stored = self._stored.cached(ref)
-        if stored is None or self._object != ref or self._summed != ref.size:
-            self._note(ref, "unverifiable")
-        elif self._value == stored.value:
-            self._note(ref, "verified")
-        else:
-            self._note(ref, "mismatch")
-            algorithm, digits = stored.algorithm, 16 if stored.algorithm == "CRC64NVME" else 8
-            raise Mismatch(
-                f"the object's bytes do not match its stored checksum: their {algorithm} is "
-                f"{self._value:0{digits}x}, and S3 stores {stored.value:0{digits}x}",
-                ErrorContext(ref.bucket, ref.key),
-            )
+    def delivered(self, _: Part) -> None:
+        ended, self._ended = self._ended, []
+        for ref, stored, value in ended:
+            if stored is None:
+                self._note(ref, "unverifiable")
+            elif value == stored.value:
+                self._note(ref, "verified")
+            else:
+                self._note(ref, "mismatch")
+                algorithm, digits = stored.algorithm, 16 if stored.algorithm == "CRC64NVME" else 8
+                raise Mismatch(
+                    f"the object's bytes do not match its stored checksum: their {algorithm} is "
+                    f"{value:0{digits}x}, and S3 stores {stored.value:0{digits}x}",
+                    ErrorContext(ref.bucket, ref.key),
+                )

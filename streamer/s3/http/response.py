@@ -29,6 +29,7 @@ KEPT_FIELDS = {
         "x-amz-checksum-crc64nvme",
         "x-amz-checksum-sha1",
         "x-amz-checksum-sha256",
+        "x-amz-checksum-type",
         "x-amz-request-id",
         "x-amz-version-id",
     )

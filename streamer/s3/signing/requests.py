@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from streamer.s3.client.endpoint import Keys, RequestOptions
     from streamer.s3.client.session import Clients, S3Client
 
+CHECKSUM_MODE = {"x-amz-checksum-mode": "ENABLED"}
 _UNRESERVED = re.compile(r"[A-Za-z0-9_.~/-]*").fullmatch
 """Matches keys that need no quoting, as nearly all are: three times as fast as `quote`."""
 
@@ -108,12 +109,23 @@ class RangeSigner:
         self._regions[bucket] = region
 
     def ranged_get(
-        self, keys: Keys | None, endpoint: BucketEndpoint, ref: ObjectRef, first: int, end: int
+        self,
+        keys: Keys | None,
+        endpoint: BucketEndpoint,
+        ref: ObjectRef,
+        first: int,
+        end: int,
+        *,
+        checksum: bool = False,
     ) -> bytes:
-        """Build the GET of bytes `first` to `end` of the listed version. `keys`: what `keys` has returned."""
+        """Build the GET of bytes `first` to `end` of the listed version. `keys`: what `keys` has returned.
+
+        `checksum`: these are the whole object; ask for its checksum. A response to a range may have another.
+        """
         sends_if_match = self.sends_if_match and not is_modified(ref.etag)
         condition = {"If-Match": f'"{ref.etag}"'} if sends_if_match else {}
-        headers = {"Range": f"bytes={first}-{end - 1}", **condition, **self._headers}
+        wanted = CHECKSUM_MODE if checksum else {"Range": f"bytes={first}-{end - 1}"}
+        headers = {**wanted, **condition, **self._headers}
         path, query = _object_target(endpoint, ref.key, ref.version)
         return self._build("GET", endpoint, path, query, headers, keys=keys)
 
