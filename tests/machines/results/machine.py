@@ -46,12 +46,14 @@ from tests.machines.servers.servers import Server, Unavailable, running
 TARGETS = ("exec", "uploader", "trainer", "all")
 SERVERS = ("stub", "seaweedfs", "ceph")
 POINTS = ("write", "response", "piece")
-MOST_WRITES = 40
+MOST_WRITES = 28
 """A run has some more."""
-PIECES_OF_A_WRITE = 20
+PIECES_OF_A_WRITE = 15
 """On average; a piece has at most 64 KiB."""
-LARGE = PART * 12 // 5
-"""Bytes of a file of three parts."""
+LARGE = PART * 5 // 4
+"""Bytes of a file of two parts."""
+STEPS = 4
+"""Steps of a run."""
 UPLOADER_KILLS = 2
 """Kills in a run. After the third one the uploader is not started again."""
 BUCKET = "results"
@@ -78,7 +80,8 @@ for step in range(done + 1, steps):
         (temporary / f"shard-{number}").write_bytes(data)
         sums[f"shard-{number}"] = hashlib.sha256(data).hexdigest()
     time.sleep(draw.random() / 10)  # it computes
-    (temporary / ".metadata").write_text(json.dumps(sums))
+    (base / "metadata").write_text(json.dumps(sums))
+    os.rename(base / "metadata", temporary / ".metadata")
     if temporary.name == "tmp-step":
         shutil.rmtree(states / f"step-{step:03d}", ignore_errors=True)  # restored without its end
         os.rename(temporary, states / f"step-{step:03d}")
@@ -201,6 +204,8 @@ class _Job:
         self._case, self._client, self._relay, self._directory = case, client, relay, directory
         self._base = directory / "ml-0"
         self._counts: Counter[str] = Counter()
+        self._read: dict[str, tuple[str, bytes]] = {}
+        """ETag and bytes of each object, as they were last read."""
         self._known = -1
         """The newest whole step that S3 has had."""
         self._abandoned: set[str] = set()
@@ -210,12 +215,12 @@ class _Job:
         """Run to the end. Raises AssertionError for a broken promise."""
         steps = 0
         for number, kill in enumerate(self._case.kills):
-            steps += 6
+            steps += STEPS
             self._execute(steps, kill)
             if kill.fresh:
                 self._abandoned |= self._uploads()
                 self._base = self._directory / f"ml-{number + 1}"
-        steps += 3
+        steps += STEPS
         objects = self._execute(steps, None)
         assert self._known == steps - 1
         states = self._base / "checkpoints"
@@ -279,11 +284,12 @@ class _Job:
     def _objects(self) -> dict[str, bytes]:
         """Return all objects by key."""
         pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET)
-        return {
-            each["Key"]: self._client.get_object(Bucket=BUCKET, Key=each["Key"])["Body"].read()
-            for page in pages
-            for each in page["Contents"]
-        }
+        etags = {each["Key"]: each["ETag"] for page in pages for each in page["Contents"]}
+        for key, etag in etags.items():
+            if self._read.get(key, ("", b""))[0] != etag:
+                got = self._client.get_object(Bucket=BUCKET, Key=key)
+                self._read[key] = got["ETag"], got["Body"].read()
+        return {key: self._read[key][1] for key in etags}
 
     def _uploads(self) -> set[str]:
         """Return the ids of all multipart uploads."""

@@ -10,5 +10,5 @@ from tests.machines.results.machine import MACHINE
 @pytest.mark.timeout(240)
 @pytest.mark.usefixtures("credentials")
 def test_a_job_that_is_killed_while_it_uploads_ends_with_everything_in_s3() -> None:
-    """The uploader is killed during its proof of permission, and then the trainer."""
+    """The uploader is killed during its proof of permission, and in the next run all processes."""
     assert MACHINE.run(MACHINE.named("stub-255")).counts["runs"] == 3
