@@ -101,3 +101,30 @@ def test_a_reader_reuses_the_memory_of_its_records() -> None:
     size, faults = python(script, {}).stdout.split()
     assert int(size) == 60_000_000
     assert int(faults) < 3000
+
+
+UPLOADER = """
+import resource, socket, sys
+from concurrent.futures import ThreadPoolExecutor
+from sidecar.process import runner
+
+def read_parts(serving):
+    serving.close()
+    for _ in range(2):
+        for thread in threads:
+            thread.submit(bytes, 30_000_000).result()
+    with open("/proc/self/statm") as file:
+        print(int(file.read().split()[1]) * resource.getpagesize() >> 20)
+
+threads = [ThreadPoolExecutor(1) for _ in range(20)]
+runner.run = read_parts
+ours, its = socket.socketpair()
+sys.argv = ["uploader", str(its.detach())]
+from sidecar.upload.__main__ import main
+main()
+"""
+
+
+def test_threads_of_the_uploader_keep_no_large_parts() -> None:
+    """Each reads a part of a file of 300 GB, one after the other."""
+    assert int(python(UPLOADER, {}).stdout) < 200  # MiB; 600 if each thread kept one
