@@ -169,7 +169,7 @@ class Output:
             folder,
             self._store.client,
             self._store.policy,
-            self._store.on_wait,
+            self._store.waiting,
             replace=self._target.replaces,
             clash="another object has its key, which no run of this job and host wrote",
             own=self._own,

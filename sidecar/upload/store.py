@@ -82,7 +82,7 @@ class Store:
         """Raise SourceError unless the object can be written. `instead`: the section to set to `ignore`."""
         new, context = self.new(name, PART, _never, _never), self._context(name)
         try:
-            await prove_writable(self.client, context, new, policy=self.policy, on_wait=self.on_wait)
+            await prove_writable(self.client, context, new, policy=self.policy, on_wait=self.waiting)
         except Denied as error:
             if error.code not in NOT_ALLOWED:  # reads would fail, too
                 raise
@@ -142,23 +142,26 @@ class Store:
             new,
             replaces=replaces,
             policy=self.policy,
-            on_wait=self._waiting,
+            on_wait=self.waiting,
         )
 
     def _context(self, name: str) -> ErrorContext:
         return ErrorContext(self.uri.bucket, self.uri.key + name)
 
-    def _waiting(self, error: SourceError) -> None:
+    def waiting(self, error: SourceError) -> None:
+        """Count an error after which a request is repeated; `on_wait` of each request."""
         self.failed[error.kind] += 1
         self.on_wait(error)
 
     def _noted(self, name: str, size: int) -> Callable[[str, bool], None]:
         """Return what notes the multipart uploads of an object; announce them if it may have one."""
-        key, note = self.uri.key + name, self.journal.note_upload
+        key, note, failed = self.uri.key + name, self.journal.note_upload, self.failed.total()
 
         def on_upload(upload_id: str, begun: bool) -> None:  # noqa: FBT001 - of `NewObject`
             note(key, upload_id, begun)
-            if begun:
+            if (
+                begun and self.failed.total() == failed
+            ):  # else S3 may have begun another one, and not answered
                 note(key, "", begun=False)
 
         if size >= PART:
@@ -200,7 +203,7 @@ class Store:
         return await retry_while_unavailable(
             lambda _: self.client.send(operation, context, Bucket=context.bucket, **parameters),
             self.policy,
-            on_wait=self._waiting,
+            on_wait=self.waiting,
             what="an upload",
         )
 
@@ -225,7 +228,7 @@ class Store:
         await retry_while_unavailable(
             lambda _: abort_upload(self.client, context, upload_id),
             self.policy,
-            on_wait=self._waiting,
+            on_wait=self.waiting,
             what="an upload",
         )
 

@@ -533,6 +533,26 @@ def test_a_kill_leaves_nothing_torn_and_nothing_behind(
     assert not journal.files.keys() & set(visible.names), "what was reported is not uploaded again"
 
 
+@pytest.mark.parametrize("lost", ["of the proof", "of a file"])
+async def test_an_upload_whose_id_was_lost_is_aborted_at_the_next_start(
+    stub: S3Stub, visible: Visible, base: Path, lost: str
+) -> None:
+    loses = iter([True] if lost == "of the proof" else [False, True])
+
+    def lose(operation: str, _: web.Request, response: web.Response) -> web.Response:
+        if operation == "CreateMultipartUpload" and next(loses, False):
+            return error(503, "ServiceUnavailable")
+        return response
+
+    stub.puts.spoil = lose
+    write(base / "large", b"1" * 7000)
+    for uploads in (1, 0):
+        async with uploading(stub, base, proved=True) as checkpoints:
+            assert await checkpoints.finish() == []
+        assert len(stub.puts.uploads) == uploads
+    assert visible.uploaded == content(base)
+
+
 def markers(visible: Visible) -> str | None:
     """The newest complete step by what is in S3."""
     etags = {name: etag(data) for name, data in visible.uploaded.items()}
