@@ -25,7 +25,7 @@ from hashlib import md5
 from typing import TYPE_CHECKING, Any
 
 from streamer.aio import TaskGroup
-from streamer.errors import BadAnswer, Denied, ErrorContext, Missing, SourceChanged, SourceError
+from streamer.errors import BadAnswer, Denied, ErrorContext, GaveUp, Missing, SourceChanged, SourceError
 from streamer.retry import retry_while_unavailable
 from streamer.s3.checksums import Stored, kinds, stored_sum
 from streamer.s3.client.faults import EXPLANATIONS, first_error
@@ -111,9 +111,11 @@ async def put_object(
     except Denied:
         raise
     except SourceError as error:
-        if upload.made and (error.code == _UPLOAD_GONE or (conditional and error.code in _CONFLICTS)):
-            etag = await upload.etag_if_same()
-            if conditional or etag is not None:
+        late = isinstance(error, GaveUp)  # S3 may take longer than a request may be silent
+        conflict = conditional and error.code in _CONFLICTS
+        if upload.made and (late or conflict or error.code == _UPLOAD_GONE):
+            etag = await upload.etag_if_same(once=late)
+            if etag is not None or (conditional and not late):
                 return etag
         if conditional and error.code in _UNSUPPORTED:
             raise BadAnswer(
@@ -330,12 +332,18 @@ class _Upload:
             raise BadAnswer(f"the response to PUT has no {name}", self._context)
         return value
 
-    async def etag_if_same(self) -> str | None:
-        """Return the ETag of the object that is in S3 if it has the bytes that were sent, else None."""
+    async def etag_if_same(self, *, once: bool = False) -> str | None:
+        """Return the ETag of the object that is in S3 if it has the bytes that were sent, else None.
+
+        `once`: do not repeat the request.
+        """
+        send = self._call if once else self.send
         try:
-            found = await self.send("head_object", ChecksumMode="ENABLED")
-        except (BadAnswer, Denied, Missing):
-            return None
+            found = await send("head_object", ChecksumMode="ENABLED")
+        except SourceError as error:
+            if once or isinstance(error, BadAnswer | Denied | Missing):
+                return None
+            raise
         etag, stored = str(found.get("ETag", "")).strip('"'), stored_sum(found)
         known = stored is not None and stored.algorithm == "CRC64NVME"
         if known:
@@ -347,10 +355,13 @@ class _Upload:
     async def send(self, operation: str, **parameters: Any) -> Any:
         """Send a request of aiobotocore's client until it is answered. Raises SourceError."""
         return await retry_while_unavailable(
-            lambda _: self._call(operation, parameters), self._policy, on_wait=self._on_wait, what="an upload"
+            lambda _: self._call(operation, **parameters),
+            self._policy,
+            on_wait=self._on_wait,
+            what="an upload",
         )
 
-    async def _call(self, operation: str, parameters: Mapping[str, Any]) -> Any:
+    async def _call(self, operation: str, **parameters: Any) -> Any:
         name = {"Bucket": self._context.bucket, "Key": self._context.key}
         body = {"Body": RequestBody(parameters["Body"])} if "Body" in parameters else {}  # read once
         return await self._client.send(operation, self._context, **{**parameters, **name, **body})

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from streamer.errors import BadAnswer, Denied, ErrorContext, SourceError, Transient
+from streamer.errors import BadAnswer, Denied, ErrorContext, GaveUp, SourceError, Transient
 from streamer.retry import RetryPolicy
 from streamer.s3.object_put import ANY, MOST_PARTS, PART, NewObject, abort_upload, prove_writable, put_object
 from tests.kit.harness import clients_of
@@ -309,6 +309,20 @@ async def test_an_answer_that_is_lost_is_asked_for_again(
         stub.objects.clear()
         assert await put(Bytes(DATA[:size]), replaces=replaces)
         assert stub.objects == {KEY: DATA[:size]}
+
+
+@pytest.mark.parametrize("size", [100, len(DATA)])
+@pytest.mark.parametrize("replaces", [None, ANY])
+async def test_an_object_that_is_there_is_no_failure_though_no_answer_ever_came(
+    put: Put, stub: S3Stub, size: int, replaces: str | None
+) -> None:
+    made = {"PutObject", "CompleteMultipartUpload"}
+    stub.puts.spoil = lambda operation, _, response: broken(response) if operation in made else response
+    policy = RetryPolicy(give_up_after=0.5, first_wait=1)
+    assert await put(Bytes(DATA[:size]), replaces=replaces, policy=policy)
+    stub.puts.refused.extend([(503, "SlowDown")] * 99)
+    with pytest.raises(GaveUp, match="SlowDown"):
+        await put(Bytes(DATA[:size][::-1]), policy=policy)
 
 
 @pytest.mark.parametrize(
