@@ -267,7 +267,7 @@ METRICS: dict[str, Spec] = {
     "penstock_download_requests_total": _of_channel(
         "counter", "Ranged GETs for a File channel ended, by outcome.", "requests", outcome=OUTCOMES
     ),
-    "penstock_upload_bytes_total": Spec("counter", (), "Bytes of files that have been uploaded."),
+    "penstock_upload_bytes_total": Spec("counter", (), "Bytes of files, whole or not, that S3 has accepted."),
     "penstock_upload_files_total": Spec(
         "counter", ("upload",), "Files uploaded, and attempts that failed, by what failed."
     ),

@@ -19,6 +19,12 @@ class Admission:
         """`limit`: bytes per second; None: no limit."""
         self._bandwidth = Bandwidth(limit)
         self._turn = asyncio.Lock()
+        self.sent = 0
+        """Bytes that S3 has accepted; those of a file that was begun again count again."""
+
+    def note_sent(self, count: int) -> None:
+        """Count accepted bytes; see `NewObject.on_sent`."""
+        self.sent += count
 
     async def admit(self, count: int) -> None:
         """Wait until `count` more bytes may be sent; see `NewObject.admit`."""

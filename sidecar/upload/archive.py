@@ -68,8 +68,6 @@ class Archive:
         """Upper bound of its bytes."""
         self._stream = self._compressed()
         self._ahead = bytearray()
-        self.made = 0
-        """Bytes that were read of it."""
 
     async def read(self, count: int) -> bytes:
         """Return the next bytes: `count` of them, fewer at the end. Raises FileChanged, Unreadable."""
@@ -91,7 +89,6 @@ class Archive:
             if ended():
                 raise Cancelled
         taken = bytes(self._ahead[:count])
-        self.made += len(taken)
         del self._ahead[:count]
         return taken
 

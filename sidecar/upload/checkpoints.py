@@ -60,7 +60,6 @@ class Checkpoints:
         self, root: Directory, store: Store, hosts: tuple[int, Sequence[str]], *, marked: bool = False
     ) -> None:
         """`hosts`: the index of this host, and the names of all. `marked`: write markers of one host, too."""
-        self.uploaded_bytes = 0
         self.uploaded_files = 0
         modified = [stored.mark[2] / 1e9 for stored in store.journal.files.values()]
         self.newest: float | None = max(modified, default=None)
@@ -292,7 +291,6 @@ class Checkpoints:
         self._journal.note_file(entry.name, status, etag)
         self._latest = status.st_mtime
         self.uploaded_files += 1
-        self.uploaded_bytes += status.st_size
         if self._failing:
             self._failing = False
             log.info("checkpoints are uploaded again", waiting_bytes=self.waiting_bytes)

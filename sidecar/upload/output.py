@@ -41,9 +41,8 @@ class Output:
         store: Store,
     ) -> None:
         """`base`: the base directory, absolute and without links. `store`: of `OutputSpec.folder`."""
-        self.bytes = 0
-        """Bytes of the objects that were made."""
         self.files = 0
+        """Objects that were made."""
         self.uploaded: list[str] = []
         """Directories that are in S3, or were empty."""
         self._base = base
@@ -155,7 +154,6 @@ class Output:
             else:
                 if etag is None:
                     return None
-                self.bytes += archive.made
                 self.files += 1
                 return archive.left_out
             finally:
@@ -178,6 +176,5 @@ class Output:
             ),
         )
         await uploads.run()
-        self.bytes += uploads.bytes
         self.files += uploads.objects
         return uploads.left_out

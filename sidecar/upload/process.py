@@ -71,6 +71,7 @@ class _Uploader:
         self._writer = writer
         self._output: Output | None = None
         self._checkpoints: Checkpoints | None = None
+        self._admission = Admission(spec.bandwidth)
         self._failed: Counter[str] = Counter()
         self._ending = False
         """Whether the trainer has ended."""
@@ -88,13 +89,12 @@ class _Uploader:
                     on_wait=on_wait,
                 )
             )
-            admission = Admission(spec.bandwidth)
             client, policy, requests = clients.control, spec.policy, asyncio.Semaphore(spec.parts)
 
             async def store(uri: S3Uri, headers: dict[str, Any], directory: Directory) -> Store:
                 journal = stack.enter_context(contextlib.closing(Journal(directory, journal_of(uri))))
                 found = Store(
-                    uri, client, policy, on_wait, requests, headers, journal, admission.admit, self._failed
+                    uri, client, policy, on_wait, requests, headers, journal, self._admission, self._failed
                 )
                 await found.abort_left()
                 return found
@@ -158,14 +158,10 @@ class _Uploader:
 
     def _figures(self) -> UploadFigures:
         output, checkpoints = self._output, self._checkpoints
-        count, files = 0, 0
-        if output is not None:
-            count, files = output.bytes, output.files
-        if checkpoints is not None:
-            count += checkpoints.uploaded_bytes
-            files += checkpoints.uploaded_files
+        files = 0 if output is None else output.files
+        files += 0 if checkpoints is None else checkpoints.uploaded_files
         return UploadFigures(
-            bytes=count,
+            bytes=self._admission.sent,
             files={"uploaded": files, **self._failed},
             waiting_files=0 if checkpoints is None else checkpoints.waiting_files,
             waiting_bytes=0 if checkpoints is None else checkpoints.waiting_bytes,

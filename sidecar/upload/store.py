@@ -34,6 +34,7 @@ from streamer.s3.object_put import (
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
+    from sidecar.upload.admission import Admission
     from sidecar.upload.journal import Journal
     from streamer.plan import S3Uri
     from streamer.retry import RetryPolicy
@@ -73,8 +74,7 @@ class Store:
     """See `NewObject`; the metadata names job and host."""
     journal: Journal
     """Has the files that were restored, and what an earlier process has left."""
-    admit: Callable[[int], Awaitable[None]]
-    """See `NewObject`."""
+    admission: Admission
     failed: Counter[str] = field(default_factory=Counter)
     """Requests that failed, by the error's kind."""
 
@@ -121,7 +121,10 @@ class Store:
         noted, requests = self._noted(name, most), self.requests
         if most > PART * MOST_PARTS:  # its parts are larger, and take the memory of several
             requests = asyncio.Semaphore(max(1, UPLOAD_PARTS * PART * MOST_PARTS // most))
-        return NewObject(most, read, before_made, requests, self.headers, noted, self.admit)
+        admission = self.admission
+        return NewObject(
+            most, read, before_made, requests, self.headers, noted, admission.admit, admission.note_sent
+        )
 
     async def put_small(self, name: str, data: bytes) -> None:
         """Write an object whose key no other program has. Raises SourceError."""
@@ -130,9 +133,7 @@ class Store:
         async def read(_: int) -> bytes:
             return left.pop()
 
-        await self.write(
-            name, NewObject(0, read, requests=self.requests, headers=self.headers, admit=self.admit), ANY
-        )
+        await self.write(name, NewObject(0, read, requests=self.requests, headers=self.headers), ANY)
 
     async def write(self, name: str, new: NewObject, replaces: str | None) -> str | None:
         """Write an object; see `put_object`."""

@@ -86,6 +86,8 @@ class NewObject:
     """Called with the id of a multipart upload: True when it has begun, False when it has ended."""
     admit: Callable[[int], Awaitable[None]] = _now
     """Awaited with the bytes of each part, before it is sent for the first time."""
+    on_sent: Callable[[int], None] = unnoted
+    """Called with the bytes of each part, or of the whole object, once S3 has accepted them."""
 
 
 async def put_object(
@@ -242,6 +244,7 @@ class _Upload:
                     made = await self._make(
                         "put_object", conditions, Body=self._hashed, **self._new.headers, **_sum(self._crc)
                     )
+                self._new.on_sent(self._size)
         except BaseException:
             if self._upload:
                 with contextlib.suppress(Exception):  # what ended the upload is raised
@@ -287,6 +290,7 @@ class _Upload:
                 return
             made = await self.send("upload_part", Body=body, PartNumber=number, **self._upload, **_sum(crc))
         self._sent[number] = self._named(made, "ETag"), crc, len(body)
+        self._new.on_sent(len(body))
 
     async def _complete(self, conditions: Mapping[str, str]) -> Any:
         """Make the object of the parts; return the response."""

@@ -109,7 +109,7 @@ async def uploading(
                 asyncio.Semaphore(4),
                 {"Metadata": {"penstock-job": job, "penstock-host": hosts[1][hosts[0]]}},
                 journal,
-                Admission().admit,
+                Admission(),
             )
             await store.abort_left()
             if proved:
@@ -424,14 +424,16 @@ async def test_what_fails_holds_up_what_follows_until_the_end(
     async with uploading(stub, base) as checkpoints:
         write(base / "before", b"1")
         write(base / "denied", b"2")
-        write(base / "after", b"3")
-        await eventually(lambda: checkpoints._store.failed["denied"] >= 5)  # noqa: SLF001
+        write(base / "after", b"3" * 9000)
+        store = checkpoints._store  # noqa: SLF001
+        await eventually(lambda: store.failed["denied"] >= 5 and store.admission.sent >= 9001)
+        assert store.admission.sent == 9001  # the parts of a file that is not visible count
         assert sorted(visible.uploaded) == ["before"]
-        assert checkpoints.waiting_bytes == 2
+        assert checkpoints.waiting_bytes == 9001
         [left] = await checkpoints.finish()
     assert left.name == "denied"
     assert "they need s3:PutObject on it" in left.reason
-    assert visible.uploaded == {"before": b"1", "after": b"3"}
+    assert visible.uploaded == {"before": b"1", "after": b"3" * 9000}
     events = [each.getMessage() for each in caplog.records if each.name == "penstock"]
     assert events == [
         "checkpoints cannot be uploaded", "file not uploaded", "checkpoints are uploaded again",
