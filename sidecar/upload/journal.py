@@ -4,7 +4,8 @@
 
 A line is appended by one write(2) and never changes. It begins with its line end, so that one that a kill or
 a full disk has cut short spoils no other. Each start rewrites the file without what is over. Nothing is
-flushed to the disk: a machine that loses power may lose lines, and then files are uploaded again.
+flushed to the disk: a machine that loses power may lose lines, and then files are uploaded again. A file that
+the trainer has removed, with its directory perhaps, is written again with the next record.
 
 The trainer may write in the directory. So only a regular file of this user with one name is read and written
 (`streamer.directory`), anything else of that name is replaced, and a line that is no record is ignored. A
@@ -59,6 +60,7 @@ class Journal:
         self.steps: dict[str, bool] = {}
         """Directories whose marker is to be written, in the order in which they were begun."""
         self._uploads: dict[tuple[str, str], bool] = {}
+        self._directory, self._name = directory, name
         self._fd = -1
         self._failed = False
         try:
@@ -130,7 +132,13 @@ class Journal:
     def _note(self, *record: Any) -> None:
         self._apply(record)
         try:
-            if self._fd >= 0:
+            if self._fd >= 0 and self._directory.status(self._name) is None:
+                with contextlib.suppress(FileNotFoundError):  # until the trainer makes the directory anew
+                    fd = self._directory.open(self._name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL)
+                    os.dup2(fd, self._fd, inheritable=False)
+                    os.close(fd)
+                    os.write(self._fd, b"".join(self._lines()))
+            elif self._fd >= 0:
                 os.write(self._fd, _line(*record))
         except OSError as error:
             self._report(error)

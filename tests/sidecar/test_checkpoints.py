@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import os
 import random
+import shutil
 import signal
 import struct
 import subprocess
@@ -666,21 +667,29 @@ async def test_a_file_of_another_user_must_rest(
 
 
 @pytest.mark.parametrize("scans", [False, True], ids=["at the end", "while it trains"])
+@pytest.mark.parametrize("removed", [False, True], ids=["renamed", "removed"])
 async def test_a_directory_that_the_trainer_makes_anew_is_uploaded(
-    stub: S3Stub, visible: Visible, base: Path, monkeypatch: pytest.MonkeyPatch, *, scans: bool
+    stub: S3Stub, visible: Visible, base: Path, monkeypatch: pytest.MonkeyPatch, *, scans: bool, removed: bool
 ) -> None:
+    """Its journal, too, has all files again."""
     if scans:
         monkeypatch.setattr("sidecar.upload.checkpoints.SCAN_EVERY", 0.05)
     async with uploading(stub, base) as checkpoints:
         (base / "first").write_bytes(b"1")
         await until_equal(["first"], lambda: visible.names)
-        await asyncio.to_thread(os.rename, base, base.with_name("old"))
+        if removed:
+            await asyncio.to_thread(shutil.rmtree, base)
+        else:
+            await asyncio.to_thread(os.rename, base, base.with_name("old"))
         base.mkdir()
         (base / "second").write_bytes(b"2")
         if scans:
             await until_equal(["first", "second"], lambda: visible.names)
         assert await checkpoints.finish() == []
     assert visible.names == ["first", "second"]
+    journal = await asyncio.to_thread((base / journal_of(URI)).read_text)
+    assert '"first"' in journal
+    assert '"second"' in journal
 
 
 async def test_a_directory_in_whose_place_is_a_link_is_named(
