@@ -119,11 +119,12 @@ args:
   {{- end }}
 ports:
   - {name: admin, containerPort: 9781}
+# A day: files may be as large as they are. Without a byte for `GiveUpAfter` seconds the sidecar ends by itself.
 startupProbe:
   httpGet: {path: /readyz, port: admin}
   periodSeconds: 1
   timeoutSeconds: 5
-  failureThreshold: {{ include "penstock.seconds" (list . "checkpoints" "files") | add .Values.sidecar.startupSeconds }}
+  failureThreshold: 86400
 readinessProbe:
   httpGet: {path: /readyz, port: admin}
   periodSeconds: 10
