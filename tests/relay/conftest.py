@@ -20,6 +20,13 @@ from tests.kit.harness import PagesFrom, RunChannel, Server, clients_of, running
 from tests.kit.stub import S3Stub
 
 
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """botocore's pauses between two attempts are a hundredth of a second."""
+    monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0.01)
+    monkeypatch.setattr("botocore.utils.ContainerMetadataFetcher.SLEEP_TIME", 0.01)
+
+
 @pytest.fixture(params=["aiobotocore", "buffered", "splice"])
 def run(request: pytest.FixtureRequest) -> RunChannel:
     """`running_channel` over one of the transports."""

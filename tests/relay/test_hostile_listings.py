@@ -119,7 +119,7 @@ async def test_a_refusal_whose_reason_is_cut_off_is_asked_again(status: int, pag
 async def test_a_refusal_that_is_always_cut_off_may_pass(pages_from: PagesFrom) -> None:
     refusal = answer(403, b"<Error><Co", Content_Length="300")
     with raw_server(lambda _: refusal) as server:
-        async with pages_from(server) as pages:
+        async with pages_from(server, stall_timeout=2) as pages:
             with pytest.raises(Truncated, match="status 403 broke off before its error code: s3://b/data"):
                 await plan_prefix(pages, S3Uri("b", PREFIX))
 

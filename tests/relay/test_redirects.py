@@ -149,7 +149,7 @@ async def test_the_same_place_once_more_is_asked_again(
     """Once the server is done with it the body is taken; until then it may pass."""
     with redirecting(Location="{own}{path}") as (own, _):
         error = await failed(run, own, tmp_path)
-        async with pages_from(own) as pages:
+        async with pages_from(own, stall_timeout=1) as pages:
             with pytest.raises(Transient):
                 await plan_prefix(pages, S3Uri("b", "data/"))
     assert "the very same URL" in str(error)
