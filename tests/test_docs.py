@@ -548,12 +548,6 @@ def test_the_prose_check_finds_faults_and_their_line(text: str, reported: list[t
     ] == reported
 
 
-def test_the_prose_of_the_pages() -> None:
-    assert [
-        (page.name, fault) for page in prose_check.PAGES for fault in prose_check.faults(page.read_text())
-    ] == []
-
-
 @pytest.mark.parametrize(
     ("source", "reported"),
     [
@@ -576,14 +570,6 @@ def test_the_prose_check_finds_fragments_in_code(source: str, reported: list[tup
     assert [
         (line, fault[: len(due)]) for (line, fault), (_, due) in zip(found, reported, strict=True)
     ] == reported
-
-
-def test_the_prose_of_the_code() -> None:
-    assert [
-        f"{path.relative_to(ROOT)}:{line}: {fault}"
-        for path in prose_check.modules()
-        for line, fault in prose_check.code_faults(path.read_text())
-    ] == []
 
 
 # Links and references

@@ -18,6 +18,7 @@ import pytest
 from examples.demo.dataset import channels
 from examples.demo.server import free_ports
 from tests.kit.stub import S3Stub
+from tests.kit.warm_python import warm_python
 from tests.test_docs import PAGES, ROOT
 
 BLOCK = re.compile(
@@ -49,7 +50,10 @@ def test_every_marked_block_runs(
     images = ("images/cat/0", "images/cat/1", "images/dog/0", "val/cat/0", "val/dog/0")
     stub.objects |= {f"my-bucket/{key}.jpg": b"jpeg" for key in images}
     monkeypatch.setenv("AWS_ENDPOINT_URL", stub.url)
-    monkeypatch.setenv("PATH", f"{sysconfig.get_path('scripts')}:{os.environ['PATH']}")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/penstock").write_text(f'#!/bin/sh\nexec {warm_python("none")} -m sidecar "$@"\n')
+    (tmp_path / "bin/penstock").chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{sysconfig.get_path('scripts')}:{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     [port] = free_ports(1)
     (tmp_path / "deploy").symlink_to(ROOT / "deploy")

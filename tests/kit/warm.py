@@ -146,7 +146,7 @@ def _serve(requests: socket.socket) -> dict[str, Any]:
                 requests.send(str(pid).encode())
 
 
-def _import_all() -> None:
+def import_all() -> None:
     """Import what a run imports, the late imports too, and no readers: those bring TensorFlow and PyTorch."""
     packages = ["sidecar", "streamer"]
     while packages:
@@ -197,7 +197,7 @@ def main() -> None:
     """Serve; in a fork, run the command."""
     ending = _Ending()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # as the test wishes, for each fork
-    _import_all()
+    import_all()
     _become(_serve(socket.socket(fileno=int(sys.argv[1]))))
     from sidecar.__main__ import main as penstock
 

@@ -31,6 +31,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
+from tests.kit.warm import import_all
+
 _LONGEST = 1 << 17
 """Bytes of a request: arguments and environment."""
 
@@ -58,8 +60,11 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
 
 
 @functools.cache
-def warm_python(framework: Literal["tensorflow", "torch"] = "tensorflow") -> str:
-    """Return the path of a `python` whose programs, by `-c` and `-m`, find the framework imported."""
+def warm_python(framework: Literal["tensorflow", "torch", "none"] = "tensorflow") -> str:
+    """Return the path of a `python` whose programs, by `-c` and `-m`, find the framework imported.
+
+    With "none" they find the sidecar imported.
+    """
     directory = tempfile.mkdtemp(prefix="warm-")
     client, path = Path(directory, "python"), str(Path(directory, "socket"))
     client.write_text(_CLIENT.format(python=sys.executable, path=path))
@@ -158,8 +163,10 @@ def main() -> None:
     sys.modules["jax"] = None  # type: ignore[assignment]  # TensorFlow would import it, for a fifth of the CPU
     if sys.argv[2] == "tensorflow":
         importlib.import_module("tensorflow").keras  # noqa: B018 - it imports Keras
-    else:
+    elif sys.argv[2] == "torch":
         importlib.import_module("torch.utils.data")
+    else:
+        import_all()
     gc.collect()
     gc.freeze()  # no collection in a fork touches, and so copies, what was there before
     arguments, environment, directory = _serve(socket.socket(fileno=int(sys.argv[1])))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -11,20 +10,19 @@ from pathlib import Path
 import pytest
 
 from streamer.formats import tfrecord
-from tests.kit.late import LATE
-from tests.kit.processes import PENSTOCK, job, write_job
+from tests.kit.processes import job, penstock, write_job
 from tests.kit.stub import S3Stub
-
-if LATE:
-    import tensorflow as tf  # noqa: F401 - the program needs it
+from tests.kit.warm_python import warm_python
 
 ROOT = Path(__file__).parent.parent.parent
 PROGRAM = """
+import sys
+sys.path[:0] = %r, %r
 import sagemaker_tensorflow, sagemaker_tensorflow.pipemode
 import tensorflow as tf
 from sagemaker_tensorflow import PipeModeDataset, PipeModeDatasetException
 
-assert sagemaker_tensorflow.__file__.startswith(%r), sagemaker_tensorflow.__file__
+assert sagemaker_tensorflow.__file__.startswith(sys.path[0]), sagemaker_tensorflow.__file__
 assert sagemaker_tensorflow.pipemode.PipeModeDataset is PipeModeDataset
 try:
     PipeModeDataset(channel="valid", record_format="TFRecord")
@@ -60,6 +58,7 @@ def installed(tmp_path: Path) -> Path:
 
 @pytest.mark.timeout(120)
 def test_a_program_of_the_incumbents_runs_unchanged(stub: S3Stub, tmp_path: Path, installed: Path) -> None:
+    pytest.importorskip("tensorflow")
     stub.objects |= {
         f"b/train/{part}": b"".join(
             tfrecord.encode(b"%d" % number) for number in range(part * 50, part * 50 + 50)
@@ -67,11 +66,7 @@ def test_a_program_of_the_incumbents_runs_unchanged(stub: S3Stub, tmp_path: Path
         for part in range(2)
     }
     path = write_job(tmp_path / "job.yaml", job(stub.url, None, "b/train/"))
-    done = subprocess.run(
-        [*PENSTOCK, "exec", "-c", path, "--", sys.executable, "-c", PROGRAM % str(installed)],
-        env=os.environ | {"PYTHONPATH": f"{installed}:{ROOT}", "TF_CPP_MIN_LOG_LEVEL": "2"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = penstock("exec", "-c", path, "--", warm_python(), "-c", PROGRAM % (str(installed), str(ROOT)))
     assert done.returncode == 0, done.stderr
     name = "PipeModeDatasetOp::Dataset::Iterator"
     size = sum(len(str(number)) for number in range(100))

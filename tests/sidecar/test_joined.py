@@ -6,7 +6,6 @@ import io
 import json
 import random
 import subprocess
-import sys
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -21,6 +20,7 @@ from tests.kit.pipes import read_all
 from tests.kit.processes import Sidecar, findings, job, penstock, sidecar, write_job
 from tests.kit.stub import S3Stub
 from tests.kit.trailers import published_trailer
+from tests.kit.warm_python import warm_python
 from tests.sidecar.test_keeper import killed, place, sha
 from tests.sidecar.test_record_ranks import divided, index
 from tests.unit.test_joiners import joined
@@ -96,7 +96,7 @@ def serving(stub: S3Stub, tmp_path: Path, *, join: bool) -> AbstractContextManag
 
 def read(code: str | list[str], fifo: Path) -> str:
     """What a program prints that reads the FIFO, and ends well."""
-    command = code if isinstance(code, list) else [sys.executable, "-c", code, str(fifo)]
+    command = code if isinstance(code, list) else [warm_python("torch"), "-c", code, str(fifo)]
     with open(fifo) if isinstance(code, list) else open("/dev/null") as stdin:
         done = subprocess.run(command, stdin=stdin, capture_output=True, text=True, check=True)
     return done.stdout

@@ -142,18 +142,15 @@ def test_a_file_channel_shows_its_download_between_the_events(stub: S3Stub, tmp_
         assert window.end() == 0
 
 
-@pytest.mark.parametrize("option", ["--json", "--log-level=warning"])
-def test_a_log_for_programs_and_a_short_log_have_no_line(stub: S3Stub, tmp_path: Path, option: str) -> None:
+def test_a_log_for_programs_and_a_short_log_have_no_line(stub: S3Stub, tmp_path: Path) -> None:
     cat(stub)
     document = job(stub.url, None, "b/x/")
     document["InputDataConfig"][0]["InputMode"] = "File"
     path = write_job(tmp_path / "job.yaml", document)
-    with terminal([*AT_ONCE, "exec", "-c", path, option, "true"], columns=99, rows=20) as window:
-        assert window.end() == 0
-        assert ERASE not in window.screen.written
-    with terminal([*AT_ONCE, "exec", "-c", path, "true"], columns=99, rows=20) as window:
-        assert window.end() == 0
-        assert ERASE in window.screen.written
+    for options in (["--json"], ["--log-level=warning"], []):
+        with terminal([*AT_ONCE, "exec", "-c", path, *options, "true"], columns=99, rows=20) as window:
+            assert window.end() == 0
+            assert (ERASE in window.screen.written) == (not options)
 
 
 def test_the_text_of_a_transfer() -> None:

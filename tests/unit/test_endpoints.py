@@ -10,7 +10,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from streamer.errors import ConfigError, Denied
@@ -79,7 +79,6 @@ def facts(endpoint: BucketEndpoint) -> tuple[object, ...]:
     return endpoint.host, endpoint.port, endpoint.tls, endpoint.authority, endpoint.prefix, region
 
 
-@settings(max_examples=4 * settings().max_examples)
 @given(bucket=buckets, url=urls, region=regions, path_style=st.none() | st.booleans())
 @example(bucket="a.b.c", url="http://minio:9000", region=None, path_style=False)
 @example(bucket="a.b.c", url="https://minio:9000/", region=None, path_style=False)

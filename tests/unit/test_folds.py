@@ -148,6 +148,6 @@ def share(plan: RecordPlan, table: Table, epoch: int, step: int) -> list[Record]
     return found
 
 
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize("seed", range(25))
 def test_a_job_that_is_killed_and_resized_takes_each_global_batch_once(seed: int) -> None:
     resized(seed)
