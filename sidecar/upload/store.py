@@ -160,9 +160,7 @@ class Store:
 
         def on_upload(upload_id: str, begun: bool) -> None:  # noqa: FBT001 - of `NewObject`
             note(key, upload_id, begun)
-            if (
-                begun and self.failed.total() == failed
-            ):  # else S3 may have begun another one, and not answered
+            if begun and self.failed.total() == failed:  # else another one may have begun without a response
                 note(key, "", begun=False)
 
         if size >= PART:
