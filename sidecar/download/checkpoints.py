@@ -71,7 +71,7 @@ async def list_checkpoints(
         for each in entries:
             key, time = each["Key"], each.get("LastModified")
             etag = validator_of(each.get("ETag"), time and time.astimezone(UTC).isoformat())
-            ref = described_object(ErrorContext(uri.bucket, key), key, size=each["Size"], etag=etag)
+            ref = described_object(ErrorContext(uri.bucket, key), key, size=each.get("Size", -1), etag=etag)
             found.append(InS3(key.removeprefix(uri.key), ref, time.timestamp() if time else 0.0))
         token, truncated = listed.get("NextContinuationToken"), listed.get("IsTruncated")
         token = next_token(token, context, truncated=truncated, keys=len(entries))

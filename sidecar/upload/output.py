@@ -84,14 +84,14 @@ class Output:
                 f"{uri} exists, written by {f'job {job} on {host}' if job else 'no run of Penstock'}; choose "
                 "another TrainingJobName or S3OutputPath, or set Penstock.Output.Replace: true"
             )
-        return str(found["ETag"]).strip('"')
+        return str(found["ETag"])
 
     async def _own(self, uri: S3Uri) -> str | None:
         """Return the ETag of an object that an earlier run of this job and host has written; else None."""
         found = await self._store.head(self._name(uri))
         if found is None or not is_ours(found, self._store.headers):
             return None
-        return str(found["ETag"]).strip('"')
+        return str(found["ETag"])
 
     async def upload(self, code: int) -> list[LeftOut]:
         """Upload what the trainer has left, whose exit code is `code`; return what is not at its key."""

@@ -9,16 +9,18 @@ the journal, as the job was given the prefix then. What others have made meanwhi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from sidecar.process.resources import UPLOAD_PARTS
 from sidecar.upload.uploads import MOST_READS, OpenFile, Unreadable
-from streamer.errors import Denied, ErrorContext, GaveUp, Missing, SourceError
+from streamer.errors import BadAnswer, Denied, ErrorContext, GaveUp, Missing, SourceError
 from streamer.retry import retry_while_unavailable
 from streamer.s3.object_put import (
     ANY,
@@ -178,22 +180,28 @@ class Store:
             return None  # if there is one, so few bytes are sent again
         if (found := await self.head(name)) is None:  # without permission to look, the condition decides
             return None
-        now = parsedate_to_datetime(found["ResponseMetadata"]["HTTPHeaders"]["date"])
+        date = found["ResponseMetadata"]["HTTPHeaders"].get("date", "")
+        now = datetime.now(UTC)
+        with contextlib.suppress(ValueError):  # proxies leave the header out
+            now = parsedate_to_datetime(date).replace(tzinfo=UTC)
         age = (now - found.get("LastModified", now)).total_seconds()
         earlier = age > time.time() - self.journal.began + _EARLIER
         if earlier or is_ours(found, self.headers):
-            return str(found.get("ETag", "")).strip('"')
+            return str(found["ETag"])
         raise Unreadable(_TAKEN)
 
     async def head(self, name: str) -> dict[str, Any] | None:
-        """Return the response to HEAD; None if there is no object, or none that these credentials may see.
+        """Return the response to HEAD, with an ETag without quotes; None if no object can be seen.
 
-        Without the permission to list, S3 denies the HEAD of an object that does not exist.
+        Without the permission to list, S3 denies the HEAD of an object that is absent. Raises SourceError.
         """
         try:
             found: dict[str, Any] = await self.send("head_object", name, Key=self.uri.key + name)
         except (Missing, Denied):
             return None
+        found["ETag"] = str(found.get("ETag", "")).strip('"')
+        if not found["ETag"]:
+            raise BadAnswer("the response to HEAD has no ETag", self._context(name))
         return found
 
     async def send(self, operation: str, name: str, **parameters: Any) -> Any:

@@ -453,11 +453,16 @@ async def test_storage_that_stays_away_ends_the_upload(stub: S3Stub, visible: Vi
     assert visible.uploaded == {}
 
 
-async def test_only_what_is_this_jobs_is_replaced(stub: S3Stub, visible: Visible, base: Path) -> None:
+@pytest.mark.parametrize("date", [{}, {"Date": ""}, {"Date": "Sun, 29 Nov 2026 17:00:00 -0000"}])
+async def test_only_what_is_this_jobs_is_replaced(
+    stub: S3Stub, visible: Visible, base: Path, date: dict[str, str]
+) -> None:
     """What was there before is replaced, what another program makes meanwhile is not."""
 
     async def earlier(answer: Answer) -> web.Response:
-        return web.Response(headers=answer.headers | {"Last-Modified": "Wed, 01 Jan 2020 00:00:00 GMT"})
+        return web.Response(
+            headers=answer.headers | {"Last-Modified": "Wed, 01 Jan 2020 00:00:00 GMT"} | date
+        )
 
     stub.script_head(earlier, earlier, key="b/run/earlier")  # the first one is `put_object`'s
     names = ("earlier", "ours", "foreign", "large")

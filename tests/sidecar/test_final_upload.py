@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from tests.kit.archives import members
 from tests.kit.processes import PENSTOCK, job, penstock, penstock_with, uploader_of, write_job
-from tests.kit.stub import S3Stub
+from tests.kit.stub import Answer, S3Stub
 
 MODEL = "b/out/my-job/output/model.tar.gz"
 DATA = "b/out/my-job/output/output.tar.gz"
@@ -86,6 +87,16 @@ def test_another_model_is_refused_before_the_training(
     code, events = execute(path)
     assert code == 0, events
     assert stub.objects[key] != b"live"
+
+
+def test_a_server_without_etags_is_an_error_before_the_training(stub: S3Stub, tmp_path: Path) -> None:
+    async def bare(_: Answer) -> web.Response:
+        return web.Response()
+
+    stub.objects[DATA] = b"of an earlier run"
+    stub.script_head(bare, key=DATA)
+    code, events = execute(job_file(stub, tmp_path))
+    assert (code, events[-1]["error"]) == (5, f"the response to HEAD has no ETag: s3://{DATA}")
 
 
 def test_a_model_that_comes_meanwhile_stays_and_ours_is_beside_it(stub: S3Stub, tmp_path: Path) -> None:

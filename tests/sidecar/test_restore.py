@@ -16,7 +16,7 @@ from awscrt.checksums import crc64nvme
 from sidecar.config.hosts import Hosts
 from sidecar.config.job import Job
 from sidecar.download import restore as restore_module
-from sidecar.download.checkpoints import InS3, whole_steps
+from sidecar.download.checkpoints import InS3, list_checkpoints, whole_steps
 from sidecar.download.restore import restore_checkpoints
 from sidecar.observe.state import JobState
 from sidecar.upload.journal import Journal, journal_of
@@ -24,10 +24,11 @@ from sidecar.upload.markers import Marker
 from streamer.directory import Directory
 from streamer.errors import BadAnswer, ConfigError, Denied, Mismatch, Missing, SinkError
 from streamer.plan import ObjectRef, S3Uri
+from streamer.retry import RetryPolicy
 from tests.kit.harness import clients_of
 from tests.kit.pipes import eventually
 from tests.kit.processes import job, penstock, sidecar, write_job
-from tests.kit.raw import etag
+from tests.kit.raw import answer, etag, raw_server
 from tests.kit.stub import S3Stub, fails, stalls
 from tests.sidecar.test_checkpoints import uploading
 from tests.sidecar.test_download import tree
@@ -201,6 +202,15 @@ async def test_batches(stub: S3Stub, root: Path, monkeypatch: pytest.MonkeyPatch
     await restore(stub, root)
     assert restored(root) == FILES
     assert len({seen.key for seen in stub.seen}) == 3
+
+
+@pytest.mark.usefixtures("credentials")
+async def test_a_listing_without_sizes_is_an_error() -> None:
+    page = b"<ListBucketResult><Contents><Key>run/a</Key></Contents></ListBucketResult>"
+    with raw_server(lambda _: answer(200, page)) as server:
+        async with clients_of(server) as clients:
+            with pytest.raises(BadAnswer, match="invalid object size"):
+                await list_checkpoints(clients, URI, RetryPolicy(), lambda _: None)
 
 
 async def test_too_little_space_is_named_before_a_byte(stub: S3Stub, root: Path) -> None:
