@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sidecar.download.paths import LONGEST_NAME
 from sidecar.process.logs import log
 from sidecar.upload.markers import PREFIX, Marker, newest_complete, parse_marker
-from sidecar.upload.watch import OURS
+from sidecar.upload.watch import is_own
 from streamer.aio import task_group
 from streamer.errors import ConfigError, ErrorContext, ObjectMissing
 from streamer.plan import S3Uri
@@ -109,7 +109,7 @@ def files_of(found: list[InS3]) -> list[InS3]:
     files = []
     for each in found:
         names = each.path.split("/")
-        if each.path.startswith(OURS) or (each.ref.size <= 1 and not names[-1]):
+        if is_own(names[0]) or (each.ref.size <= 1 and not names[-1]):
             continue
         if each.path in folders:
             if each.ref.size:

@@ -13,7 +13,7 @@ from sidecar.process.exits import Exit
 from sidecar.process.logs import log, settings
 from sidecar.process.resources import UPLOAD_PARTS
 from sidecar.upload.spec import CHECKPOINTS, DATA, MODEL, CheckpointSpec, OutputSpec, UploadSpec
-from sidecar.upload.watch import OURS
+from sidecar.upload.watch import is_own
 from streamer.directory import Directory
 from streamer.finish import REASON
 from streamer.plan import S3Uri
@@ -147,7 +147,7 @@ def _moved_out(path: str, base: str) -> str:
 def _holds(path: str) -> bool:
     """Return whether there is anything of the trainer's, so also if that is no directory."""
     try:
-        return any(not name.startswith(OURS) for name in os.listdir(path))
+        return any(not is_own(name) for name in os.listdir(path))
     except FileNotFoundError:
         return False
     except OSError:

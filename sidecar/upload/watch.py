@@ -50,13 +50,18 @@ SCAN_EVERY = 60.0
 CLOSED_REST, FOUND_REST, TEMPORARY_REST = 2.0, 10.0, 300.0
 """Seconds; see above."""
 OURS = ".penstock"
-"""Begins the names in the root that are not the trainer's: markers, the journal, what is being restored."""
+"""Alone, or before a dot, begins the names of markers, the journal, and what is being restored."""
 _TEMPORARY = re.compile(r"(^|[._~-])(tmp|temp(?![a-z]))", re.IGNORECASE)
 """Matches the name of a file or directory that will be renamed."""
 _LAST = re.compile(
     r"checkpoint|latest|\.metadata|_CHECKPOINT_METADATA|trainer_state\.json|training_metadata\.json"
 )
 """Matches the name of a file that names the others of its directory."""
+
+
+def is_own(name: str) -> bool:
+    """Return whether a name in the root is Penstock's, and no checkpoint's."""
+    return name == OURS or name.startswith(f"{OURS}.")
 
 
 class ClosedFile(NamedTuple):
@@ -158,11 +163,12 @@ class Watch:
         return []
 
     def _is_due(self, file: TreeFile, rested: float = 0.0, *, ended: bool = False) -> bool:
-        first, *others = file.name.split("/")
+        names = file.name.split("/")
         age = abs(time.time() - file.status.st_ctime)  # clocks of a network file system differ
-        temporary = not ended and age < TEMPORARY_REST and any(map(_TEMPORARY.search, (first, *others)))
-        ours = first == OURS or first.startswith(f"{OURS}.")
-        return not temporary and not ours and age >= rested and self._is_new(file.name, file.status)
+        temporary = not ended and age < TEMPORARY_REST and any(map(_TEMPORARY.search, names))
+        return (
+            not temporary and not is_own(names[0]) and age >= rested and self._is_new(file.name, file.status)
+        )
 
     def _open(self, file: TreeFile) -> bool:
         """Return whether a file may be open for writing."""

@@ -16,7 +16,7 @@ from awscrt.checksums import crc64nvme
 from sidecar.config.hosts import Hosts
 from sidecar.config.job import Job
 from sidecar.download import restore as restore_module
-from sidecar.download.checkpoints import InS3, list_checkpoints, whole_steps
+from sidecar.download.checkpoints import InS3, files_of, list_checkpoints, whole_steps
 from sidecar.download.restore import restore_checkpoints
 from sidecar.observe.state import JobState
 from sidecar.upload.journal import Journal, journal_of
@@ -231,6 +231,12 @@ def file(path: str, second: int = 0) -> InS3:
 def marker(step: str, host: str, *hosts: str, modified: int = 0, **wrong: str) -> Marker:
     files = {f"{step}/{host}": (1, wrong.get("etag", f"etag-{step}/{host}"))}
     return Marker(step, host, hosts, modified, files)
+
+
+def test_what_is_uploaded_is_restored() -> None:
+    own = [".penstock/step-1/algo-1.json", ".penstock.uploads", ".penstock.restoring/1"]
+    files = [".penstocks", ".penstock-1/weights", "a/.penstock", "a/.penstock.uploads"]
+    assert [each.path for each in files_of([*map(file, own + files)])] == files
 
 
 PLAIN = [file("checkpoint", 9), file("runs/events", 99), *(file(f"step-{n}/a", n) for n in (900, 1000, 80))]

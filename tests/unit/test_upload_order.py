@@ -311,7 +311,7 @@ def test_names_of_what_will_be_renamed_wait(directory: Directory, tmp_path: Path
         "x.orbax-checkpoint-tmp-1/d/0",
         "_temp/part",
     ]
-    taken = ["temperature.json", "template/x", "attempt", "stmp", "checkpoint"]
+    taken = ["temperature.json", "template/x", "attempt", "stmp", "checkpoint", ".penstocks"]
     for name in [*held, *taken, ".penstock.uploads", ".penstock/s/h.json"]:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"x")
