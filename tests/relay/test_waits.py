@@ -76,12 +76,12 @@ async def test_waiting_to_ask_again(
 
 async def test_connecting(stub: S3Stub, tmp_path: Path) -> None:
     """The rest of a broken body needs a new connection."""
-    truth, broken = fill(stub, [100_000]), asyncio.Event()
-    stub.script(cut_after(50_000, once=broken))
+    truth = fill(stub, [100_000])
+    stub.script(cut_after(50_000, once=stub.released))
     async with running_channel(stub, tmp_path, part_size=100_000, transport="buffered") as running:
         reading = asyncio.create_task(off_loop(read_all, running.fifo(0)))
         await eventually(lambda: starved(running)["body"] > 0)
-        broken.set()
+        stub.release()
         assert await reading == truth
         assert starved(running)["connect"] > 0
 

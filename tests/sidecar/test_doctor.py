@@ -169,7 +169,7 @@ def test_a_listing_that_the_run_refuses(credentials: None, tmp_path: Path, page:
 
 def test_the_endpoint_is_down(stub: S3Stub, tmp_path: Path) -> None:
     url, stub.url = stub.url, "http://127.0.0.1:1"
-    found, code = examined(stub, tmp_path, fails_=["list train"])
+    found, code = examined(stub, tmp_path, fails_=["list train"], GiveUpAfter=1)
     stub.url = url
     assert code == 5
     assert "check that the endpoint is up" in found["list train"]["text"]
@@ -399,7 +399,7 @@ def test_advice_about_the_network_is_by_the_cause(
     stub: S3Stub, tls_stub: S3Stub, tmp_path: Path, endpoint: str, words: str
 ) -> None:
     url = tls_stub.url if endpoint == "TLS" else endpoint.replace("@PORT@", stub.url.rsplit(":", 1)[1])
-    document = job(url, tmp_path / "ml", "b/train/", GiveUpAfter=2)
+    document = job(url, tmp_path / "ml", "b/train/", GiveUpAfter=1)
     found = findings(write_job(tmp_path / "job.yaml", document), code=5)
     failures = [each for each in found.values() if each["state"] == "failure"]
     assert any(words in each["fix"] for each in failures), failures
