@@ -93,7 +93,7 @@ def test_a_keeper_without_a_sidecar(feeder: Feeder, caplog: pytest.LogCaptureFix
     feeder.publish(0, "open")
     path = feeder.path("train", 0)
     os.mkfifo(path)
-    with PipeStream(path, patience=4) as stream:
+    with PipeStream(path, patience=2.2) as stream:
         stream.open()
         keeper = os.open(path, os.O_WRONLY)
         try:
