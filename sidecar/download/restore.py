@@ -16,7 +16,6 @@ import contextlib
 import os
 from collections import Counter
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from sidecar.config.transport import retry_policy, transport_spec
@@ -103,7 +102,7 @@ async def _restore(state: JobState, clients: Clients, uri: S3Uri, root: Director
             await in_thread(_publish, batch, new, root, journal)
         done, moved = done + len(batch), moved + rest.plan.total_bytes(0)
     names = "".join(f"{step}\n" for step in chosen).encode()
-    await in_thread(partial(replace_file, RESTORED, names, dir_fd=root.fd))
+    await in_thread(_write_steps, root, names)
     log.info(
         "checkpoints restored",
         objects=len(files),
@@ -168,6 +167,11 @@ def _publish(batch: list[InS3], new: Directory, root: Directory, journal: Journa
             with root.add(*folders) as folder:
                 new.move(str(number), folder, name)
                 journal.note_file(file.path, os.lstat(name, dir_fd=folder.fd), file.ref.etag)
+
+
+def _write_steps(root: Directory, names: bytes) -> None:
+    with root.errors(RESTORED):
+        replace_file(RESTORED, names, dir_fd=root.fd)
 
 
 def _batches(files: list[InS3]) -> Iterator[list[InS3]]:

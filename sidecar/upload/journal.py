@@ -75,7 +75,8 @@ class Journal:
         try:
             if directory.status(name) is not None and directory.size(name) < 0:
                 directory.remove_tree(name)
-            replace_file(name, b"".join(self._lines()), mode=0o600, dir_fd=directory.fd)
+            with directory.errors(name):
+                replace_file(name, b"".join(self._lines()), mode=0o600, dir_fd=directory.fd)
             self._fd = directory.open(name, os.O_WRONLY | os.O_APPEND)
         except OSError as error:
             self._report(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import signal
 import sys
 from contextlib import closing
@@ -211,6 +212,13 @@ async def test_a_listing_without_sizes_is_an_error() -> None:
         async with clients_of(server) as clients:
             with pytest.raises(BadAnswer, match="invalid object size"):
                 await list_checkpoints(clients, URI, RetryPolicy(), lambda _: None)
+
+
+async def test_a_name_that_cannot_be_written_is_named(stub: S3Stub, root: Path) -> None:
+    store(stub)
+    (root / ".penstock.restored").mkdir()
+    with pytest.raises(SinkError, match=f"cannot write {re.escape(str(root))}/.penstock.restored: Is a dir"):
+        await restore(stub, root)
 
 
 async def test_too_little_space_is_named_before_a_byte(stub: S3Stub, root: Path) -> None:
