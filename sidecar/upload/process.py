@@ -100,8 +100,9 @@ class _Uploader:
                 return found
 
             if (target := spec.output) is not None:
-                with Directory.at(spec.base) as base, base.enter("output") as directory:
-                    to = await store(target.folder, spec.metadata | target.encryption, directory)
+                with Directory.at(spec.base) as base:
+                    directory = stack.enter_context(base.enter("output"))  # as long as its journal
+                to = await store(target.folder, spec.metadata | target.encryption, directory)
                 self._output = Output(spec.base, target, to)
                 await self._output.check()
             if (checkpoints := spec.checkpoints) is not None:

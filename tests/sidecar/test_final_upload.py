@@ -283,6 +283,7 @@ def test_checkpoints_are_in_s3_when_exec_ends(stub: S3Stub, tmp_path: Path, fold
     assert code == 3, events
     found = {key.removeprefix(folder) for key in stub.objects if key.startswith(folder)}
     assert found == {"step-0/restored", "step-1/weights", "step-1/trainer_state.json", "events"}
+    assert not lines_of(events, "uploads cannot be noted")
     made = [key.removeprefix(folder) for kind, key, _ in stub.puts.seen if kind == "PutObject"]
     assert made.index("step-1/weights") < made.index("step-1/trainer_state.json")
 
