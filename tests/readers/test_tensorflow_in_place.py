@@ -98,7 +98,7 @@ def test_strings_that_leave_a_part_of_a_batch_are_copies(feeder: Feeder, count: 
     assert [record for pair in pairs.as_numpy_iterator() for record in pair.ravel().tolist()] == due
 
 
-@pytest.mark.parametrize("lengths", [[4000], [3000, 3001], [*[4000] * 200, 10]])
+@pytest.mark.parametrize("lengths", [[3000, 3001], [*[4000] * 200, 10]])
 def test_positions_and_keys(feeder: Feeder, pool: SlotPool, lengths: list[int]) -> None:
     """From a position the epoch goes on in batches of the same size, which are in place again, or of another.
 
@@ -156,8 +156,14 @@ def test_records_that_become_small(feeder: Feeder) -> None:
 
 
 @pytest.mark.usefixtures("pool")
-@pytest.mark.parametrize("at", [0, 2 * SIZE, 2 * SIZE + 3, 3 * SIZE - 1])
-@pytest.mark.parametrize("damage", ["data", "length", "cut"])
+@pytest.mark.parametrize(
+    ("at", "damage"),
+    [
+        *((at, damage) for at in (0, 2 * SIZE + 3) for damage in ("data", "length", "cut")),
+        (2 * SIZE, "data"),
+        (3 * SIZE - 1, "data"),
+    ],
+)
 def test_damage(feeder: Feeder, at: int, damage: str) -> None:
     """The whole batches before it come first; its error states its place. Corrupt data can be skipped."""
     records = random_records(7, [4000])

@@ -398,7 +398,7 @@ async def test_a_server_may_compare_etags_with_quotes(put: Put, stub: S3Stub, si
 async def test_a_slow_connection_is_not_a_silent_one(stub: S3Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     """The body takes longer than a server may be silent for; without the reads it would never arrive."""
     monkeypatch.setattr("streamer.s3.object_put.PART", PART * 4)
-    data, silence, began = os.urandom(PART * 2), 2.5, time.monotonic()
+    data, silence, began = os.urandom(PART * 3), 4.0, time.monotonic()
     with standing_before(stub.url) as proxy:
         proxy.lines = lambda _: Line(latency=0.02)
         near = S3Stub(url=f"http://127.0.0.1:{proxy.port}")
