@@ -209,7 +209,7 @@ async def test_small_objects_take_their_own_length(stub: S3Stub, tmp_path: Path)
 
 async def test_tiny_objects_leave_others_their_turn(stub: S3Stub, tmp_path: Path) -> None:
     """A turn of delivery is short in objects, too, not only in bytes."""
-    truth = fill(stub, [20] * 2000)
+    truth = fill(stub, [20] * 400)
     loop, steps, reading = asyncio.get_running_loop(), [0], True
 
     def turn() -> None:
