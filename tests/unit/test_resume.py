@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,18 @@ def test_what_a_reader_saves_is_what_resume_takes(tmp_path: Path) -> None:
         assert parse_saved(asyncio.run(read(str(name))) or "") == parse_saved(json.dumps(STATE))
     begin = start_positions({"train": PLAN}, {}, positions(json.dumps(STATE)), anyway=False)["train"]
     assert begin == StartPosition(Position(2, 70, skipped=70))
+
+
+def test_of_states_of_one_second_the_highest_number_is_the_newest(tmp_path: Path) -> None:
+    """A restore gives files the times of S3, which has whole seconds."""
+    for step in (9, 100, 20):
+        place = tmp_path / f"step-{step}" / FILE_NAME
+        place.parent.mkdir()
+        place.write_text(f"{step}")
+        os.utime(place, (7e8, 7e8))
+    assert asyncio.run(read(str(tmp_path))) == "100"
+    os.utime(tmp_path / "step-9" / FILE_NAME, (8e8, 8e8))
+    assert asyncio.run(read(str(tmp_path))) == "9"
 
 
 @pytest.mark.parametrize(
