@@ -632,3 +632,19 @@ def test_starts_of_ranks_are_measured_with_and_without_a_state(capsys: pytest.Ca
     for line in lines:
         assert float(line.split(" after ")[1].split(" ")[0]) > 0
         assert int(line.split(", ")[-1].removesuffix(" MiB of memory")) > 10
+
+
+def test_files_are_uploaded_to_a_sink_by_plain_http_and_tls() -> None:
+    program = """
+from benchmarks import uploads
+uploads.SHAPES, uploads.CLIENTS = {"two": (2, 9_000_000)}, ("penstock",)
+print(*uploads.rows(1, 1.0), sep="\\n")
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    _, _, *rows = ran.stdout.splitlines()
+    assert [row.split("|")[1:4] for row in rows] == [
+        [" two ", f" {server} ", " `penstock` "] for server in ("plain", "TLS")
+    ]
