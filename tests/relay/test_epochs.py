@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
+import select
 import stat
 import threading
 from collections.abc import Callable
@@ -53,22 +55,36 @@ async def test_a_thread_makes_the_key_list(server: S3Stub, run_own: RunChannel, 
 
 
 async def test_next_fifo_is_there_and_this_one_gone_before_the_end_of_file(
-    run: RunChannel, stub: S3Stub, tmp_path: Path
+    run: RunChannel, stub: S3Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Readers that list the directory, and readers that give n+1 two seconds (contract §1.4, §7)."""
     fill(stub, SIZES)
-    seen = []
+    seen, ends, hung_up = [], list[int](), list[bool]()
+
+    def look(path: Any, *more: Any, really: Any = os.unlink, **named: Any) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            if stat.S_ISFIFO(os.stat(path, dir_fd=named.get("dir_fd")).st_mode):
+                reader = select.poll()
+                reader.register(ends[-1], select.POLLHUP)
+                hung_up.append(bool(reader.poll(0)))
+        really(path, *more, **named)
 
     def read_and_look(path: Path) -> None:
         with open(path, "rb", buffering=0) as file:
+            ends.append(os.dup(file.fileno()))
             while file.read(1 << 20):
                 pass
             seen.append(sorted(name for name in os.listdir(tmp_path) if not name.startswith(".")))
 
     async with run(stub, tmp_path) as running:
+        monkeypatch.setattr(os, "unlink", look)
         await off_loop(read_and_look, running.fifo(0))
         await off_loop(read_and_look, running.fifo(1))
+        monkeypatch.undo()
+    for end in ends:
+        os.close(end)
     assert seen == [["train_1"], ["train_2"]]
+    assert hung_up == [False, False]
 
 
 class _SlowPlan(Plan):
@@ -268,12 +284,13 @@ async def test_early_close_is_noticed_while_storage_is_silent(
 ) -> None:
     """Not only at the next write: prefetch for a reader that is gone must stop (contract §1.7-3)."""
     truth = fill(stub, [90_000])
-    stub.script(stalls(stub, after=60_000))
+    stub.script(stalls(stub, after=60_000), *[stalls(stub)] * 20)
     async with run(stub, tmp_path, part_size=100_000) as running:
         await eventually(lambda: stub.seen)  # the request that stalls is epoch 0's, not the next one's
         assert await off_loop(read_some, running.fifo(0), 10) == truth[:10]
         await eventually(lambda: running.states)
         assert running.states[0].state == "abandoned"
+        stub.release()
         assert await off_loop(read_all, running.fifo(1)) == truth
 
 
