@@ -285,7 +285,7 @@ async def test_early_close_is_noticed_while_storage_is_silent(
     """Not only at the next write: prefetch for a reader that is gone must stop (contract §1.7-3)."""
     truth = fill(stub, [90_000])
     stub.script(stalls(stub, after=60_000), *[stalls(stub)] * 20)
-    async with run(stub, tmp_path, part_size=100_000) as running:
+    async with run(stub, tmp_path, part_size=100_000, stall_timeout=1e6) as running:
         await eventually(lambda: stub.seen)  # the request that stalls is epoch 0's, not the next one's
         assert await off_loop(read_some, running.fifo(0), 10) == truth[:10]
         await eventually(lambda: running.states)
