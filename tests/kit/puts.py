@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from aiohttp import web
@@ -42,8 +42,8 @@ class Puts:
     spoil: Spoil = lambda _operation, _request, response: response
     lost: int = 0
     """Number of the next objects that are made, and whose responses say 503."""
-    quotes: bool = True
-    """False: If-Match is compared with an ETag without quotes, as by Ceph 16."""
+    as_ceph: bool = False
+    """If-Match is compared with its quotes, and completions have no condition: Ceph 16 does so."""
     garbled: int = 0
     """Number of the next bodies that another byte arrives in."""
 
@@ -69,7 +69,7 @@ class Puts:
         if request.method == "PUT" and request.headers["x-amz-checksum-crc64nvme"] != _crc(body):
             return error(400, "BadDigest")
         if operation == "PutObject":
-            return self._make(name, body, request, _metadata(request))
+            return self._make(name, body, request.headers, _metadata(request))
         if operation == "CreateMultipartUpload":
             self.uploads[number := f"upload{len(self.seen)}"] = {}
             self.keys[number], self.metadata[number] = name, _metadata(request)
@@ -89,7 +89,7 @@ class Puts:
         whole = b"".join(data for _, data in sorted(self.uploads[upload].items()))
         if request.headers["x-amz-checksum-crc64nvme"] != _crc(whole):
             return error(400, "BadDigest")
-        made = self._make(name, whole, request, self.metadata[upload])
+        made = self._make(name, whole, {} if self.as_ceph else request.headers, self.metadata[upload])
         if self.content().get(name) == whole:
             del self.uploads[upload]
         if made.status != 200:
@@ -108,17 +108,19 @@ class Puts:
             ),
         )
 
-    def _make(self, name: str, body: bytes, request: web.Request, metadata: dict[str, str]) -> web.Response:
+    def _make(
+        self, name: str, body: bytes, headers: Mapping[str, str], metadata: dict[str, str]
+    ) -> web.Response:
         if self.before:
             self.before.popleft()()
         objects = self.content()
-        now, wanted = objects.get(name), request.headers.get("If-Match")
+        now, wanted = objects.get(name), headers.get("If-Match")
         if wanted is not None and now is None:
             return error(404, "NoSuchKey")
-        if self.quotes and wanted is not None:
+        if not self.as_ceph and wanted is not None:
             wanted = wanted.strip('"')
         if (wanted is not None and wanted != etag(now or b"")) or (
-            "If-None-Match" in request.headers and now is not None
+            "If-None-Match" in headers and now is not None
         ):
             return error(412, "PreconditionFailed")
         objects[name], self.metadata[name] = body, metadata

@@ -385,11 +385,12 @@ async def test_an_upload_that_another_program_aborts_is_no_conflict(
 
 
 @pytest.mark.parametrize("size", [100, len(DATA)])
-async def test_a_server_may_compare_etags_with_quotes(put: Put, stub: S3Stub, size: int) -> None:
-    stub.puts.quotes = False
+async def test_ceph_replaces_what_is_named_and_nothing_else(put: Put, stub: S3Stub, size: int) -> None:
+    stub.puts.as_ceph = True
     written = await put(Bytes(DATA[:size]), replaces=None)
     stub.objects[KEY] = b"another program's"
-    assert await put(Bytes(DATA[:size]), replaces=written) is None
+    for replaces in (written, None):
+        assert await put(Bytes(DATA[:size]), replaces=replaces) is None
     assert stub.objects == {KEY: b"another program's"}
     assert await put(Bytes(DATA[:size]), replaces=etag(b"another program's")) == written
     assert stub.objects == {KEY: DATA[:size]}
