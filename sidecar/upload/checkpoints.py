@@ -53,6 +53,10 @@ class _Dropped(PenstockError):
     """The file has been removed, or its entry has no place any more."""
 
 
+class _Changing(_Dropped):
+    """The file is being written again."""
+
+
 class Checkpoints:
     """The upload of one directory, until `finish` or until `run` is cancelled."""
 
@@ -138,10 +142,12 @@ class Checkpoints:
                     await self._woken.wait()
             found = await self._changed()
             if (begun := loop.time()) >= scan_at:
+                self._order.remove_changing()
                 found += await in_thread(partial(watch.scan, rested=SCAN_EVERY))
                 scan_at = loop.time() + max(SCAN_EVERY, 100 * (loop.time() - begun))
         found += await self._changed()  # its events have the order of the last closes
         watch.left_out.clear()
+        self._order.remove_changing()
         found += await in_thread(partial(watch.scan, ended=True))
         self._take(found)
         self._order.end()
@@ -180,13 +186,16 @@ class Checkpoints:
         put = self._put_marker if entry.mark is None else self._put_file
         try:
             await self._repeat(partial(put, entry))
+        except _Changing:
+            entry.changing = entry.event  # its close is the next event
         except _Dropped:
             pass
         except Unreadable as error:
             self._watch.leave_out(LeftOut(entry.name, str(error)))
         finally:
             self._running -= 1
-            self._order.remove(entry)
+            if not entry.changing:
+                self._order.remove(entry)
             self._wake()
         if not len(self._order):
             self.newest, self.last_seconds = self._latest, time.monotonic() - self._queued_at
@@ -207,7 +216,7 @@ class Checkpoints:
             except FileChanged as error:
                 changed += 1
                 if not self._ending.is_set():  # else no event and no scan finds it again
-                    raise _Dropped from error
+                    raise _Changing from error
                 if changed == MOST_READS:
                     raise Unreadable(f"it changed {MOST_READS} times while it was read") from error
             except (FileNotFoundError, NotADirectoryError) as error:

@@ -1,7 +1,10 @@
 """The order in which files become visible in S3: that in which they were closed.
 
 A file that is closed again leaves its place for the end: what was closed after its older bytes need not wait
-for bytes that are lost. Every other file waits until each one before it is in S3, or cannot be.
+for bytes that are lost. But a file that names others, such as the state of `--resume`, goes to the end with
+it, once, so that it never names bytes that S3 has not. So it also waits while a file before it is being
+written again, at most until the next scan. Every other file waits until each one before it is in S3, or
+cannot be.
 
 With several hosts, a directory in the root (a step) ends with a marker (`sidecar.upload.markers`). It is due
 when the step is over on this host: the directory was renamed into place, or another one has begun that was
@@ -12,6 +15,7 @@ never there, or the trainer has ended.
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -44,7 +48,17 @@ class Entry:
     """The mark of the file when it was found; None for a marker."""
     event: bool = False
     """See `ClosedFile`."""
+    folder: str | None = None
+    """What the names of the files begin with that it names; None if it names no others."""
     started: bool = False
+    changing: bool = False
+    """Whether its file is being written again."""
+    moved: bool = False
+    """Whether it has gone to the end with another file."""
+
+    def names(self, file: str) -> bool:
+        """Return whether it names a file of this name."""
+        return self.folder is not None and file.startswith(self.folder)
 
 
 class Order:
@@ -72,9 +86,13 @@ class Order:
             in_step = self._marked and bool(below)
             if in_step and step not in self.steps:
                 self.end()
-            if entry is None or entry.mark != mark_of(file.status):
-                self._append(Entry(file.name, mark_of(file.status), each.event))
+            if entry is None or entry.changing or entry.mark != mark_of(file.status):
+                folder = file.name[: file.name.rfind("/") + 1] if each.is_last else None
+                self._append(Entry(file.name, mark_of(file.status), each.event, folder))
+                if entry is not None and folder is None:
+                    self._move_those_that_name(file.name)
             elif each.event:
+                entry.event = True
                 self._entries.move_to_end(file.name)
             else:
                 continue
@@ -94,6 +112,11 @@ class Order:
         self.steps[step] = Step.DUE
         self._append(Entry(f"{step}/"))
 
+    def _move_those_that_name(self, file: str) -> None:
+        for other in [each for each in self._entries.values() if each.names(file) and not each.moved]:
+            other.moved = True
+            self._entries.move_to_end(other.name)
+
     def _append(self, entry: Entry) -> None:
         self._entries.pop(entry.name, None)
         self._entries[entry.name] = entry
@@ -108,11 +131,17 @@ class Order:
 
     def is_first(self, entry: Entry) -> bool:
         """Return whether all that was closed before an entry is in S3, or cannot be."""
-        return next(iter(self._entries.values())) is entry
+        before = itertools.takewhile(lambda each: each is not entry, self._entries.values())
+        return all(each.changing and not entry.names(each.name) for each in before)
 
     def has(self, entry: Entry) -> bool:
         """Return whether an entry still has a place; it has none after its file was closed again."""
         return self._entries.get(entry.name) is entry
+
+    def remove_changing(self) -> None:
+        """Remove the entries of files that are being written again; a close or a scan finds these."""
+        for each in [each for each in self._entries.values() if each.changing]:
+            self.remove(each)
 
     def remove(self, entry: Entry) -> None:
         """Remove an entry that is in S3, or cannot be."""

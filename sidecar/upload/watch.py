@@ -40,6 +40,7 @@ from streamer.linux import (
     open_inotify,
     watch_for_files,
 )
+from streamer.step_state import FILE_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -55,6 +56,7 @@ _TEMPORARY = re.compile(r"(^|[._~-])(tmp|temp(?![a-z]))", re.IGNORECASE)
 """Matches the name of a file or directory that will be renamed."""
 _LAST = re.compile(
     r"checkpoint|latest|\.metadata|_CHECKPOINT_METADATA|trainer_state\.json|training_metadata\.json"
+    rf"|{re.escape(FILE_NAME)}"
 )
 """Matches the name of a file that names the others of its directory."""
 
