@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import urllib.request
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,17 @@ from streamer.formats import tfrecord
 from streamer.readers import load_state
 from tests.kit.credentials import set_credentials
 from tests.kit.processes import Sidecar, job, penstock, sidecar, write_job
+from tests.kit.stub import S3Stub, StubThread
+from tests.machines.frameworks.interrupted import (
+    INTERRUPTED,
+    Broken,
+    Interrupted,
+    Job,
+    Run,
+    Seen,
+    compare,
+    drawn,
+)
 from tests.machines.frameworks.programs.task import DIMENSIONS, EPOCHS
 from tests.machines.machine import Machine, Result
 from tests.machines.servers.servers import Server, running
@@ -41,6 +52,8 @@ TOLERANCE = 1e-5
 """Most that two losses differ by, of sums that were rounded in another order."""
 STOP = 30
 """Steps after which a job is stopped that goes on from its checkpoint."""
+DRAWS = 3
+"""Jobs of each program that is killed."""
 LIMIT = 900
 """Seconds after which a training job hangs."""
 
@@ -69,10 +82,6 @@ FRAMEWORKS = {
     "huggingface": Framework("Hugging Face `Trainer`", "huggingface", "transformers"),
     "keras": Framework("Keras, MirroredStrategy", "keras_mirrored", "keras", leaves=True, processes=False),
 }
-
-
-class Broken(Exception):
-    """A promise that did not hold."""
 
 
 @dataclass(frozen=True)
@@ -215,8 +224,43 @@ def judge(trained: Trained, first: Trained) -> str:
     return f"{len(trained.records)} steps, {apart:.0e}, {trained.fetched:.2f}"
 
 
+def interrupt(program: Interrupted, case: str, first: Run | None) -> tuple[Run, Seen, Counter[str]]:
+    """Run a job that is killed as the case says, until it ends. Raises Broken.
+
+    Returns the job that nobody kills, `first` if it is there, what was seen, and who was killed.
+    """
+    with serving() as stub, tempfile.TemporaryDirectory(prefix="frameworks-") as name:
+        if first is None:
+            first = Job(program, stub, Path(name)).run(deque())
+            if first.code:
+                raise Broken(f"exit status {first.code}: {first.log}")
+    kills, write_takes = drawn(case)
+    with serving() as stub, tempfile.TemporaryDirectory(prefix="frameworks-") as name:
+        seen, job_of_kills = Seen(), Job(program, stub, Path(name), write_takes)
+        while True:
+            saved, last = job_of_kills.saved(), not kills
+            run = job_of_kills.run(kills)
+            compare(run, first, saved, seen)
+            if run.code == 0:
+                return first, seen, job_of_kills.counts
+            if last:
+                raise Broken(f"exit status {run.code}: {run.log}")
+
+
+@contextlib.contextmanager
+def serving() -> Iterator[S3Stub]:
+    """Serve the objects, and nothing else yet."""
+    thread = StubThread()
+    stub = thread.start()
+    try:
+        stub.objects |= {f"data/train/{number}": body for number, body in enumerate(uneven())}
+        yield stub
+    finally:
+        thread.stop()
+
+
 class Frameworks(Machine[str]):
-    """A case is a framework; every number of ranks is a job."""
+    """A case is a framework; every number of ranks is a job. Or a program and its kills."""
 
     count = None
     limit = 2.0 * LIMIT
@@ -224,15 +268,18 @@ class Frameworks(Machine[str]):
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
+        self._whole: dict[str, Run] = {}
         with running("moto") as self._server:
             set_credentials(self._server.access_key, self._server.secret_key)
             upload(self._server)
             yield
 
     def cases(self) -> Sequence[str]:
-        return [*FRAMEWORKS]
+        return [*FRAMEWORKS, *(f"{name} {number}" for name in INTERRUPTED for number in range(DRAWS))]
 
     def run(self, case: str) -> Result:
+        if case not in FRAMEWORKS:
+            return self._interrupt(case)
         framework = FRAMEWORKS[case]
         if importlib.util.find_spec(framework.needs) is None:
             return Result(Counter([f"{framework.needs} is not installed"]))
@@ -248,10 +295,26 @@ class Frameworks(Machine[str]):
         broken = [f"{name}: {cell}" for name, cell in cells.items() if cell.startswith("BROKEN")]
         return Result(Counter(jobs=len(RANKS)), "; ".join(broken), cells=cells)
 
+    def _interrupt(self, case: str) -> Result:
+        name = case.split(maxsplit=1)[0]
+        program = INTERRUPTED[name]
+        if importlib.util.find_spec(program.needs) is None:
+            return Result(Counter([f"{program.needs} is not installed"]))
+        try:
+            self._whole[name], seen, counts = interrupt(program, case, self._whole.get(name))
+        except Broken as error:
+            return Result(Counter(jobs=1), str(error))
+        counts |= Counter({"jobs": 1, "steps compared": seen.compared})
+        return Result(counts, cells={"resumed": f"{seen.resumed}, {seen.apart:.0e}"})
+
     def table(self, cells: Mapping[str, Mapping[str, str]], _: str, /) -> str:
         head = [f"N = {ranks}" for ranks in RANKS]
         rows = [["", *head], ["---"] * (len(head) + 1)]
-        rows += [[FRAMEWORKS[case].name, *(each[name] for name in head)] for case, each in cells.items()]
+        rows += [
+            [FRAMEWORKS[case].name, *(each[name] for name in head)]
+            for case, each in cells.items()
+            if case in FRAMEWORKS
+        ]
         return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
 
 

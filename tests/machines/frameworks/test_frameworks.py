@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.machines.frameworks.machine import GLOBAL_BATCH, MACHINE, RANKS, UNEVEN, Broken, Trained, judge
+from tests.machines.frameworks.interrupted import Broken
+from tests.machines.frameworks.machine import GLOBAL_BATCH, MACHINE, RANKS, UNEVEN, Trained, judge
 from tests.machines.frameworks.programs.task import EPOCHS
 
 STEPS = sum(UNEVEN) // GLOBAL_BATCH

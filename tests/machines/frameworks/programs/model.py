@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from streamer.readers import rank_channels
 from streamer.readers.torch import PipeIterableDataset
-from tests.machines.frameworks.programs.task import DIMENSIONS, EPOCHS, RATE
+from tests.machines.frameworks.programs.task import DIMENSIONS, EPOCHS, RATE, tell
 
 
 def decode(records: list[bytes]) -> dict[str, torch.Tensor]:
@@ -47,6 +47,7 @@ class Model(torch.nn.Module):  # type: ignore[misc] # torch is not followed by t
     def forward(self, numbers: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
         loss = torch.nn.functional.mse_loss(self.linear(x)[:, 0], y)
         self.steps.append({"records": numbers.tolist(), "loss": float(loss)})
+        tell(**self.steps[-1])
         return {"loss": loss}
 
     def report(self) -> None:
