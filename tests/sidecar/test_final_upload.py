@@ -193,7 +193,10 @@ def refuse(stub: S3Stub, once: Path) -> None:
     def spoil(operation: str, request: Any, response: Any) -> Any:
         from tests.kit.puts import error
 
-        return error(503, "SlowDown") if once.exists() else right(operation, request, response)
+        if not once.exists():
+            return right(operation, request, response)
+        stub.objects.pop("{bucket}/{key}".format_map(request.match_info), None)  # nor was it carried out
+        return error(503, "SlowDown")
 
     stub.puts.spoil = spoil
 
