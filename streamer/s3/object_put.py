@@ -325,7 +325,7 @@ class _Upload:
         except (BadAnswer, Denied):  # without permission to look, the request decides
             return
         if etag != conditions.get("IfMatch", "").strip('"'):
-            changed = SourceChanged("another object has the key", self._context)
+            changed = SourceChanged("another object has the key; use another one", self._context)
             changed.code = "PreconditionFailed"
             raise changed
 
