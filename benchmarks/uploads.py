@@ -109,7 +109,7 @@ def command_of(client: str, url: str, directory: str, uri: str) -> list[str] | N
     """Return the command that uploads a directory; None if this machine has no such program."""
     tls = url.startswith("https:")
     if client == "penstock":
-        return [sys.executable, "-m", "sidecar", "upload", "--quiet", directory, uri]
+        return [sys.executable, "-m", "sidecar", "upload", "--replace", "--quiet", directory, uri]
     if client == "s3torchconnector":
         return None if tls or find_spec(client) is None else [sys.executable, "-c", CONNECTOR, directory, uri]
     commands: dict[str, list[str]] = {
