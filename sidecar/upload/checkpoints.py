@@ -17,6 +17,7 @@ import contextlib
 import os
 import sys
 import time
+from collections import deque
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -67,10 +68,13 @@ class Checkpoints:
         self.uploaded_files = 0
         modified = [stored.mark[2] / 1e9 for stored in store.journal.files.values()]
         self.newest: float | None = max(modified, default=None)
-        """Time of the last change in S3 when it last had all that was closed; None if it never had."""
+        """Time of the last change in S3 at the end of the last round; None before one has ended."""
         self.last_seconds = 0.0
         """Seconds from the first closed file to an empty queue, when that was last reached."""
         self._queued_at = 0.0
+        self._round: deque[Entry] = deque()
+        """What is left of the files that waited when the round began. A round ends, though the queue may have
+        no end: because of a file that is always written again."""
         self._root = root
         self._store = store
         self._journal = store.journal
@@ -165,6 +169,7 @@ class Checkpoints:
         if found and not len(self._order):
             self._queued_at = time.monotonic()
         self._order.take(found)
+        self._round = self._round or deque(self._order.entries)
         for step, state in self._order.steps.items():
             self._journal.note_step(step, state is not Step.MARKED)
         self._wake()
@@ -197,8 +202,12 @@ class Checkpoints:
             if not entry.changing:
                 self._order.remove(entry)
             self._wake()
+        while self._round and not self._order.has(self._round[0]):
+            self._round.popleft()
+        if not self._round:
+            self.newest, self._round = self._latest, deque(self._order.entries)
         if not len(self._order):
-            self.newest, self.last_seconds = self._latest, time.monotonic() - self._queued_at
+            self.last_seconds = time.monotonic() - self._queued_at
         self._start()
 
     async def _repeat(self, attempt: Callable[[], Awaitable[None]]) -> None:

@@ -160,3 +160,8 @@ class Order:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    @property
+    def entries(self) -> Iterable[Entry]:
+        """Those that have a place, in order."""
+        return self._entries.values()

@@ -261,6 +261,31 @@ async def test_random_writers(stub: S3Stub, visible: Visible, base: Path, seed: 
     assert not stub.puts.uploads, "those whose abort was refused are aborted now"
 
 
+async def test_files_that_are_closed_later_keep_no_checkpoint_old(
+    stub: S3Stub, visible: Visible, base: Path
+) -> None:
+    """There may always be one, such as a table of figures that each step writes again."""
+    refused = {"/b/run/ckpt-1"}
+
+    def spoil(_: str, request: web.Request, response: web.Response) -> web.Response:
+        if request.path not in refused:
+            return response
+        visible.pop(request.path[1:], None)
+        return error(403, "AccessDenied")
+
+    stub.puts.spoil = spoil
+    async with uploading(stub, base) as checkpoints:
+        write(base / "ckpt-1", b"1")
+        await eventually(lambda: bool(stub.puts.seen))
+        write(base / "figures", b"1")
+        await until_equal(2, lambda: checkpoints.waiting_files)
+        refused.add("/b/run/figures")
+        refused.remove("/b/run/ckpt-1")
+        await until_equal((base / "ckpt-1").stat().st_mtime, lambda: checkpoints.newest)
+        assert checkpoints.waiting_files == 1
+        refused.clear()
+
+
 def next_tick() -> None:
     """Await the next tick of the clock that dates files: two files of one tick have no order."""
     began = time.clock_gettime_ns(CLOCK_REALTIME_COARSE)
