@@ -183,7 +183,7 @@ def check_chart(page: Any) -> None:
     assert values == sorted(values)
     assert (values[0], len(values) >= 2) == (0, True)
     assert len({tick.partition(" ")[2] for tick in ticks}) == 1, "one unit for the axis"
-    assert page.evaluate("(([card]) => scale(Math.max(...card.channel.rates)).at(-1) >= "
+    assert page.evaluate("(([card]) => scale(Math.max(1, ...card.channel.rates)).at(-1) >= "
                          "Math.max(...card.channel.rates))([...cards.values()])")  # fmt: skip
     chart, tip = page.locator("[data-chart]"), page.locator(".tip")
     assert not tip.is_visible()

@@ -170,6 +170,7 @@ class Feeder:
                     os.close(fd)
             except BaseException as problem:  # noqa: BLE001 - handed to the test
                 feed.error = problem
+                feed.opened.set()
 
         feed.thread = threading.Thread(target=write, name=f"feed {channel}_{epoch}", daemon=True)
         self.feeds.append((path, feed))
@@ -182,7 +183,9 @@ class Feeder:
             feed.release.set()
             if not feed.opened.is_set():
                 with contextlib.suppress(FileNotFoundError):
-                    os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
+                    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+                    feed.opened.wait()  # the thread may not have come to its open(2) yet
+                    os.close(reader)
             feed.join()
         for _, feed in self.feeds:
             if feed.error is not None:
