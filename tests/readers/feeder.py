@@ -184,7 +184,7 @@ class Feeder:
             if not feed.opened.is_set():
                 with contextlib.suppress(FileNotFoundError):
                     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-                    feed.opened.wait()  # the thread may not have come to its open(2) yet
+                    feed.opened.wait()  # the thread may not have opened it yet
                     os.close(reader)
             feed.join()
         for _, feed in self.feeds:
