@@ -37,6 +37,7 @@ assert numbers == 2 * list(range(100)), numbers
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
     """A directory with the distribution alone, as pip puts it there; its dependency is this checkout."""
+    pytest.importorskip("tensorflow")
     target = tmp_path / "site"
     pip = [
         sys.executable,
@@ -58,7 +59,6 @@ def installed(tmp_path: Path) -> Path:
 
 @pytest.mark.timeout(120)
 def test_a_program_of_the_incumbents_runs_unchanged(stub: S3Stub, tmp_path: Path, installed: Path) -> None:
-    pytest.importorskip("tensorflow")
     stub.objects |= {
         f"b/train/{part}": b"".join(
             tfrecord.encode(b"%d" % number) for number in range(part * 50, part * 50 + 50)
