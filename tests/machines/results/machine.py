@@ -31,8 +31,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sidecar.upload.journal import FILE, Journal
+from sidecar.upload.journal import Journal, journal_of
 from streamer.directory import Directory
+from streamer.plan import S3Uri
 from streamer.s3.object_put import PART
 from tests.kit.archives import members
 from tests.kit.credentials import set_credentials
@@ -298,11 +299,12 @@ class _Job:
 
     def _check_journal(self, objects: dict[str, bytes]) -> None:
         """Raise AssertionError if S3 lacks a file that the journal has."""
-        states = self._base / "checkpoints"
-        if not (states / FILE).exists():
+        states, file = self._base / "checkpoints", journal_of(S3Uri(BUCKET, STATES))
+        if not (states / file).exists():
             return
-        shutil.copy(states / FILE, self._directory / FILE)
-        with Directory.at(str(self._directory)) as copy, contextlib.closing(Journal(copy)) as journal:
+        shutil.copy(states / file, self._directory / file)
+        with Directory.at(str(self._directory)) as copy, contextlib.closing(Journal(copy, file)) as journal:
+            self._counts["files reported"] += len(journal.files)
             for name in journal.files:
                 found = objects.get(STATES + name)
                 assert found is not None, f"{name} was reported, and is not in S3"
