@@ -25,21 +25,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tests.kit.processes import job, penstock, penstock_with, uploader_of, write_job
+from streamer.step_state import FILE_NAME
+from tests.kit.processes import PENSTOCK, job, penstock, uploader_of, write_job
 from tests.kit.stub import S3Stub
+from tests.machines.frameworks.programs.task import GLOBAL_BATCH, TOLERANCE, UNEVEN
 
-STEPS = 1003 // 24
+STEPS = sum(UNEVEN) // GLOBAL_BATCH
 """Steps of an epoch."""
 LIMIT = 300.0
 """Seconds after which a run hangs."""
-TOLERANCE = 1e-5
-"""Most that two losses differ by."""
 ENDED_WITHIN = 200.0
 """Seconds in which ranks notice that the sidecar was killed; a reader waits 120 s for the next epoch."""
-STATE = "penstock-state.json"
 BUCKET, PREFIX = "data", "results/checkpoints/"
-SMALL_PARTS = ("streamer.s3.object_put.PART = 5000", "sidecar.upload.store.PART = 5000")
-"""Files of a few kB have several parts."""
 TARGETS = ("all", "sidecar", "trainer", "rank", "uploader")
 """Who is killed: all processes as with their host, exec alone, all ranks, the last rank, the uploader."""
 
@@ -127,13 +124,13 @@ class Job:
                 raise Broken(built.stderr)
         launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"]
         command = [
-            *penstock_with(*SMALL_PARTS), "exec", "-c", path, "--resume", "/opt/ml/checkpoints/", "--",
+            *PENSTOCK, "exec", "-c", path, "--resume", "/opt/ml/checkpoints/", "--",
             sys.executable, "-m", *(launcher if ranks else []),
             f"tests.machines.frameworks.programs.{self._program.program}",
             str(self._directory), *self._program.options,
         ]  # fmt: skip
         environment = os.environ | {
-            "GLOBAL_BATCH": "24", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "",
+            "GLOBAL_BATCH": str(GLOBAL_BATCH), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "",
             "STEPS": str(self.fifo),
         }  # fmt: skip
         with (self._directory / f"log-{self._runs}").open("w+") as log:
@@ -148,7 +145,7 @@ class Job:
         found = [
             json.loads(data)
             for key, data in self.stub.objects.items()
-            if key.startswith(f"{BUCKET}/{PREFIX}") and key.endswith(STATE)
+            if key.startswith(f"{BUCKET}/{PREFIX}") and key.endswith(FILE_NAME)
         ]
         return max((each["epoch"] * STEPS + each["step"] for each in found), default=0)
 
@@ -161,7 +158,7 @@ class Job:
         channel = document["InputDataConfig"][0]
         channel["ShuffleConfig"] = {"Seed": 5}
         channel["Penstock"] = {
-            "Ranks": {"Count": ranks, "GlobalBatch": 24, "Block": 600},
+            "Ranks": {"Count": ranks, "GlobalBatch": GLOBAL_BATCH, "Block": 600},
             "Records": {"Format": "TFRecord", "Index": str(self._directory / "index")},
         }
         return document
@@ -193,9 +190,7 @@ class _Running:
                 if not ready:
                     raise Broken(f"it still ran after {LIMIT} s")
                 if lines in ready:
-                    *whole, rest = (rest + os.read(lines, 1 << 16)).split(b"\n")
-                    for line in whole:
-                        self._take(json.loads(line))
+                    rest = self._read(lines, rest)
                     continue
                 if self._wake_out in ready:
                     os.read(self._wake_out, 1)
@@ -205,9 +200,7 @@ class _Running:
             self._run.code = self._process.wait()
             self._end_ranks()
             with contextlib.suppress(BlockingIOError):
-                *whole, rest = (rest + os.read(lines, 1 << 20)).split(b"\n")
-                for line in whole:
-                    self._take(json.loads(line))
+                self._read(lines, rest)
         finally:
             self._kill = None
             self._process.kill()
@@ -216,6 +209,13 @@ class _Running:
             for fd in (lines, exited, self._wake, self._wake_out):
                 os.close(fd)
         return self._run
+
+    def _read(self, lines: int, rest: bytes) -> bytes:
+        """Take the lines in the FIFO; return what is there of the next one. Raises BlockingIOError."""
+        *whole, rest = (rest + os.read(lines, 1 << 20)).split(b"\n")
+        for line in whole:
+            self._take(json.loads(line))
+        return rest
 
     def _take(self, line: dict[str, Any]) -> None:
         run, rank = self._run, line["rank"]

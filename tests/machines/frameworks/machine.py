@@ -39,17 +39,12 @@ from tests.machines.frameworks.interrupted import (
     compare,
     drawn,
 )
-from tests.machines.frameworks.programs.task import DIMENSIONS, EPOCHS
+from tests.machines.frameworks.programs.task import DIMENSIONS, EPOCHS, GLOBAL_BATCH, TOLERANCE, UNEVEN
 from tests.machines.machine import Machine, Result
 from tests.machines.servers.servers import Server, running
 
 RANKS = (1, 2, 3, 4, 8)
 """Divisors of the global batch; the first job is the one that the others are compared with."""
-GLOBAL_BATCH = 24
-UNEVEN = [3, 0, 410, 1, 170, 218, 77, 124]
-"""Records of the objects."""
-TOLERANCE = 1e-5
-"""Most that two losses differ by, of sums that were rounded in another order."""
 STOP = 30
 """Steps after which a job is stopped that goes on from its checkpoint."""
 DRAWS = 3

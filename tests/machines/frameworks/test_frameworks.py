@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from tests.machines.frameworks.interrupted import Broken
-from tests.machines.frameworks.machine import GLOBAL_BATCH, MACHINE, RANKS, UNEVEN, Trained, judge
-from tests.machines.frameworks.programs.task import EPOCHS
+from tests.machines.frameworks.machine import MACHINE, RANKS, Trained, judge
+from tests.machines.frameworks.programs.task import EPOCHS, GLOBAL_BATCH, UNEVEN
 
 STEPS = sum(UNEVEN) // GLOBAL_BATCH
 EPOCH = [list(range(step * GLOBAL_BATCH, (step + 1) * GLOBAL_BATCH)) for step in range(STEPS)]

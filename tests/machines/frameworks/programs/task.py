@@ -1,4 +1,4 @@
-"""What every program trains on: the shape of a record, the learning rate, the number of epochs.
+"""What every program trains on: the objects and their records, the batch, the learning rate, the epochs.
 
 A program that may be killed tells the machine of each step by a line in a FIFO, and of each save.
 """
@@ -12,6 +12,12 @@ from typing import Any
 
 DIMENSIONS = 16
 """32-bit floats of a vector; one more is the label. A 64-bit number of the record comes first."""
+UNEVEN = [3, 0, 410, 1, 170, 218, 77, 124]
+"""Records of the objects."""
+GLOBAL_BATCH = 24
+"""A multiple of each number of ranks."""
+TOLERANCE = 1e-5
+"""Most that two losses differ by, of sums that were rounded in another order."""
 RATE = 0.05
 EPOCHS = 2
 SAVE_EVERY = 5
