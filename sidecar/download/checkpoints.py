@@ -39,6 +39,11 @@ MARKERS_AT_ONCE = 16
 _NUMBER = re.compile("[0-9]+")
 
 
+def numbers_of(path: str) -> list[int]:
+    """Return the numbers in a path, which decide between checkpoints of one second: S3 has whole seconds."""
+    return [*map(int, _NUMBER.findall(path))]
+
+
 class InS3(NamedTuple):
     """An object of the checkpoints."""
 
@@ -140,7 +145,7 @@ def whole_steps(
     for marker in markers:
         marked[marker.step].append(marker)
     kinds: dict[str, list[str]] = defaultdict(list)
-    for step in sorted(times, key=lambda step: (times[step], [*map(int, _NUMBER.findall(step))])):
+    for step in sorted(times, key=lambda step: (times[step], numbers_of(step))):
         kinds[_NUMBER.sub("#", step)].append(step)
     etags = {file.path: file.ref.etag for file in files}
     kept, chosen = set(), []

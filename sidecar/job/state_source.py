@@ -17,6 +17,7 @@ import re
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
+from sidecar.download.checkpoints import numbers_of
 from sidecar.process.logs import log
 from streamer.errors import ConfigError, ObjectMissing
 from streamer.file_reads import outside
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 """Begins a URI, also S3's with a slash too few. Such a file would be absent, and the job begin anew."""
-_NUMBER = re.compile("[0-9]+")
-"""Decides between states of one time: those that a restore has made have whole seconds."""
 LONGEST = 16 << 20
 """Most bytes of a state. One of each of 10,000 FIFOs takes 3 MB."""
 
@@ -72,7 +71,7 @@ def _file(path: str) -> tuple[str, bytes | None]:
         steps = [place for place in places if "tmp" not in os.path.basename(os.path.dirname(place))]
         path = os.path.join(path, FILE_NAME)
         if steps and not os.path.lexists(path):
-            path = max(steps, key=lambda each: (os.path.getmtime(each), [*map(int, _NUMBER.findall(each))]))
+            path = max(steps, key=lambda each: (os.path.getmtime(each), numbers_of(each)))
     try:
         with open(path, "rb") as file:
             return path, file.read(LONGEST + 1)

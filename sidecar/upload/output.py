@@ -53,6 +53,7 @@ class Output:
 
     async def check(self) -> None:
         """Find out whether the upload will be possible. Raises ConfigError, SourceError."""
+        await self._store.abort_left()
         model, data = self._target.model, self._target.data
         first = model if self._target.compressed else await self._first_below(model)
         for uri in (data, first):

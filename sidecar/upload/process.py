@@ -91,31 +91,29 @@ class _Uploader:
             )
             client, policy, requests = clients.control, spec.policy, asyncio.Semaphore(spec.parts)
 
-            async def store(uri: S3Uri, headers: dict[str, Any], directory: Directory) -> Store:
+            def store(uri: S3Uri, headers: dict[str, Any], directory: Directory) -> Store:
                 journal = stack.enter_context(contextlib.closing(Journal(directory, journal_of(uri))))
-                found = Store(
+                return Store(
                     uri, client, policy, on_wait, requests, headers, journal, self._admission, self._failed
                 )
-                await found.abort_left()
-                return found
 
             if (target := spec.output) is not None:
                 with Directory.at(spec.base) as base:
                     directory = stack.enter_context(base.enter("output"))  # as long as its journal
-                to = await store(target.folder, spec.metadata | target.encryption, directory)
+                to = store(target.folder, spec.metadata | target.encryption, directory)
                 self._output = Output(spec.base, target, to)
                 await self._output.check()
             if (checkpoints := spec.checkpoints) is not None:
-                with Directory.at(checkpoints.path) as root:
-                    to = await store(checkpoints.uri, spec.metadata, root)
-                    await to.prove(PREFIX, instead="Penstock.Checkpoints")  # the prefix may be empty
+                root = stack.enter_context(Directory.at(checkpoints.path))
+                to = store(checkpoints.uri, spec.metadata, root)
+                await to.abort_left()
+                await to.prove(PREFIX, instead="Penstock.Checkpoints")  # the prefix may be empty
             await self._send(line(did="ready"))
             if await self._message() is None:
                 return
             if checkpoints is not None:
-                root = stack.enter_context(Directory.at(checkpoints.path))
                 hosts = spec.hosts.index(spec.host), spec.hosts
-                to = await store(checkpoints.uri, spec.metadata, root)
+                to = store(checkpoints.uri, spec.metadata, root)  # its journal has what was restored
                 self._checkpoints = Checkpoints(root, to, hosts, marked=checkpoints.marked)
             await first_of(self._until_end(), self._watch(), self._report())
 
